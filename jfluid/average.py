@@ -1,4 +1,4 @@
-"""`fluid.average.WeightedAverage`: a mean of values that arrive one by one."""
+"""`fluid.average.WeightedAverage`: the mean of values that arrive one by one."""
 
 from numbers import Number
 from typing import Any
@@ -22,7 +22,7 @@ class WeightedAverage:
         self.denominator: Any = None
 
     def add(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
-        """Count `value` with `weight`. Raises ValueError for a value that is no number or array."""
+        """Add `value` with a weight. Raises ValueError for a value that is no number or array."""
         for what, given in (("value", value), ("weight", weight)):
             if not isinstance(given, (Number, np.ndarray)):
                 raise errors.ProgramError(
@@ -38,7 +38,7 @@ class WeightedAverage:
             )
 
     def eval(self) -> float | np.ndarray:
-        """The mean. Raises ValueError when nothing was added."""
+        """Return the mean. Raises ValueError when nothing was added."""
         if self.denominator is None:
             raise errors.ProgramError("WeightedAverage.eval: no value was added")
         mean: float | np.ndarray = self.numerator / self.denominator

@@ -1,4 +1,4 @@
-"""Clipping of gradients, and of errors on their way back."""
+"""Clipping of gradients, and of the gradients of variables on their way back."""
 
 import copy
 import warnings
@@ -26,14 +26,14 @@ NeedClip = Callable[[Parameter], bool]
 
 
 class BaseErrorClipAttr:
-    """The base of clips that act on a variable's gradient as soon as it is computed."""
+    """The base of clips that are applied to a variable's gradient as soon as it is computed."""
 
     def _append_clip_op(self, block: Block, grad_name: str) -> None:
         raise NotImplementedError
 
 
 class ErrorClipByValue(BaseErrorClipAttr):
-    """Hold every element of a variable's gradient within [min, max]; given to
+    """Limits every element of a variable's gradient to [min, max]; it is given to
     `Variable.set_error_clip`.
 
     Args:
@@ -62,8 +62,8 @@ def _bounds(high: float, low: float | None) -> tuple[float, float]:
 
 
 def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
-    """For `append_backward`: clip the gradients that the last operator wrote, where their variables
-    ask for it.
+    """A callback for `append_backward`: clip the gradients that the last operator wrote, where
+    their variables ask for it.
     """
     for name in block.ops[-1].output_arg_names:
         var = block.find_var_recursive(context[name]) if name in context else None
@@ -81,7 +81,8 @@ class GradientClipBase:
     """The base of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients.
 
     Args:
-        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+        need_clip: a function of a parameter that returns whether its gradient is clipped; all are
+            when None.
     """
 
     def __init__(self, need_clip: NeedClip | None = None):
@@ -96,7 +97,7 @@ class GradientClipBase:
             return self._clip(params_grads)
 
     def _clip(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
-        """One operator for each gradient; clips that look at several override this."""
+        """Append one operator for each gradient; clips that look at several override this."""
         result = list(params_grads)
         for at, (param, grad) in self._wanted(params_grads):
             with param.block.program._optimized_guard([param, grad]):
@@ -111,15 +112,15 @@ class GradientClipBase:
     def _wanted(
         self, params_grads: Sequence[ParamGrad]
     ) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
-        """The pairs to clip, with their positions."""
+        """Return the pairs to clip, with their positions."""
         for at, (param, grad) in enumerate(params_grads):
             if grad is not None and (self._need_clip_func is None or self._need_clip_func(param)):
                 yield at, (param, grad)
 
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
-    """Let `op_role_var` of the clipping operators name the clipped gradient: transpilers look
-    there.
+    """Make `op_role_var` of the clipping operators name the clipped gradient, which transpilers
+    look for.
     """
     renamed = {
         (p.name, g.name): (p.name, c.name)
@@ -135,12 +136,13 @@ def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> No
 
 
 class GradientClipByValue(GradientClipBase):
-    """Hold every element of each gradient within [min, max].
+    """Limits every element of each gradient to [min, max].
 
     Args:
         max: the upper bound.
         min: the lower bound; -max when None.
-        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+        need_clip: a function of a parameter that returns whether its gradient is clipped; all are
+            when None.
     """
 
     def __init__(self, max: float, min: float | None = None, need_clip: NeedClip | None = None):
@@ -155,11 +157,12 @@ class GradientClipByValue(GradientClipBase):
 
 
 class GradientClipByNorm(GradientClipBase):
-    """Scale each gradient down to an L2 norm of at most `clip_norm`, one by one.
+    """Scales each gradient, one by one, to an L2 norm of at most `clip_norm`.
 
     Args:
-        clip_norm: the greatest norm.
-        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+        clip_norm: the largest norm.
+        need_clip: a function of a parameter that returns whether its gradient is clipped; all are
+            when None.
     """
 
     def __init__(self, clip_norm: float, need_clip: NeedClip | None = None):
@@ -174,13 +177,13 @@ class GradientClipByNorm(GradientClipBase):
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
-    """Scale all gradients by clip_norm / max(clip_norm, norm of all of them together).
+    """Scales all gradients by clip_norm / max(clip_norm, the L2 norm of all of them together).
 
     Args:
-        clip_norm: the greatest norm.
+        clip_norm: the largest norm.
         group_name: with `set_gradient_clip`, which parameters are taken together.
-        need_clip: tells of a parameter whether its gradient is clipped and counted; all are when
-            None.
+        need_clip: a function of a parameter that returns whether its gradient is clipped and
+            counted; all are when None.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ def set_gradient_clip(
     Args:
         clip: the clip.
         param_list: the parameters, or their names; all when None.
-        program: where they are; the default main program when None.
+        program: the program of the parameters; the default main program when None.
     """
     if not isinstance(clip, GradientClipBase):
         raise TypeError(
@@ -269,7 +272,7 @@ def set_gradient_clip(
 
 
 def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
-    """Apply the clips that `set_gradient_clip` attached."""
+    """Apply the clips that `set_gradient_clip` attached; returns the pairs with clipped gradients."""
     pairs = [(p, g) for p, g in params_grads if g is not None]
     clips = [p.gradient_clip_attr for p, _ in pairs]
     if not any(clips):
@@ -315,8 +318,8 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
 
 
 def _merged(grad: Variable) -> Variable:
-    """A gradient whose sum of squares is its norm: of sparse rows, the sums of those that occur
-    several times.
+    """Return a gradient whose sum of squares is its norm: of sparse rows, each row once with its
+    sum.
     """
     if grad.type != VarType.SELECTED_ROWS:
         return grad

@@ -17,7 +17,7 @@ Kind = TypeVar("Kind")
 
 
 class _Settings:
-    """Fields with defaults; a field that Fluid does not have is refused."""
+    """Fields with defaults. A field that Fluid does not have raises ProgramError when it is set."""
 
     _defaults: ClassVar[dict[str, Any]] = {}
 
@@ -34,7 +34,7 @@ class _Settings:
     _chosen: set[str]  # the fields that a script has set
 
     def _preset(self, name: str, value: Any) -> None:
-        """Give a field a value that is no script's choice."""
+        """Give a field a value that the script did not choose."""
         object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -87,13 +87,13 @@ class BuildStrategy(_Settings):
     _passes: PassBuilder
 
     class ReduceStrategy(enum.Enum):
-        """How gradients are brought together."""
+        """How gradients of replicas are added up."""
 
         AllReduce = 0
         Reduce = 1
 
     class GradientScaleStrategy(enum.Enum):
-        """What the gradient of the loss starts with."""
+        """What the gradient of the loss begins with."""
 
         CoeffNumDevice = 0
         One = 1
@@ -129,7 +129,9 @@ class BuildStrategy(_Settings):
     }
 
     def _finalize_strategy_and_create_passes(self) -> PassBuilder:
-        """The passes of this strategy, to add `multi_batch_merge_pass` to; see PassBuilder."""
+        """Return the passes of this strategy, to which `multi_batch_merge_pass` can be added; see
+        PassBuilder.
+        """
         return self._passes
 
 
@@ -250,12 +252,14 @@ class CompiledProgram:
         return self
 
     def _single_program(self) -> Program:
-        """The program, for an Executor with one device."""
+        """Return the program, for an Executor with one device."""
         return self._program
 
 
 def resolved(program: Any) -> tuple[Program, DataParallel | None]:
-    """The Program to run, and its data parallelism, of what users give."""
+    """Return (the Program to run, its data parallelism or None) for what a user gives to `run`.
+    Raises TypeError for anything else than a Program or CompiledProgram.
+    """
     parallel = getattr(program, "_parallel", None)
     if parallel is not None:
         return parallel.program, parallel
@@ -270,7 +274,7 @@ def resolved(program: Any) -> tuple[Program, DataParallel | None]:
 
 
 def _has_servers(program: Program) -> bool:
-    """Whether the program is a trainer's, which works with parameter servers."""
+    """Return whether the program is a trainer's, which works with parameter servers."""
     return any(op.attr("op_role") == OpRole.RPC for op in program.global_block().ops)
 
 

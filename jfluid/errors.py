@@ -62,7 +62,7 @@ class FetchError(JFluidError, ValueError):
 
 
 class UninitializedError(JFluidError, RuntimeError):
-    """A program reads a variable that the scope does not hold: the startup program was not run."""
+    """A program reads a variable that has no value in the scope: the startup program was not run."""
 
 
 class FileFormatError(JFluidError, ValueError):
@@ -97,14 +97,12 @@ class DependencyError(JFluidError, ImportError):
 
 
 class ServerError(JFluidError, RuntimeError):
-    """A parameter server, or a call to one: refused, not reachable, or at odds with what the server
-    holds.
-    """
+    """A parameter server refused a call, cannot be reached, or contradicts the call."""
 
 
 class SecretError(JFluidError, RuntimeError):
-    """The job's secret is missing where others could connect, lies where others can read it, or the
-    other side has another.
+    """The job's secret is missing where others could connect, can be read by others, or differs
+    from that of the other side.
     """
 
 
@@ -117,7 +115,7 @@ class EOFException(JFluidError):
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` for a name that looks like a known one, else the empty string."""
+    """Return ` (did you mean ...?)` for a name that looks like a known one, else the empty string."""
     if len(name) > _LONGEST_LIKENED:
         return ""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.7)

@@ -1,5 +1,5 @@
-"""`fluid.evaluator`: metrics whose counts are variables of the program. `fluid.metrics` is what
-Fluid recommends instead.
+"""`fluid.evaluator`: metrics whose counts are variables of the program. Fluid recommends
+`fluid.metrics` instead.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class ChunkEvaluator:
     called first.
 
     Args:
-        input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as in
-            `layers.chunk_eval`, on rows with a LoD.
+        input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as those of
+            `layers.chunk_eval`, for rows with a LoD.
 
     Attributes:
         metrics: the Variables of precision, recall and F1 of the batch, to be fetched.
-        states: the int64 [1] Variables of the chunks counted so far: inferred, labelled, right.
+        states: the int64 [1] Variables of the chunks counted so far: predicted, labelled, correct.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ChunkEvaluator:
     def eval(
         self, executor: Executor, eval_program: Program | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no
-        chunks.
+        """Return (precision, recall, F1), float32 [1] each, of what was counted; 0 where there were
+        no chunks.
         """
         program = eval_program or Program()
         counts = executor.run(

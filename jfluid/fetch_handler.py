@@ -1,4 +1,4 @@
-"""FetchHandler: what a user sees of a program while a dataset trains it."""
+"""FetchHandler: lets a user look at variables while a dataset trains a program."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,13 @@ from jfluid import errors
 
 
 class FetchHandler:
-    """Looks at variables while a dataset is trained: override `handler`.
+    """Looks at variables while a dataset trains a program: override `handler`.
 
     Args:
-        var_dict: variables by the names under which `handler` gets them.
+        var_dict: Variables by the names under which `handler` gets them.
         period_secs: seconds between two calls.
+
+    Raises FetchError when `var_dict` is empty.
     """
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60):
@@ -25,8 +27,8 @@ class FetchHandler:
         self.var_dict, self.period_secs = dict(var_dict), period_secs
 
     def handler(self, res_dict: dict[str, Any]) -> None:
-        """Called with the values of the newest step, NumPy arrays by name (None before the first
-        step).
+        """Handle the values of the newest step: NumPy arrays by name, None before the first step.
+        This one prints them.
         """
         for name, value in res_dict.items():
             print(f"{name}: {value}")
@@ -63,7 +65,7 @@ class Watch:
             self._thread.join()
 
     def show(self, values: Sequence[Any]) -> None:
-        """Take the values of a step; raises what the handler raised."""
+        """Take the values of a step. Raises what the handler raised."""
         self._values = values
         if self._error is not None:
             raise self._error

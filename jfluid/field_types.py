@@ -1,4 +1,4 @@
-"""Types that fields of several pydantic models share, and in words what a field takes."""
+"""Types that fields of several pydantic models share, and words for what a field takes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ _WORDS = {str: "text", Path: "a path", bool: "true or false", int: "an integer",
 
 
 def expected(field: FieldInfo) -> str:
-    """What a field takes: the words of its type, the values of a Literal, or the name of a plain
-    type.
+    """Return what a field takes: the words of its type, the values of a Literal, or the name of a
+    plain type.
     """
     for part in [*field.metadata, *_parts(field.annotation)]:
         if isinstance(part, Expected):
@@ -41,7 +41,7 @@ def expected(field: FieldInfo) -> str:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """A type, and what it is made of, metadata included."""
+    """Yield a type and its parts, metadata included."""
     yield annotation
     if get_origin(annotation) is not Literal:
         for part in get_args(annotation):

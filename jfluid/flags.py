@@ -10,7 +10,7 @@ __all__ = ["get_flags", "set_flags"]
 
 
 class Flag(NamedTuple):
-    """What a flag is without anybody's word, which its type follows from, and what it does."""
+    """The default of a flag, from which its type follows, and what it does."""
 
     default: Any
     meaning: str
@@ -91,7 +91,7 @@ _values: dict[str, Any] = {}
 
 
 def _parse(name: str, text: Any) -> Any:
-    """A value given as text, in the type of the flag's default."""
+    """Return a value that is given as text, in the type of the flag's default."""
     default = _known(name)
     try:
         if isinstance(default, bool):
@@ -114,8 +114,8 @@ def _known(name: str) -> Any:
 
 
 def given(name: str) -> Any:
-    """The value of one flag if somebody gave one: what was set, else the environment's; None where
-    it has its default.
+    """Return the value of one flag if it was given: what was set, else the environment's; None
+    where it has its default.
     """
     if name in _values:
         return _values[name]
@@ -125,13 +125,13 @@ def given(name: str) -> Any:
 
 
 def get(name: str) -> Any:
-    """The value of one flag: what was set, else the environment's, else the default."""
+    """Return the value of one flag: what was set, else the environment's, else the default."""
     value = given(name)
     return _known(name) if value is None else value
 
 
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
-    """Values of the named flags. Raises ProgramError for an unknown one."""
+    """Return the values of the named flags, by name. Raises ProgramError for an unknown one."""
     return {name: get(name) for name in ([flags] if isinstance(flags, str) else flags)}
 
 

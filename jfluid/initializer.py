@@ -1,6 +1,4 @@
-"""How parameters get their first values: each initializer puts one operator into the startup
-program.
-"""
+"""Initial values of parameters: each initializer puts one operator into the startup program."""
 
 import math
 from typing import Any
@@ -36,11 +34,11 @@ _HALVES = (VarType.FP16, VarType.BF16)
 
 
 class Initializer:
-    """The base of all initializers: `initializer(var, block)` makes `block` compute the first value
-    of `var`.
+    """The base of all initializers: `initializer(var, block)` makes `block` compute the initial
+    value of `var`.
 
-    The operator goes to the front of the block. Its `seed` attribute is the user's own, 0 by
-    default: then the numbers follow from the program's `random_seed`.
+    The operator is put at the front of the block. Its `seed` attribute is the user's; with 0, the
+    default, the numbers follow from the program's `random_seed`.
     """
 
     def __call__(self, var: Variable, block: Block) -> Operator:
@@ -50,7 +48,9 @@ class Initializer:
 def _prepend(
     block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]
 ) -> Operator:
-    """The operator in front of the block; a 16-bit variable is computed in 32 bits and cast."""
+    """Put the operator at the front of the block; a 16-bit variable is computed in 32 bits and
+    converted.
+    """
     if not isinstance(block, Block):
         raise TypeError(f"block: expected a Block, found {type(block).__name__}")
     dtype, target = var.dtype, var
@@ -77,9 +77,7 @@ def _prepend(
 
 
 class ConstantInitializer(Initializer):
-    """Every element is `value`. `force_cpu` stays with the program; XLA runs a program on one
-    device.
-    """
+    """Sets every element to `value`. `force_cpu` stays in the program without effect."""
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False):
         self.value = value
@@ -99,12 +97,12 @@ class ConstantInitializer(Initializer):
 
 
 class UniformInitializer(Initializer):
-    """Numbers spread evenly over [low, high).
+    """Draws numbers evenly from [low, high).
 
     Args:
-        seed: not 0 for the same numbers in every program.
+        seed: not 0 gives the same numbers in every program.
         diag_num: how many elements are set to `diag_val` instead; 0 for none.
-        diag_step: element i of these stands at i * (diag_step + 1) in the flattened variable.
+        diag_step: element i of these is at i * (diag_step + 1) in the flattened variable.
         diag_val: their value.
     """
 
@@ -144,7 +142,7 @@ class UniformInitializer(Initializer):
 
 
 class NormalInitializer(Initializer):
-    """Gaussian numbers with mean `loc` and standard deviation `scale`."""
+    """Draws normally distributed numbers with mean `loc` and standard deviation `scale`."""
 
     op_type = "gaussian_random"
 
@@ -164,14 +162,16 @@ class NormalInitializer(Initializer):
 
 
 class TruncatedNormalInitializer(NormalInitializer):
-    """Gaussian numbers, none of them farther from `loc` than two standard deviations."""
+    """Draws normally distributed numbers, again where one is farther from `loc` than two standard
+    deviations.
+    """
 
     op_type = "truncated_gaussian_random"
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one element of the layer: of a matrix its rows and columns, of a filter
-    by its area.
+    """Return (fan in, fan out): the rows and columns of a matrix; of a filter [out, in, ...] in and
+    out, each times its area.
     """
     if len(shape) < 2:
         size = shape[0] if shape else 1
@@ -196,11 +196,13 @@ def _scaled(
 
 
 class XavierInitializer(Initializer):
-    """Variance 2 / (fan_in + fan_out), uniform or Gaussian (Glorot and Bengio, 2010).
+    """Draws numbers of variance 2 / (fan_in + fan_out), uniform or normal (Glorot & Bengio, 2010).
 
     Args:
-        fan_in: the inputs of one output element; from the shape when None.
-        fan_out: the outputs of one input element; from the shape when None.
+        uniform: whether the distribution is uniform; otherwise it is normal.
+        fan_in: the number of inputs of one output element; from the shape when None.
+        fan_out: the number of outputs of one input element; from the shape when None.
+        seed: not 0 gives the same numbers in every program.
     """
 
     def __init__(
@@ -220,8 +222,12 @@ class XavierInitializer(Initializer):
 
 
 class MSRAInitializer(Initializer):
-    """Variance 2 / fan_in, uniform or Gaussian (He et al., 2015). `fan_in` comes from the shape
-    when None.
+    """Draws numbers of variance 2 / fan_in, uniform or normal (He et al., 2015).
+
+    Args:
+        uniform: whether the distribution is uniform; otherwise it is normal.
+        fan_in: the number of inputs of one output element; from the shape when None.
+        seed: not 0 gives the same numbers in every program.
     """
 
     def __init__(self, uniform: bool = True, fan_in: float | None = None, seed: int = 0):
@@ -243,8 +249,8 @@ def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operat
 
 
 class BilinearInitializer(Initializer):
-    """The kernel of an upsampling transposed convolution, for a filter of shape [out, in, size,
-    size].
+    """Sets a filter [out, in, size, size] of a transposed convolution to the kernel of bilinear
+    upsampling.
 
     The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
     rows are not quite the ones of plain bilinear interpolation.
@@ -268,7 +274,7 @@ class BilinearInitializer(Initializer):
 
 
 class NumpyArrayInitializer(Initializer):
-    """The elements of a NumPy array of float16, float32, int32, int64 or bool.
+    """Sets the elements to those of a NumPy array of float16, float32, int32, int64 or bool.
 
     The array becomes part of the startup program: for a large one, set the variable in the Scope
     instead.

@@ -1,4 +1,4 @@
-"""Whether the installation works: Fluid's `fluid.install_check`."""
+"""A check of the installation: Fluid's `fluid.install_check`."""
 
 import numpy as np
 

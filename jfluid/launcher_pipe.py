@@ -1,4 +1,6 @@
-"""The pipe from a script to the launcher that started it: messages, one JSON object a line."""
+"""The pipe from a script to the launcher that started it, which takes messages, one JSON object a
+line.
+"""
 
 import atexit
 import contextlib
@@ -16,7 +18,7 @@ from jfluid import environment
 
 
 def descriptor() -> int | None:
-    """The pipe, or None if no launcher started this process itself.
+    """Return the pipe, or None if no launcher started this process itself.
 
     The launcher gives each process "<file descriptor>:<launcher's process id>".
     """
@@ -26,7 +28,7 @@ def descriptor() -> int | None:
 
 
 def send(pipe: int, message: dict[str, Any]) -> None:
-    """Send one message. A launcher that has died must not end the training."""
+    """Send one message. A launcher that has ended does not end the training."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(message).encode() + b"\n")
 

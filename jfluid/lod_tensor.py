@@ -1,4 +1,4 @@
-"""LoDTensor: an array with the offsets of its ragged rows."""
+"""LoDTensor: an array with the offsets of its sequences."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from jfluid.ir.types import VarType, var_type
 
 
 def is_divided(value: Any) -> bool:
-    """Whether a device array is divided among processes."""
+    """Return whether a device array is divided among processes."""
     return (
         isinstance(value, jax.Array)
         and not value.is_fully_addressable
@@ -20,8 +20,8 @@ def is_divided(value: Any) -> bool:
 
 
 def whole(value: Any) -> Any:
-    """A value as it is, but a device array that is divided among processes as NumPy: all of them
-    must ask for it.
+    """Return a value as it is, but a device array that is divided among processes as NumPy: all of
+    them must call this.
     """
     if is_divided(value):
         from jax.experimental import multihost_utils
@@ -31,7 +31,7 @@ def whole(value: Any) -> Any:
 
 
 class Pending(Protocol):
-    """What brings the values of tensors later."""
+    """Brings the values of tensors later."""
 
     def finish(self) -> None:
         """Wait until the values are there, and `settle` the tensors, also where it raises what went
@@ -40,8 +40,8 @@ class Pending(Protocol):
 
 
 class _Value:
-    """A tensor's `value` where the tensor itself has none, because it is pending. An ordinary read
-    costs no call.
+    """The `value` of a tensor that has none itself, because it is pending. An ordinary read costs
+    no call.
     """
 
     def __get__(self, tensor: "LoDTensor", owner: "type[LoDTensor]") -> Any:
@@ -57,9 +57,13 @@ class LoDTensor:
     Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step
     updates.
 
+    Args:
+        value: an array; None for a tensor without a value yet.
+        lod: the offsets, one list for each level.
+
     Attributes:
-        value: the array itself, of NumPy or on a device; None for a tensor that holds nothing yet.
-            While it is pending, who reads it waits for it, and who sets it does not.
+        value: the array, of NumPy or on a device; None for a tensor without a value. While it is
+            pending, reading it waits, and setting it does not.
     """
 
     value = _Value()
@@ -70,25 +74,26 @@ class LoDTensor:
         self._pending: Pending | None = None
 
     def expect(self, pending: Pending) -> None:
-        """From now on the value is what `pending` brings, unless it is set before."""
+        """From now on, take the value that `pending` brings, unless one is set before."""
         self._pending = pending
         del self.value
 
     def settle(self, pending: Pending, value: Any) -> None:
-        """What `pending` brings is here. A value that was set meanwhile stays."""
+        """Take the value that `pending` brings. A value that was set meanwhile stays."""
         if self._pending is pending:
             vars(self).setdefault("value", value)
             self._pending = None
 
     def set(self, array: Any, place: Any = None) -> None:
-        """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the
-        Executor that reads the tensor brings it to its own device."""
+        """Set the value to a copy of `array` (any array-like). `place` has no effect: the Executor
+        that reads the tensor brings it to its own device.
+        """
         value = np.array(array, copy=True)
         var_type(value.dtype)
         self.value = value
 
     def shape(self) -> list[int]:
-        """The dimensions; [0] for a tensor that holds nothing yet."""
+        """Return the dimensions; [0] for a tensor without a value."""
         return [0] if self.value is None else list(self.value.shape)
 
     _get_dims = shape
@@ -100,13 +105,14 @@ class LoDTensor:
         return self.value is not None
 
     def lod(self) -> list[list[int]]:
-        """Offsets of the sequences, one list a level."""
+        """Return the offsets of the sequences, one list for each level."""
         return [level.tolist() for level in self._lod]
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        """Set the offsets. Raises ProgramError when a level does not start at 0, falls, or does not
-        add up to the sequences of the level below it or to the rows of the tensor, if it holds any
-        yet."""
+        """Set the offsets. Raises ProgramError when a level does not begin with 0, falls, or does
+        not add up to the sequences of the level below it or to the rows of the tensor, if it has
+        a value.
+        """
         levels = [np.array(level, np.int64) for level in lod]
         for level in levels:
             if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
@@ -122,7 +128,7 @@ class LoDTensor:
         self._lod = levels
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
-        """Lengths of the sequences, one list a level."""
+        """Return the lengths of the sequences, one list for each level."""
         return [np.diff(level).tolist() for level in self._lod]
 
     def set_recursive_sequence_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
@@ -132,7 +138,7 @@ class LoDTensor:
         )
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
-        """Whether each level's sequences add up to the rows of the level below."""
+        """Return whether each level's sequences add up to the rows of the level below."""
         return self._fits(self._lod)
 
     def _fits(self, levels: Sequence[np.ndarray]) -> bool:
@@ -177,7 +183,7 @@ class SelectedRows:
         return self._height
 
     def get_tensor(self) -> LoDTensor:
-        """The values [number of rows, ...]."""
+        """Return the values [number of rows, ...]."""
         return self._tensor
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -197,13 +203,13 @@ class LoDTensorArray(list[Any]):
 def create_lod_tensor(
     data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None
 ) -> LoDTensor:
-    """A LoDTensor of `data` whose sequences have the given lengths.
+    """Make a LoDTensor of `data` whose sequences have the given lengths.
 
     Args:
         data: an array of all rows; a list of sequences of integers; or a LoDTensor, whose rows are
             grouped anew.
-        recursive_seq_lens: lengths, one list a level.
-        place: accepted for Fluid's sake; the Executor brings the rows to its own device.
+        recursive_seq_lens: lengths, one list for each level.
+        place: no effect: the Executor brings the rows to its own device.
 
     Raises ProgramError when the lengths do not add up to the rows.
     """
@@ -227,7 +233,9 @@ def create_random_int_lodtensor(
     low: int,
     high: int,
 ) -> LoDTensor:
-    """A LoDTensor of random int64 in [low, high], each row of shape `base_shape`."""
+    """Make a LoDTensor of random int64 from [low, high], each row of shape `base_shape`. `place`
+    has no effect.
+    """
     rows = sum(recursive_seq_lens[-1])
     # The global generator, so that np.random.seed makes it repeat, as in Fluid.
     data = np.random.randint(low, high + 1, [rows, *base_shape]).astype(np.int64)  # noqa: NPY002
@@ -235,5 +243,5 @@ def create_random_int_lodtensor(
 
 
 def is_device_array(value: Any) -> bool:
-    """Whether the value lives on a device (rather than in NumPy)."""
+    """Return whether the value is on a device (rather than in NumPy)."""
     return isinstance(value, jax.Array)

@@ -1,4 +1,4 @@
-"""`fluid.metrics`: metrics that accumulate in Python what batches report."""
+"""`fluid.metrics`: metrics that accumulate, in Python, the results of batches."""
 
 import copy
 from numbers import Number
@@ -36,7 +36,7 @@ def _number(value: Any, what: str) -> Any:
 
 
 def _zero(value: Any) -> Any:
-    """What `reset` puts in the place of `value`."""
+    """Return what `reset` puts in the place of `value`."""
     if isinstance(value, (bool, int)):
         return 0
     if isinstance(value, float):
@@ -45,10 +45,11 @@ def _zero(value: Any) -> Any:
 
 
 class MetricBase:
-    """Base of all metrics. Attributes whose names start with no underscore are the metric's state.
+    """The base of all metrics. Attributes whose names do not begin with an underscore are the
+    metric's state.
 
     Args:
-        name: shown by `str`; the class's name by default.
+        name: is shown by `str`; the class's name when None.
     """
 
     def __init__(self, name: str | None):
@@ -61,32 +62,32 @@ class MetricBase:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     def reset(self) -> None:
-        """Put every state back: numbers and arrays to zero, anything else to None."""
+        """Reset the state: numbers and arrays to zero, anything else to None."""
         for name, value in self._states().items():
             setattr(self, name, _zero(value))
 
     def get_config(self) -> dict[str, Any]:
-        """{"name": the name, "states": a copy of the states}."""
+        """Return {"name": the name, "states": a copy of the state}."""
         return {"name": self._name, "states": copy.deepcopy(self._states())}
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Count a batch: what it is, each metric says."""
+        """Count a batch. Each metric defines the arguments."""
         raise NotImplementedError(f"{type(self).__name__}.update: a metric has to define it")
 
     def eval(self) -> Any:
-        """The metric over all batches so far."""
+        """Return the metric over all batches so far."""
         raise NotImplementedError(f"{type(self).__name__}.eval: a metric has to define it")
 
 
 class CompositeMetric(MetricBase):
-    """Several metrics that see the same predictions and labels."""
+    """Several metrics that get the same predictions and labels."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
         self._metrics: list[MetricBase] = []
 
     def add_metric(self, metric: MetricBase) -> None:
-        """Add a metric. Raises ValueError for anything else."""
+        """Add a metric. Raises ValueError for anything else than a metric."""
         if not isinstance(metric, MetricBase):
             raise errors.ProgramError(
                 f"CompositeMetric.add_metric: expected a MetricBase, found {type(metric).__name__}"
@@ -104,12 +105,12 @@ class CompositeMetric(MetricBase):
             metric.update(preds, labels)
 
     def eval(self) -> list[Any]:
-        """The values of all metrics, in the order in which they were added."""
+        """Return the values of all metrics, in the order in which they were added."""
         return [metric.eval() for metric in self._metrics]
 
 
 def _binary(preds: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions rounded to 0 or 1, and labels, both as vectors of integers."""
+    """Return predictions rounded to 0 or 1, and labels, both as vectors of integers."""
     predicted = np.rint(_array(preds, f"{what}, preds")).astype("int32").ravel()
     actual = _array(labels, f"{what}, labels").astype("int32").ravel()
     if predicted.size != actual.size:
@@ -118,7 +119,7 @@ def _binary(preds: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarra
 
 
 class Precision(MetricBase):
-    """tp / (tp + fp) of binary predictions."""
+    """The precision of binary predictions: true positives / (true positives + false positives)."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -126,18 +127,23 @@ class Precision(MetricBase):
         self.fp = 0
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Count a batch: `preds` are scores, 1 above 0.5; `labels` are 0 or 1."""
+        """Count a batch.
+
+        Args:
+            preds: scores [rows, 1] or [rows]; those above 0.5 are positive.
+            labels: 0 or 1, of the same number of rows.
+        """
         predicted, actual = _binary(preds, labels, "Precision.update")
         self.tp += int(((predicted == 1) & (actual == 1)).sum())
         self.fp += int(((predicted == 1) & (actual != 1)).sum())
 
     def eval(self) -> float:
-        """The precision, 0.0 where nothing was predicted positive."""
+        """Return the precision, 0.0 where nothing was predicted positive."""
         return self.tp / (self.tp + self.fp) if self.tp + self.fp else 0.0
 
 
 class Recall(MetricBase):
-    """tp / (tp + fn) of binary predictions."""
+    """The recall of binary predictions: true positives / (true positives + false negatives)."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -145,13 +151,18 @@ class Recall(MetricBase):
         self.fn = 0
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Count a batch: `preds` are scores, 1 above 0.5; `labels` are 0 or 1."""
+        """Count a batch.
+
+        Args:
+            preds: scores [rows, 1] or [rows]; those above 0.5 are positive.
+            labels: 0 or 1, of the same number of rows.
+        """
         predicted, actual = _binary(preds, labels, "Recall.update")
         self.tp += int(((predicted == 1) & (actual == 1)).sum())
         self.fn += int(((predicted != 1) & (actual == 1)).sum())
 
     def eval(self) -> float:
-        """The recall, 0.0 where no label was positive."""
+        """Return the recall, 0.0 where no label was positive."""
         return self.tp / (self.tp + self.fn) if self.tp + self.fn else 0.0
 
 
@@ -164,7 +175,12 @@ class Accuracy(MetricBase):
         self.weight: float | np.ndarray = 0.0
 
     def update(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
-        """Count a batch of accuracy `value`; `weight` is its number of rows."""
+        """Count a batch.
+
+        Args:
+            value: its accuracy.
+            weight: its number of rows.
+        """
         _number(value, "Accuracy.update, value")
         if np.any(np.asarray(_number(weight, "Accuracy.update, weight")) < 0):
             raise errors.ProgramError(
@@ -174,7 +190,7 @@ class Accuracy(MetricBase):
         self.weight = self.weight + weight
 
     def eval(self) -> float | np.ndarray:
-        """The mean accuracy. Raises ValueError when no batch was counted."""
+        """Return the mean accuracy. Raises ValueError when no batch was counted."""
         if np.all(self.weight == 0):
             raise errors.ProgramError(
                 "Accuracy.eval: no batch was counted; call update with what layers.accuracy gives"
@@ -199,7 +215,7 @@ class ChunkEvaluator(MetricBase):
         num_label_chunks: int | np.ndarray,
         num_correct_chunks: int | np.ndarray,
     ) -> None:
-        """Count a batch: chunks found, chunks in the labels, chunks found rightly."""
+        """Count a batch by its numbers of predicted, labelled and correct chunks."""
         self.num_infer_chunks += _number(
             num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks"
         )
@@ -211,7 +227,7 @@ class ChunkEvaluator(MetricBase):
         )
 
     def eval(self) -> tuple[Any, Any, Any]:
-        """(precision, recall, F1), each 0 where its denominator is."""
+        """Return (precision, recall, F1), each 0 where its denominator is."""
         correct = self.num_correct_chunks
         precision = correct / self.num_infer_chunks if self.num_infer_chunks else 0
         recall = correct / self.num_label_chunks if self.num_label_chunks else 0
@@ -228,15 +244,20 @@ class EditDistance(MetricBase):
         self.instance_error: int | np.ndarray = 0
 
     def update(self, distances: np.ndarray, seq_num: int | np.ndarray) -> None:
-        """Count a batch: the distance of each sequence, and the number of sequences."""
+        """Count a batch.
+
+        Args:
+            distances: the distance of each sequence.
+            seq_num: the number of sequences.
+        """
         _array(distances, "EditDistance.update, distances")
         self.seq_num += _number(seq_num, "EditDistance.update, seq_num")
         self.total_distance += float(distances.sum())
         self.instance_error += seq_num - int((distances == 0).sum())
 
     def eval(self) -> tuple[Any, Any]:
-        """(mean distance, share of inexact sequences). Raises ValueError when no sequence was
-        counted.
+        """Return (the mean distance, the share of inexact sequences). Raises ValueError when no
+        sequence was counted.
         """
         if np.all(self.seq_num == 0):
             raise errors.ProgramError(
@@ -247,11 +268,11 @@ class EditDistance(MetricBase):
 
 
 class Auc(MetricBase):
-    """Area under the ROC curve, from histograms of the scores.
+    """The area under the ROC curve, from histograms of the scores.
 
     Args:
         curve: "ROC" or "PR"; as in Fluid the area is that of the ROC curve for both.
-        num_thresholds: steps of the histograms.
+        num_thresholds: the number of steps of the histograms.
     """
 
     def __init__(self, name: str | None, curve: str = "ROC", num_thresholds: int = 4095):
@@ -296,11 +317,11 @@ class Auc(MetricBase):
 
     @staticmethod
     def trapezoid_area(x1: float, x2: float, y1: float, y2: float) -> float:
-        """The area under the line from (x1, y1) to (x2, y2)."""
+        """Return the area under the line from (x1, y1) to (x2, y2)."""
         return abs(x1 - x2) * (y1 + y2) / 2.0
 
     def eval(self) -> float:
-        """The area, 0.0 while a class has not been seen."""
+        """Return the area, 0.0 while a class has not been seen."""
         positive, negative = self._stat_pos[::-1], self._stat_neg[::-1]
         total = float(positive.sum()) * float(negative.sum())
         above = np.cumsum(positive) - positive / 2

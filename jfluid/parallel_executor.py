@@ -17,13 +17,12 @@ class ParallelExecutor:
     """Runs one program in replicas, as `CompiledProgram.with_data_parallel` does.
 
     Args:
-        use_cuda: all GPUs; else as many CPU devices as the variable CPU_NUM says.
+        use_cuda: use all GPUs; otherwise as many CPU devices as the variable CPU_NUM says.
         loss_name: the loss of a program that trains.
         main_program: the default main program when None.
-        share_vars_from: a ParallelExecutor whose variables this one uses; its scope is taken.
+        share_vars_from: a ParallelExecutor whose scope, and so whose variables, this one uses.
         exec_strategy, build_strategy: settings.
-        num_trainers, trainer_id: processes that train together, and the place of this one among
-            them.
+        num_trainers, trainer_id: how many processes train together, and the number of this one.
         scope: where parameters live; the global scope when None.
 
     Raises what `with_data_parallel` raises, and PlaceError when there are not enough devices.
@@ -81,7 +80,9 @@ class ParallelExecutor:
         feed_dict: Any = None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Run the program once. `feed_dict` is the older name of `feed`. See `Executor.run`."""
+        """Run the program once. `feed_dict` is the older name of `feed`. The others are those of
+        `Executor.run`.
+        """
         if feed is not None and feed_dict is not None:
             raise errors.FeedError("feed and feed_dict are two names of one argument: give one")
         return self._executor.run(

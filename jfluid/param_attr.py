@@ -1,4 +1,4 @@
-"""Settings of a layer's parameters."""
+"""The settings of a layer's parameters."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ __all__ = ["ParamAttr", "WeightNormParamAttr"]
 
 
 class ParamAttr:
-    """Attributes of one parameter.
+    """The attributes of one parameter.
 
     Args:
-        name: the parameter's name; made from the layer's when None. Layers that name the same one
-            share it.
-        initializer: how it starts; the layer's own choice when None.
-        learning_rate: factor on the optimizer's learning rate.
+        name: the parameter's name; made from the layer's when None. Layers that name the same
+            parameter share it.
+        initializer: of its values; the layer's own choice when None.
+        learning_rate: a factor of the optimizer's learning rate.
         regularizer: its own weight decay, instead of the optimizer's.
         trainable: whether it is trained.
         do_model_average: whether `ModelAverage` averages it.
@@ -25,8 +25,7 @@ class ParamAttr:
             effect: the table is whole.
         max_rows, max_bytes: how many rows, and bytes, of a distributed table one parameter server
             may hold; None for any number. A step that needs more is refused with TooLargeError (see
-            `jfluid.ps_server.specs.TableSpec`). Not in Fluid. Without servers they have no effect,
-            as `entry`.
+            `jfluid.ps_server.specs.TableSpec`). Not in Fluid. Without servers they have no effect.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class ParamAttr:
 
     @staticmethod
     def _to_attr(arg: Any) -> "ParamAttr | list[Any] | bool":
-        """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no
-        parameter) or a list.
+        """Return a ParamAttr for what users write: None, a name, an initializer, a regularizer,
+        False (no parameter) or a list.
         """
         if arg is None or arg is True:
             return ParamAttr()

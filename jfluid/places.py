@@ -9,7 +9,7 @@ from jfluid import environment, errors, flags
 
 @dataclass(frozen=True)
 class CPUPlace:
-    """The host's processors."""
+    """The CPUs of this host."""
 
     def device(self) -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
@@ -25,7 +25,7 @@ class CUDAPlace:
     id: int = 0
 
     def device(self) -> jax.Device:
-        """The JAX device. Raises PlaceError when there is no such GPU."""
+        """Return the JAX device. Raises PlaceError when there is no such GPU."""
         gpus = _gpus()
         if not 0 <= self.id < len(gpus):
             raise errors.PlaceError(
@@ -55,8 +55,8 @@ Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
 
 
 def place_to_run(place: Place | None) -> Place:
-    """The place that programs run on: this one, or for None the first GPU that JAX sees, else the
-    CPU. Raises PlaceError for what is no place, and for a GPU that JAX does not see.
+    """Return the place that programs run on: this one, or for None the first GPU that JAX sees,
+    else the CPU. Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
     if place is None:
         place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()
@@ -76,12 +76,12 @@ def _gpus() -> list[jax.Device]:
 
 
 def is_compiled_with_cuda() -> bool:
-    """Whether JAX sees a GPU. Starts JAX's backends."""
+    """Return whether JAX sees a GPU. Starts JAX's backends."""
     return bool(_gpus())
 
 
 def get_cuda_device_count() -> int:
-    """The number of GPUs that JAX sees. Starts JAX's backends."""
+    """Return the number of GPUs that JAX sees. Starts JAX's backends."""
     return len(_gpus())
 
 
@@ -110,13 +110,13 @@ def selected_gpus() -> tuple[int, ...]:
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """`device_count` CPUPlaces; by default as many as the variable CPU_NUM says, else one."""
+    """Return `device_count` CPUPlaces; when None as many as the variable CPU_NUM says, else one."""
     return [CPUPlace()] * (cpu_number() if device_count is None else device_count)
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """A CUDAPlace for each id; by default those of FLAGS_selected_gpus, else all. Raises PlaceError
-    without GPUs.
+    """Return a CUDAPlace for each id; when None for those of FLAGS_selected_gpus, else for all
+    GPUs. Raises PlaceError without GPUs.
     """
     if device_ids is None:
         device_ids = list(selected_gpus() or range(get_cuda_device_count()))
@@ -131,5 +131,5 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
 
 
 def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
-    """`device_count` CUDAPinnedPlaces, by default as many as CPU_NUM says, else one."""
+    """Return `device_count` CUDAPinnedPlaces; when None as many as CPU_NUM says, else one."""
     return [CUDAPinnedPlace()] * len(cpu_places(device_count))

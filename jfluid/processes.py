@@ -73,7 +73,7 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the
+    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the
     process without a message.
     """
     host, _, _ = endpoint.rpartition(":")
@@ -98,27 +98,27 @@ def _gpus_of_this_process() -> dict[str, Any]:
 
 
 def joined() -> bool:
-    """Whether `join` was called."""
+    """Return whether `join` was called."""
     return _joined is not None
 
 
 def endpoints() -> list[str]:
-    """The endpoints of the processes; empty before `join`."""
+    """Return the endpoints of the processes; none before `join`."""
     return list(_joined[0]) if _joined else []
 
 
 def count() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return len(_joined[0]) if _joined else 1
 
 
 def index() -> int:
-    """The number of this process."""
+    """Return the number of this process."""
     return _joined[1] if _joined else 0
 
 
 def broadcast(value: Any) -> Any:
-    """The value (an array, or a pytree of them) of process 0. All processes must call it."""
+    """Return the value (an array, or a pytree of them) of process 0. All processes must call it."""
     if count() == 1:
         return value
     from jax.experimental import multihost_utils
@@ -128,7 +128,7 @@ def broadcast(value: Any) -> Any:
 
 
 def all_gather(value: Any) -> np.ndarray:
-    """The arrays of all processes, stacked. All processes must call it."""
+    """Return the arrays of all processes, stacked. All processes must call it."""
     if count() == 1:
         return np.asarray(value)[None]
     from jax.experimental import multihost_utils
@@ -138,8 +138,8 @@ def all_gather(value: Any) -> np.ndarray:
 
 
 def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices of all processes that train together; `own` are this one's. Raises PlaceError if
-    their numbers differ.
+    """Return the devices of all processes that train together; `own` are this one's. Raises
+    PlaceError if their numbers differ.
     """
     if count() == 1:
         return list(own)

@@ -1,7 +1,8 @@
-"""Profiling: a trace for Perfetto or TensorBoard, and a table of the time each operator type takes.
+"""Profiling: a trace for Perfetto or TensorBoard, and a table of the time that each operator type
+takes.
 
 XLA fuses operators, so a row of the table is the time of the XLA instructions whose root comes from
-operators of that type; what was fused into them counts there too.
+operators of that type; what was fused into them counts there, too.
 """
 
 import contextlib
@@ -35,10 +36,10 @@ _trace_dir: str | None = None
 
 
 def start_profiler(state: str, tracer_option: str = "Default") -> None:
-    """Start to trace all devices. Nothing to do when profiling is on already.
+    """Start to trace all devices. It does nothing when profiling is on already.
 
     Args:
-        state: "CPU", "GPU" or "All"; XLA's trace holds every device that works, whichever is named.
+        state: "CPU", "GPU" or "All"; XLA's trace has every device that works, whichever is named.
         tracer_option: one of Fluid's "Default", "OpDetail", "AllOpDetail"; the trace is the same.
 
     Raises ProgramError for another state or option.
@@ -64,10 +65,10 @@ def start_profiler(state: str, tracer_option: str = "Default") -> None:
 
 
 def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> None:
-    """Stop the trace, write it and print the table. Nothing to do when profiling is off.
+    """Stop the trace, write it and print the table. It does nothing when profiling is off.
 
     Args:
-        sorted_key: "calls", "total", "max", "min" or "ave": the column to sort by, largest first;
+        sorted_key: the column to sort by, largest first: "calls", "total", "max", "min" or "ave";
             "default" or None keeps the order of first use.
         profile_path: the folder to write the trace into (Fluid writes a file of its own format).
 
@@ -110,7 +111,9 @@ def profiler(
     profile_path: str = _PATH,
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """Profile what runs within; see `start_profiler` and `stop_profiler` for the arguments."""
+    """A context whose work is profiled. The arguments are those of `start_profiler` and
+    `stop_profiler`.
+    """
     _check_outcome(sorted_key, profile_path)
     start_profiler(state, tracer_option)
     try:
@@ -120,7 +123,7 @@ def profiler(
 
 
 def reset_profiler() -> None:
-    """Forget what was traced so far, and go on. Nothing to do when profiling is off."""
+    """Forget what was traced so far, and continue. It does nothing when profiling is off."""
     if _trace_dir is not None:
         jax.profiler.stop_trace()
         shutil.rmtree(_trace_dir)
@@ -142,8 +145,8 @@ def cuda_profiler(
 
 
 def operator_times(trace: str) -> dict[str, list[float]]:
-    """Milliseconds of each XLA instruction in a trace file, by the type of the operator it comes
-    from.
+    """Return the milliseconds of each XLA instruction in a trace file, by the type of the operator
+    that it comes from.
     """
     runs: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(trace).planes:
@@ -168,8 +171,8 @@ def operator_times(trace: str) -> dict[str, list[float]]:
 
 
 def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
-    """Instruction -> operator type, of each executable of a module, for all programs compiled in
-    this process.
+    """Return instruction -> operator type, of each executable of a module, for all programs
+    compiled in this process.
     """
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     for device in {d.client: d for d in jax.devices()}.values():
@@ -184,7 +187,7 @@ def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
 
 
 def _operator_type(path: str) -> str:
-    """The scope that the lowering ran the operator under: the first part of the path behind
+    """Return the scope in which the lowering ran the operator: the first part of the path after
     `jit(...)`.
     """
     parts = [p for p in path.split("/") if p and not p.startswith("jit(")]

@@ -32,19 +32,19 @@ class Display(Protocol):
 
 
 def line_of(report: dict[str, Any]) -> str:
-    """A progress report as one line of text."""
+    """Return a progress report as one line of text."""
     total = f"/{report['total']}" if report["total"] else ""
     metrics = "".join(f"  {name} {_text(value)}" for name, value in report["metrics"].items())
     return f"{report['description']} {report['step']}{total}  {report['rate']:,.0f} examples/s{metrics}"
 
 
 def _text(value: float) -> str:
-    """Counts in full, other numbers with four digits."""
+    """Return counts in full, other numbers with four digits."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 class Writable(Protocol):
-    """What takes lines of text."""
+    """Takes lines of text."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -131,7 +131,7 @@ class _ChannelDisplay:
 
 
 def display_on(stream: TextIO) -> Display:
-    """The display that suits a stream: a bar on a terminal, else lines."""
+    """Return the display that suits a stream: a bar on a terminal, else lines."""
     return BarDisplay(stream) if stream.isatty() else LineDisplay(stream)
 
 
@@ -141,7 +141,12 @@ def _own_display() -> Display:
 
 
 class Progress:
-    """Progress of a loop of `total` steps (None: not known)."""
+    """The progress of a loop.
+
+    Args:
+        total: the number of steps; None when it is not known.
+        description: stands in front of the numbers.
+    """
 
     def __init__(self, total: int | None = None, description: str = "train"):
         self.total = total

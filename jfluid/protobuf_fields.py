@@ -1,5 +1,5 @@
-"""Serialized protobuf messages, field by field: to count parts before parsing them, and to read
-arrays in place.
+"""Serialized protobuf messages, field by field: for counting parts before they are parsed, and for
+reading arrays in place.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class Field(NamedTuple):
 
 
 def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
-    """The fields of a serialized message, in order. Raises DecodeError for invalid data, or more
-    than `most` fields.
+    """Yield the fields of a serialized message, in order. Raises DecodeError for invalid data, or
+    more than `most` fields.
     """
     at = count = 0
     while at < len(data):
@@ -53,7 +53,7 @@ def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins at a position, and the position after it."""
+    """Return the number that begins at a position, and the position after it."""
     result = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -34,7 +34,7 @@ class WeightDecayRegularizer:
 
 
 class L2DecayRegularizer(WeightDecayRegularizer):
-    """The penalty coeff / 2 * sum(param ** 2): coeff * param is added to the gradient.
+    """The penalty coeff / 2 * sum(param²): coeff * param is added to the gradient.
 
     Args:
         regularization_coeff: the coefficient.
@@ -60,15 +60,15 @@ class L1DecayRegularizer(WeightDecayRegularizer):
 def append_regularization_ops(
     parameters_and_grads: Sequence[ParamGrad], regularization: WeightDecayRegularizer | None = None
 ) -> list[ParamGrad]:
-    """Add each parameter's penalty to its gradient: in place, or, as the sum is dense, beside a
-    sparse gradient.
+    """Add each parameter's penalty to its gradient: in place, or beside a sparse gradient, as the
+    sum is dense.
 
     Args:
         parameters_and_grads: pairs of a parameter and its gradient (or None).
         regularization: for the parameters that have no regularizer of their own.
 
     Returns:
-        The pairs, with the variables that now hold the gradients.
+        The pairs, with the variables that hold the gradients afterwards.
     """
     own = [
         p.name
@@ -94,8 +94,8 @@ def append_regularization_ops(
 
 
 def _holder(grad: Variable) -> Variable:
-    """The variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is
-    sparse.
+    """Return the variable for the sum of a gradient and a penalty, by Fluid's name where the
+    gradient is sparse.
     """
     if grad.type != VarType.SELECTED_ROWS:
         return grad

@@ -8,10 +8,10 @@ from jfluid.lod_tensor import LoDTensor
 
 
 class ScopeVariable:
-    """A name in a Scope and the tensor it holds.
+    """A name in a Scope and its tensor.
 
     Attributes:
-        row_initializer: of a table that is never materialized whole: (initializer of its rows,
+        row_initializer: of a table that is never made as a whole: (the initializer of its rows, the
             seed), instead of a tensor.
         saved: of such a table: the folder with its saved rows.
     """
@@ -23,7 +23,7 @@ class ScopeVariable:
         self.saved = ""
 
     def get_tensor(self) -> LoDTensor:
-        """The tensor; setting it sets the variable."""
+        """Return the tensor; setting its value sets the variable."""
         return self.tensor
 
 
@@ -40,15 +40,15 @@ class Scope:
         self._vars: dict[str, ScopeVariable] = {}
 
     def var(self, name: str) -> ScopeVariable:
-        """The variable `name` of this scope, created if needed."""
+        """Return the variable `name` of this scope, which is made if need be."""
         found = self._vars.get(name)
         if found is None:
             found = self._vars[name] = ScopeVariable(name)
         return found
 
     def find_var(self, name: str) -> ScopeVariable | None:
-        """The variable `name` of this scope or of the nearest enclosing one; None when there is
-        none.
+        """Return the variable `name` of this scope or of the nearest enclosing one; None when there
+        is none.
         """
         scope: Scope | None = self
         while scope is not None:
@@ -64,7 +64,7 @@ class Scope:
         self.epoch += 1
 
     def new_scope(self) -> "Scope":
-        """A scope inside this one."""
+        """Return a new scope inside this one."""
         kid = Scope(self)
         self.kids.append(kid)
         return kid
@@ -81,7 +81,7 @@ _global_scope = Scope()
 
 
 def global_scope() -> Scope:
-    """The scope that an Executor uses unless told otherwise."""
+    """Return the scope that an Executor uses unless told otherwise."""
     return _global_scope
 
 

@@ -162,6 +162,7 @@ def test_core():
     assert fluid.core.VarDesc.VarType.FP32 == fluid.data("x", [1]).dtype
     assert str(fluid.core.VarDesc.VarType.INT64) == "VarType.INT64"
     assert fluid.core.op_proto_and_checker_maker.OpRole.Backward == 1
+    assert fluid.core.is_compiled_with_dist() and not fluid.core.is_compiled_with_brpc()
     assert fluid.core.kEmptyVarName() == "@EMPTY@" and fluid.core.kGradVarSuffix() == "@GRAD"
     assert issubclass(errors.FeedError, fluid.core.EnforceNotMet)
     assert fluid.core.get_cuda_device_count() >= 0

@@ -30,35 +30,35 @@ def to_jax(
     fetches: Sequence[Variable | str],
     scope: Scope | None = None,
 ) -> tuple[Callable[..., Any], Params]:
-    """A program as a pure function of its parameters and feeds.
+    """Return a program as a pure function of its parameters and feeds.
 
     Args:
-        program: what to compute; operators that the fetches do not need are left out, updates of
+        program: what to compute. Operators that the fetches do not need are left out, updates of
             parameters included. `program.clone(for_test=True)` gives the test form of dropout and
             batch_norm.
         feeds: the variables to feed (or their names), in the order of the function's arguments.
         fetches: the variables to return (or their names).
-        scope: where the parameters are; the global scope by default.
+        scope: where the parameters are; the global scope when None.
 
     Returns:
         `(apply, params)`. `apply(params, *feeds, key=None, with_state=False)` returns the list of
-        fetches; it can be jitted, differentiated and vmapped. The feeds are arrays in the order of
-        `feeds`, or one dict by name; they are brought to their variables' dtypes. `params` maps
-        names to arrays, copies of the scope's. `key` is a JAX random key, needed by a program that
-        draws random numbers. With `with_state=True` it returns `(fetches, params)` with what the
-        program itself updates, such as batch_norm's running statistics.
+            fetches; it can be jitted, differentiated and vmapped. The feeds are arrays in the order
+            of `feeds`, or one dict by name; they are converted to their variables' dtypes. `params`
+            maps names to arrays, copies of the scope's. `key` is a JAX random key, which a program
+            that draws random numbers needs. With `with_state=True` it returns `(fetches, params)`,
+            where `params` has what the program itself updates, such as batch_norm's running
+            statistics.
 
-        JAX's mode holds as for any JAX code: in 32-bit mode (its default) int64 is int32 and
-        float64 is float32 throughout, `params` included; in 64-bit mode (`jax.enable_x64(True)`
-        around `to_jax` and the calls) all is
-        as the Executor computes it. Ids beyond 32 bits need the 64-bit mode: without it a NumPy
-        feed of such ids raises FeedError, unless `jax.jit` has cut it before.
+    JAX's mode holds as for any JAX code: in 32-bit mode (its default) int64 is int32 and float64 is
+    float32 throughout, `params` included; in 64-bit mode (`jax.enable_x64(True)` around `to_jax`
+    and the calls) all is as the Executor computes it. Ids beyond 32 bits need the 64-bit mode:
+    without it a NumPy feed of such ids raises FeedError, unless `jax.jit` has cut it before.
 
     Raises:
         UnsupportedError: the program has operators that run on the host.
         UninitializedError: the scope lacks a parameter.
-        FeedError: the program reads data that `feeds` lacks; by `apply`, a feed is missing or has a
-            wrong rank.
+        FeedError: the program reads data that `feeds` lacks. `apply` raises it where a feed is
+            missing or has a wrong rank.
         ProgramError, FetchError: a name is unknown.
     """
     names, wanted = [_name(f) for f in feeds], [_name(f) for f in fetches]
@@ -108,7 +108,7 @@ def to_jax(
 
 
 def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The feeds in the order of `names`, whether they came one by one or in a dict."""
+    """Return the feeds in the order of `names`, whether they came one by one or in a dict."""
     if len(values) == 1 and isinstance(values[0], Mapping):
         missing, unknown = (
             [n for n in names if n not in values[0]],
@@ -132,7 +132,7 @@ def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _brought(var: Variable, value: Any) -> jax.Array:
-    """A feed as an array of its variable's dtype, as far as JAX's mode has it."""
+    """Return a feed as an array of its variable's dtype, as far as JAX's mode has it."""
     dtype = jax.dtypes.canonicalize_dtype(var.np_dtype)
     if (
         isinstance(value, np.ndarray)
@@ -156,7 +156,7 @@ def _brought(var: Variable, value: Any) -> jax.Array:
 
 
 def _copy_state(scope: Scope, cut: Plan) -> Params:
-    """Copies of what the plan reads from the scope: an Executor may donate the scope's own
+    """Return copies of what the plan reads from the scope: an Executor may donate the scope's own
     buffers.
     """
     held = {

@@ -20,16 +20,16 @@ __all__ = ["FluidModule", "to_scope"]
 
 
 class FluidModule(nnx.Module):
-    """A program as a `flax.nnx.Module`: called on the feeds (in order, or one dict by name), it
+    """A program as a `flax.nnx.Module`: called with the feeds (in order, or one dict by name), it
     returns the fetches.
 
-    Trainable parameters are `nnx.Param`; what else the program keeps (running statistics, ...) is
-    `nnx.BatchStat`, which a call in training form updates. Names with dots become keys of the dicts
-    `params` and `stats`.
+    Trainable parameters are `nnx.Param`; other variables that outlive a run (running statistics,
+    ...) are `nnx.BatchStat`, which a call in training form updates. Names with dots become keys of
+    the dicts `params` and `stats`.
 
     Args:
-        program, feeds, fetches, scope: as for `jfluid.to_jax`.
-        rngs: needed by a program that draws random numbers; its "dropout" stream is used.
+        program, feeds, fetches, scope: as those of `jfluid.to_jax`.
+        rngs: a program that draws random numbers needs them; it uses their "dropout" stream.
     """
 
     def __init__(

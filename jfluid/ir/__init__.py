@@ -1,1 +1,1 @@
-"""What a program is. Nothing here imports JAX."""
+"""What a program is: blocks, operators, variables, gradients, files. Nothing here imports JAX."""

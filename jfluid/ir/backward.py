@@ -25,20 +25,19 @@ def append_backward(
     """Append the operators that compute the gradient of `loss`.
 
     Args:
-        loss: a variable with one element.
+        loss: a Variable of one element.
         parameter_list: parameters (or their names) to differentiate with respect to; all trainable
-            ones by default.
-        no_grad_set: variables (or their names) that gradients do not pass through.
+            ones when None.
+        no_grad_set: variables (or their names) that gradients do not flow through.
         callbacks: called as `callback(block=..., context={gradient name: variable name})` after
             each gradient operator.
         checkpoints: variables to keep; what lies between two of them is computed again in the
             backward pass.
 
     Returns:
-        (parameter, gradient) for each parameter that the loss depends on.
+        A list of (parameter, gradient) for the parameters that the loss depends on.
 
-    Raises:
-        ProgramError: the loss has more than one element, or a parameter is unknown.
+    Raises ProgramError when the loss has more than one element, or a parameter is unknown.
     """
     if not isinstance(loss, Variable):
         raise TypeError(f"loss: expected a Variable, found {type(loss).__name__}")
@@ -88,15 +87,14 @@ def gradients(
     Args:
         targets: variables to differentiate; several are summed.
         inputs: variables to differentiate with respect to.
-        target_gradients: for each target the gradient that comes from behind; ones where it is
-            None.
-        no_grad_set: variables (or their names) that gradients do not pass through.
+        target_gradients: for each target the gradient of what follows it; ones where it is None.
+        no_grad_set: variables (or their names) that gradients do not flow through.
 
     Returns:
         The gradient of each input, None where the targets do not depend on it.
 
-    Raises:
-        ProgramError: the lists differ in length or a gradient has another shape than its target.
+    Raises ProgramError when the lists differ in length, or a gradient has another shape than its
+    target.
     """
     targets, inputs = _as_list(targets), _as_list(inputs)
     seeds = _as_list(target_gradients) if target_gradients is not None else [None] * len(targets)
@@ -149,10 +147,11 @@ calc_gradient = gradients
 
 
 class _Builder:
-    """Walks the forward operators backwards and appends their gradient operators.
+    """Goes through the forward operators from the last to the first and appends their gradient
+    operators.
 
-    `pending` holds, for each variable, the names its gradient has been written to so far; when an
-    operator needs the gradient, several of them are summed.
+    `pending` has, for each variable, the names that its gradient has been written to so far; when
+    an operator needs the gradient, several of them are summed.
     """
 
     def __init__(self, block: Block, stopped: set[str], callbacks: Sequence[Callback] | None):
@@ -260,8 +259,8 @@ class _Builder:
             callback(block=self.block, context=self.grad_to_var)
 
     def rename_first(self, read: dict[str, list[str]], outputs: dict[str, list[str]]) -> None:
-        """Where an operator reads a variable twice, its first contribution was renamed when the
-        second came.
+        """Where an operator reads a variable twice, rename the first contribution to its gradient
+        when the second comes.
         """
         for slot, names in read.items():
             given = outputs.get(slot + GRAD_SUFFIX, [])
@@ -279,7 +278,7 @@ class _Builder:
         return name not in self.stopped and name != EMPTY_NAME and self.floating(name)
 
     def add(self, name: str) -> str:
-        """A name for one more contribution to the gradient of `name`."""
+        """Return a name for one more contribution to the gradient of `name`."""
         var = self.block.var_recursive(name)
         names = self.pending.setdefault(name, [])
         if not names:
@@ -305,7 +304,7 @@ class _Builder:
         return names[-1]
 
     def finish(self, name: str) -> str | None:
-        """The name of the whole gradient of `name` so far, after summing; None when there is
+        """Return the name of the whole gradient of `name` so far, after summing; None when there is
         none.
         """
         if name in self.done:
@@ -320,7 +319,9 @@ class _Builder:
         return self.pending[name][0]
 
     def forget(self, op: Operator) -> None:
-        """What `op` writes had another value before it: gradients start anew there."""
+        """Begin the gradients of what `op` writes anew: before it, these variables had other
+        values.
+        """
         for name in op.output_arg_names:
             grads = self.pending.pop(name, None)
             if name in self.keep and grads and name not in self.done:
@@ -357,7 +358,7 @@ def _stopped(program: Any, no_grad_set: Iterable[Variable | str] | None) -> set[
 
 
 def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Operator]:
-    """The operators between `inputs` (everything, when None) and `targets`, in order."""
+    """Return the operators between `inputs` (when None, everything) and `targets`, in order."""
     reached: set[int] | None = None
     if inputs is not None:
         names, reached = set(inputs), set()
@@ -379,7 +380,7 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
 
 
 def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) -> None:
-    """Note on the operator that finishes each gradient which parameter it is for, as transpilers
+    """Write on the operator that finishes each gradient which parameter it is for, as transpilers
     expect.
     """
     for param, grad in params_grads:

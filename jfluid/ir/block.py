@@ -1,4 +1,4 @@
-"""Blocks: a list of operators and the variables they name."""
+"""Blocks: a list of operators and the variables that they name."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A list of operators with the variables declared beside them; a name not found here is the
-    parent's.
+    """A list of operators, and the variables declared beside them; a name that is not found here is
+    looked up in the parent.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Block:
 
     # Variables
     def var(self, name: str) -> Variable:
-        """The variable `name` of this block. Raises ValueError when it is not declared here."""
+        """Return the variable `name` of this block. Raises ValueError when it is not declared here."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a variable is a string, found {type(name).__name__}")
         if name not in self.vars:
@@ -48,8 +48,8 @@ class Block:
         return name in self.vars
 
     def find_var_recursive(self, name: str) -> Variable | None:
-        """The variable `name` of this block or of the nearest enclosing one; None when there is
-        none.
+        """Return the variable `name` of this block or of the nearest enclosing one; None when there
+        is none.
         """
         block: Block | None = self
         while block is not None:
@@ -59,7 +59,7 @@ class Block:
         return None
 
     def var_recursive(self, name: str) -> Variable:
-        """As `find_var_recursive`, but raises ProgramError when there is none."""
+        """Return what `find_var_recursive` does. Raises ProgramError when there is none."""
         found = self.find_var_recursive(name)
         if found is None:
             raise errors.ProgramError(
@@ -70,8 +70,8 @@ class Block:
     _find_var_recursive, _var_recursive = find_var_recursive, var_recursive
 
     def create_var(self, *args: Any, **kwargs: Any) -> Variable:
-        """Declare a variable (see Variable). One of the same name that exists already is
-        returned.
+        """Declare a variable; the arguments are those of Variable. One of the same name that exists
+        already is returned.
         """
         if kwargs.get("name") in self.vars:
             return self.vars[kwargs["name"]]
@@ -81,7 +81,9 @@ class Block:
         return var
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
-        """Declare a Parameter in the global block; `initializer` is applied to it there."""
+        """Declare a Parameter in the global block; the arguments are those of Parameter.
+        `initializer` is applied to it there.
+        """
         block = self.program.global_block()
         initializer = kwargs.pop("initializer", None)
         param = Parameter(block, *args, **kwargs)
@@ -137,7 +139,13 @@ class Block:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """Append an operator; its outputs get their shapes and dtypes.
+        """Append an operator, and infer the shapes and dtypes of its outputs.
+
+        Args:
+            type: the operator's type.
+            inputs, outputs: for each slot a Variable or name, or a list of them.
+            attrs: attributes; others have their defaults.
+            stop_gradient: whether no gradient flows to the outputs.
 
         Raises:
             UnsupportedOpError: there is no operator of that type.
@@ -154,7 +162,7 @@ class Block:
         outputs: Mapping[str, Any] | None = None,
         attrs: Mapping[str, Any] | None = None,
     ) -> Operator:
-        """As `append_op`, at the front of the block."""
+        """Put an operator at the front of the block. Arguments and errors are those of `append_op`."""
         return self.insert_op(0, type, inputs, outputs, attrs)
 
     def insert_op(
@@ -166,7 +174,9 @@ class Block:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """As `append_op`, before the operator that stands at `index`."""
+        """Put an operator before the one at `index`. The other arguments, and the errors, are those
+        of `append_op`.
+        """
         op = Operator(self, type, inputs, outputs, attrs)
         self.program._stamp(op)
         schema.current().check(op)
@@ -190,7 +200,7 @@ class Block:
         return op
 
     def adopt_op(self, op: Operator) -> Operator:
-        """Append an operator as it stands, unchecked: one that a file or another program holds."""
+        """Append an operator unchanged and unchecked: one of a file or another program."""
         op.block = self
         self.ops.append(op)
         self.program._touch()
@@ -201,7 +211,7 @@ class Block:
         self.program._touch()
 
     def remove_ops(self, start: int, end: int) -> None:
-        """Remove the operators from `start` up to, not including, `end`."""
+        """Remove the operators from `start` up to `end`, without `end`."""
         del self.ops[start:end]
         self.program._touch()
 
@@ -211,9 +221,7 @@ class Block:
         return self.insert_op(index, *args, **kwargs)
 
     def clone_variable(self, var: Variable, force_persistable: bool = True) -> Variable:
-        """Declare here a variable like `var` of another block, persistable unless told
-        otherwise.
-        """
+        """Declare here a variable like `var` of another block, persistable unless told otherwise."""
         twin = self.create_var(
             name=var.name,
             shape=var._shape,
@@ -229,8 +237,8 @@ class Block:
     _clone_variable = clone_variable
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The block in Fluid's format of program files, as text; `with_details` adds what no file
-        holds of its variables.
+        """Return the block in Fluid's format of program files, as text; `with_details` adds what no
+        file has of its variables.
         """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
         if not with_details:
@@ -243,8 +251,8 @@ class Block:
         return f"blocks {{\n  idx: {self.idx}\n  parent_idx: {self.parent_idx}\n{body}}}"
 
     def to_message(self) -> pb.BlockDesc:
-        """The block in Fluid's format of program files. Raises AttributeTypeError for an attribute
-        that it cannot hold.
+        """Return the block in Fluid's format of program files. Raises AttributeTypeError for an
+        attribute that the format cannot express.
         """
         return codec.block_message(
             self.idx,
@@ -261,7 +269,7 @@ class Block:
 
     # Checks and cuts
     def verify(self, what: str) -> None:
-        """Check the operators of this block, and the names that they use; see `Program.verify`."""
+        """Check the operators of this block, and the names that they use. See `Program.verify`."""
         if self.idx and not 0 <= self.parent_idx < len(self.program.blocks):
             raise errors.ProgramError(
                 f"{what}: block {self.idx} has no parent block {self.parent_idx}"
@@ -276,8 +284,8 @@ class Block:
                 raise errors.ProgramError(f"{self._where(what, op, i)}: {e}") from e
 
     def verify_order(self, what: str) -> None:
-        """What is neither kept in the Scope nor fed must be written before it is read, if the block
-        writes it at all.
+        """Check that what is neither kept in the Scope nor fed is written before it is read, if the
+        block writes it at all.
         """
         last_write = {name: i for i, op in enumerate(self.ops) for name in op.output_arg_names}
         written: set[str] = set()
@@ -297,8 +305,8 @@ class Block:
     def needed(
         self, targets: Iterable[Variable | str | Operator], feeds: set[str]
     ) -> tuple[list[int], set[str]]:
-        """(positions of the operators that compute the targets from the feeds, names of the targets
-        that are variables).
+        """Return (the positions of the operators that compute the targets from the feeds, the names
+        of the targets that are variables).
 
         Raises ProgramError for a target that the block does not know.
         """
@@ -324,7 +332,9 @@ class Block:
 
 
 def outer_names(block: Block) -> tuple[set[str], set[str]]:
-    """Names that a block and those inside it read from, and write to, the enclosing blocks."""
+    """Return the names that a block and those inside it read from, and write to, the enclosing
+    blocks.
+    """
     reads: set[str] = set()
     writes: set[str] = set()
     for op in block.ops:
@@ -340,22 +350,24 @@ def outer_names(block: Block) -> tuple[set[str], set[str]]:
 
 
 def _kept(op: Operator) -> set[str]:
-    """Persistable names that the blocks of the operator write: where a block does not run, they
-    keep what they hold.
+    """Return the persistable names that the blocks of the operator write: where a block does not
+    run, they keep their values.
     """
     found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
     return {v.name for v in found if v is not None and v.persistable}
 
 
 def reads_of(op: Operator) -> set[str]:
-    """Names that the operator reads, those that its blocks read (or may leave alone) included."""
+    """Return the names that the operator reads, those that its blocks read (or may leave unchanged)
+    included.
+    """
     return set(op.input_arg_names).union(
         _kept(op), *(outer_names(b)[0] for b in op.sub_blocks())
     ) - {EMPTY_NAME}
 
 
 def writes_of(op: Operator) -> set[str]:
-    """Names that the operator writes, those that its blocks write included."""
+    """Return the names that the operator writes, those that its blocks write included."""
     return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {
         EMPTY_NAME
     }

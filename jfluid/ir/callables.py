@@ -22,7 +22,7 @@ def register(function: Callable[..., Any]) -> int:
 
 
 def find(number: int) -> Callable[..., Any]:
-    """Function `number`. Raises OpError when this process registered no such function."""
+    """Return function `number`. Raises OpError when this process registered no such function."""
     if not 0 <= number < len(_functions):
         raise errors.OpError(
             f"no Python function has the number {number} in this process; build the program here, "

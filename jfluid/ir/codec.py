@@ -1,8 +1,7 @@
-"""Fluid's format of program files: ProgramDesc messages, to and from plain records of what they
-hold.
+"""Fluid's format of program files: ProgramDesc messages, to and from plain records.
 
-A program that was read keeps what it was read with: order of operators, slots, attributes and their
-types, and the release that the file names. Reading needs no definitions of operators; running does.
+A program that was read keeps the order of its operators, slots, attributes and their types, and the
+release that the file names. Reading needs no definitions of operators; running does.
 """
 
 import contextlib
@@ -44,14 +43,14 @@ _OPAQUE = (VarType.READER, VarType.TUPLE)
 
 
 class BlockRecord(NamedTuple):
-    """What a file holds of a block beside its variables and operators."""
+    """What a file says of a block itself, without its variables and operators."""
 
     parent_idx: int
     forward_block_idx: int
 
 
 class VariableRecord(NamedTuple):
-    """What a file holds of a variable; shape and dtype are None where it says nothing of them."""
+    """What a file says of a variable; shape and dtype are None where it says nothing of them."""
 
     name: str
     type: VarType
@@ -64,8 +63,9 @@ class VariableRecord(NamedTuple):
 
 
 class OperatorRecord(NamedTuple):
-    """What a file holds of an operator. One that is read names blocks by their numbers, one to be
-    written has them (something with an `idx`)."""
+    """What a file says of an operator. One that is read names blocks by their numbers; one to be
+    written has the blocks (something with an `idx`).
+    """
 
     type: str
     inputs: Mapping[str, list[str]]
@@ -77,7 +77,7 @@ class OperatorRecord(NamedTuple):
 def program_message(
     blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None
 ) -> pb.ProgramDesc:
-    """The message of a program."""
+    """Return the message of a program."""
     desc = pb.ProgramDesc()
     for block in blocks:
         desc.blocks.append(block)
@@ -91,7 +91,7 @@ def program_message(
 def block_message(
     number: int, block: BlockRecord, variables: Iterable[pb.VarDesc], operators: Iterable[pb.OpDesc]
 ) -> pb.BlockDesc:
-    """The message of a block."""
+    """Return the message of a block."""
     desc = pb.BlockDesc(idx=number, parent_idx=block.parent_idx)
     if block.forward_block_idx != -1:
         desc.forward_block_idx = block.forward_block_idx
@@ -101,7 +101,7 @@ def block_message(
 
 
 def variable_message(var: VariableRecord) -> pb.VarDesc:
-    """The message of a variable."""
+    """Return the message of a variable."""
     desc = pb.VarDesc(name=var.name, persistable=var.persistable)
     if var.need_check_feed:
         desc.need_check_feed = True
@@ -119,12 +119,12 @@ def variable_message(var: VariableRecord) -> pb.VarDesc:
 
 
 def number_of(kind: VarType) -> pb.VarType.Type:
-    """`kind` as messages hold it: for protobuf's types a kind of its own, in truth a number."""
+    """Return `kind` as messages have it: for protobuf's types a kind of its own, in fact a number."""
     return cast(pb.VarType.Type, int(kind))
 
 
 def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
-    """Where the description of this kind of variable has its element type and shape."""
+    """Return the part of this kind of variable's description that has its element type and shape."""
     holder = _HOLDERS.get(cast(VarType, desc.type))
     if holder is None:
         return None
@@ -132,8 +132,8 @@ def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
 
 
 def operator_message(op: OperatorRecord) -> pb.OpDesc:
-    """The message of an operator. Raises AttributeTypeError for an attribute that the format cannot
-    hold.
+    """Return the message of an operator. Raises AttributeTypeError for an attribute that the format
+    cannot express.
     """
     desc = pb.OpDesc(type=op.type)
     desc.inputs.extend(
@@ -161,7 +161,8 @@ def operator_message(op: OperatorRecord) -> pb.OpDesc:
 
 
 def text_of(message: Message, throw_on_error: bool, with_details: bool = False) -> str:
-    """A message as text. `throw_on_error` has no effect: an incomplete message cannot be made here.
+    """Return a message as text. `throw_on_error` has no effect: an incomplete message cannot be
+    made here.
 
     Raises TypeError for a flag that is neither True nor False.
     """
@@ -173,10 +174,10 @@ def text_of(message: Message, throw_on_error: bool, with_details: bool = False) 
 
 @contextlib.contextmanager
 def reading(data: bytes) -> Iterator["ProgramFile"]:
-    """The serialized ProgramDesc, to be read within the context.
+    """A context in which a serialized ProgramDesc is read.
 
-    There FileFormatError is raised when the bytes are no such message, contradict themselves, or
-    stand for far more than their size.
+    It raises FileFormatError when the bytes are no such message, contradict themselves, or stand
+    for far more than their size.
     """
     try:
         yield ProgramFile(data)
@@ -210,11 +211,11 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class ProgramFile:
-    """One program, read message by message: so that no more is made than its size explains,
+    """One program, read message by message, so that no more memory is taken than its size explains,
     whatever it says.
 
     Attributes:
-        blocks: of each block what it says of itself.
+        blocks: what each block says of itself.
         release: the Fluid release that the file names, if any.
         op_compatibility: what the file says of operators' versions, kept as read.
     """
@@ -237,13 +238,13 @@ class ProgramFile:
         )
 
     def variables(self, block: int) -> Iterator[VariableRecord]:
-        """The variables that a block declares."""
+        """Yield the variables that a block declares."""
         for field in fields(self._parts[block]):
             if field.number == 3 and field.kind == BYTES:
                 yield self._variable(self._message(pb.VarDesc, field.value))
 
     def operators(self, block: int) -> Iterator[OperatorRecord]:
-        """The operators of a block, in order."""
+        """Yield the operators of a block, in order."""
         position = 0
         for field in fields(self._parts[block]):
             if field.number == 4 and field.kind == BYTES:
@@ -263,8 +264,8 @@ class ProgramFile:
     def _others(
         self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None
     ) -> bytes:
-        """The fields of a message whose numbers have no cost; what the others take is spent, and
-        they go to `found`.
+        """Return the fields of a message whose numbers have no cost; the cost of the others is
+        spent, and they go to `found`.
         """
         others, count = bytearray(), 0
         for field in fields(data):
@@ -283,7 +284,9 @@ class ProgramFile:
         return bytes(others)
 
     def _message(self, kind: type[Kind], data: "bytes | memoryview") -> Kind:
-        """A message, of whose parts there are not too many. The one before it is gone."""
+        """Return a message, after checking that it has not too many parts. The one before it is no
+        longer valid.
+        """
         self._left += self._lent
         before = self._left
         if len(data) > _LARGEST_PART:
@@ -296,7 +299,7 @@ class ProgramFile:
         return message
 
     def _count(self, data: memoryview, kind: Any) -> None:
-        """Spend what protobuf takes for the messages and texts in this one."""
+        """Spend the cost of the messages and texts that protobuf makes of this one."""
         by_number = {field.number: field for field in kind.fields}
         for field in fields(data):
             if field.kind != BYTES or field.number not in by_number:
@@ -309,7 +312,7 @@ class ProgramFile:
                 self._spend(2 * _PLACE)
 
     def _name(self, text: Any) -> str:
-        """A name, as one object wherever it comes."""
+        """Return a name, as the same object wherever it occurs."""
         if len(text) > _LONGEST_NAME:
             raise errors.FileFormatError(
                 f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}"
@@ -317,7 +320,7 @@ class ProgramFile:
         return self._text(text)
 
     def _text(self, text: Any) -> str:
-        """A text, as one object wherever it comes."""
+        """Return a text, as the same object wherever it occurs."""
         if not isinstance(text, str):  # protobuf's way to say that it is no UTF-8
             raise errors.FileFormatError(
                 f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}"
@@ -331,7 +334,7 @@ class ProgramFile:
     # ---- blocks and variables
 
     def _declared(self, parts: list[memoryview]) -> list[BlockRecord]:
-        """What blocks say of themselves, after their numbers were checked."""
+        """Return what blocks say of themselves, after checking their numbers."""
         if not parts:
             raise errors.FileFormatError("the program has no blocks")
         blocks: list[BlockRecord] = []
@@ -425,7 +428,7 @@ class ProgramFile:
         return tuple(value) if many else value
 
     def _check_blocks(self, block: int, op_type: str, name: str, numbers: Sequence[int]) -> None:
-        """Refuse numbers in an attribute that are of no inner block."""
+        """Raise FileFormatError for numbers in an attribute that are those of no inner block."""
         for number in numbers:
             if not 0 < number < len(self.blocks):
                 raise errors.FileFormatError(

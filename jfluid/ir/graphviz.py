@@ -1,4 +1,4 @@
-"""Blocks as Graphviz drawings (DOT text; `dot -Tsvg` renders it)."""
+"""Drawings of blocks as Graphviz DOT text (`dot -Tsvg` renders it)."""
 
 import re
 from collections.abc import Sequence
@@ -14,15 +14,17 @@ _TEMPORARY = "shape=ellipse"
 
 
 def _quote(text: str) -> str:
-    """A DOT string; real line breaks become DOT's."""
+    """Return a DOT string; line breaks become DOT's."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def block_to_dot(block: Block, highlights: Sequence[str] | None = None) -> str:
-    """The block as DOT text: operators and the variables they read and write, with shapes.
+    """Return the block as DOT text: its operators, and the variables that they read and write, with
+    shapes.
 
-    `highlights` are regular expressions; names and operator types that one of them matches from the
-    start stand out.
+    Args:
+        highlights: regular expressions; names and operator types that one of them matches from the
+            start stand out.
     """
     patterns = [re.compile(h) for h in highlights or ()]
 

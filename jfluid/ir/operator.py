@@ -1,4 +1,4 @@
-"""Operators: one instruction of a program."""
+"""Operators: the instructions of a program."""
 
 import os
 import sys
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class OpRole:
-    """What part of a step an operator belongs to; the bits are Fluid's and travel in saved
-    programs.
+    """The part of a step that an operator belongs to. The bits are Fluid's, and are written to
+    saved programs.
     """
 
     Forward = 0x0000
@@ -44,7 +44,7 @@ _MAX_FRAMES = 4
 
 
 def _user_frames() -> tuple[str, ...]:
-    """The innermost frames outside this package, as traceback lines, the innermost last."""
+    """Return the innermost frames outside this package, as traceback lines, the innermost last."""
     frame: FrameType | None = sys._getframe(2)
     lines: list[str] = []
     while frame is not None and len(lines) < _MAX_FRAMES:
@@ -76,7 +76,7 @@ def _names(values: Any, what: str) -> list[str]:
 class Operator:
     """One operator of a block: its type, the variables in each slot, its attributes.
 
-    `attrs` holds what was set; `attr(name)` also knows the defaults of the operator's definition.
+    `attrs` has what was set; `attr(name)` also knows the defaults of the operator's definition.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Operator:
 
     # Slots
     def input(self, name: str) -> list[str]:
-        """Names of the variables in input slot `name`; empty when the slot is not used."""
+        """Return the names of the variables in input slot `name`; none when the slot is not used."""
         return list(self.inputs.get(name, ()))
 
     def output(self, name: str) -> list[str]:
-        """Names of the variables in output slot `name`; empty when the slot is not used."""
+        """Return the names of the variables in output slot `name`; none when the slot is not used."""
         return list(self.outputs.get(name, ()))
 
     @property
@@ -159,7 +159,9 @@ class Operator:
 
     # Attributes
     def attr(self, name: str) -> Any:
-        """The value of attribute `name`, or its default. Raises ProgramError when there is none."""
+        """Return the value of attribute `name`, or its default. Raises ProgramError when there is
+        none.
+        """
         if name in self.attrs:
             return self.attrs[name]
         found, value = schema.current().default(self.type, name)
@@ -173,7 +175,7 @@ class Operator:
         return name in self.attrs or schema.current().default(self.type, name)[0]
 
     def all_attrs(self) -> dict[str, Any]:
-        """Every attribute with its value, defaults included."""
+        """Return every attribute with its value, defaults included."""
         return schema.current().defaults(self.type) | self.attrs
 
     @property
@@ -181,13 +183,15 @@ class Operator:
         return sorted(self.all_attrs())
 
     def attr_type(self, name: str) -> str:
-        """Fluid's name of the attribute's type (INT, FLOATS, BLOCK, ...)."""
+        """Return Fluid's name of the attribute's type (INT, FLOATS, BLOCK, ...)."""
         return self.attr_kinds.get(name) or schema.current().kind(
             self.type, name, self.attrs.get(name)
         )
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Set an attribute; the value is held against the operator's definition."""
+        """Set an attribute; its value is checked against the operator's definition. Raises
+        AttributeTypeError.
+        """
         self.attrs[name] = value
         schema.current().check(self)
         if name in self.attr_kinds:  # it is no longer the file's
@@ -197,7 +201,7 @@ class Operator:
     _set_attr = set_attr
 
     def sub_blocks(self) -> list["Block"]:
-        """The blocks that the attributes of this operator name."""
+        """Return the blocks that the attributes of this operator name."""
         kind = type(self.block)
         return [
             item
@@ -218,7 +222,9 @@ class Operator:
         return next(i for i, op in enumerate(self.block.ops) if op is self)
 
     def clone_into(self, block: "Block") -> "Operator":
-        """A copy that belongs to `block`. Block attributes are the caller's to translate."""
+        """Return a copy that belongs to `block`. The caller has to translate attributes that name
+        blocks.
+        """
         twin = object.__new__(Operator)
         twin.block, twin.type = block, self.type
         twin.inputs = {s: list(n) for s, n in self.inputs.items()}
@@ -227,13 +233,14 @@ class Operator:
         return twin
 
     def to_string(self, throw_on_error: bool) -> str:
-        """The operator in Fluid's format of program files, as text."""
+        """Return the operator in Fluid's format of program files, as text."""
         return codec.text_of(self.to_message(), throw_on_error)
 
     def to_message(self) -> pb.OpDesc:
-        """The operator in Fluid's format of program files. One made here has its defaults too, one
-        that was read has what it had. Raises AttributeTypeError for an attribute that the format
-        cannot hold."""
+        """Return the operator in Fluid's format of program files: one made here with its defaults,
+        one that was read with the attributes that it had. Raises AttributeTypeError for an
+        attribute that the format cannot express.
+        """
         defaults = (
             {}
             if self.attr_kinds
@@ -248,7 +255,7 @@ class Operator:
 
     @classmethod
     def from_record(cls, block: "Block", record: codec.OperatorRecord) -> "Operator":
-        """The operator of a program that is read from a file, whose blocks are all there."""
+        """Return the operator of a program that is read from a file, whose blocks are all there."""
         op = cls(block, record.type, record.inputs, record.outputs, callsite=False)
         blocks = block.program.blocks
         for name, value in record.attrs.items():

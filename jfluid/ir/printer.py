@@ -1,4 +1,4 @@
-"""Programs in a form like code, for reading."""
+"""Programs as text in a form like code, for reading."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _PROVENANCE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var
 
 
 def type_to_code(var: Variable) -> str:
-    """A variable's type in one line: `FP32[-1, 784]`, `INT64[-1, 1] lod 1`, `READER`."""
+    """Return a variable's type in one line: `FP32[-1, 784]`, `INT64[-1, 1] lod 1`, `READER`."""
     if var.type not in (VarType.LOD_TENSOR, VarType.SELECTED_ROWS, VarType.LOD_TENSOR_ARRAY):
         return var.type.name
     kind = "" if var.type == VarType.LOD_TENSOR else f"{var.type.name} of "
@@ -24,7 +24,7 @@ def type_to_code(var: Variable) -> str:
 
 
 def variable_to_code(var: Variable) -> str:
-    """A variable in one line."""
+    """Return a variable in one line."""
     role = (
         "param"
         if isinstance(var, Parameter)
@@ -38,7 +38,7 @@ def variable_to_code(var: Variable) -> str:
 
 
 def operator_to_code(op: Operator) -> str:
-    """An operator in one line, as an assignment."""
+    """Return an operator in one line, as an assignment."""
 
     def names(values: list[str]) -> str:
         return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
@@ -62,8 +62,8 @@ def operator_to_code(op: Operator) -> str:
 
 
 def block_to_code(block: Block, show_backward: bool = False) -> str:
-    """A block for reading: its variables, then its operators; gradients only with
-    `show_backward`.
+    """Return a block as text: its variables, then its operators; with `show_backward` also
+    gradients.
     """
 
     def shown(name: str) -> bool:
@@ -88,5 +88,5 @@ def block_to_code(block: Block, show_backward: bool = False) -> str:
 
 
 def program_to_code(program: Program, show_backward: bool = False) -> str:
-    """A program for reading, block by block."""
+    """Return a program as text, block by block; with `show_backward` also gradients."""
     return "\n".join(block_to_code(b, show_backward) for b in program.blocks)

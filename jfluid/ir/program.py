@@ -44,13 +44,13 @@ class Program:
         return self.blocks[0]
 
     def block(self, index: int) -> Block:
-        """The block at `index`. Raises ProgramError when there is none."""
+        """Return the block at `index`. Raises ProgramError when there is none."""
         if not -len(self.blocks) <= index < len(self.blocks):
             raise errors.ProgramError(f"the program has {len(self.blocks)} blocks, none at {index}")
         return self.blocks[index]
 
     def current_block(self) -> Block:
-        """The block that layers append to."""
+        """Return the block that layers append to."""
         return self.blocks[self.current_block_idx]
 
     @property
@@ -73,7 +73,7 @@ class Program:
     _create_block, _rollback = create_block, rollback
 
     def list_vars(self) -> Iterator[Variable]:
-        """All variables of all blocks."""
+        """Yield all variables of all blocks."""
         return (v for b in self.blocks for v in list(b.vars.values()))
 
     def all_parameters(self) -> list[Parameter]:
@@ -97,19 +97,19 @@ class Program:
         self._seed = seed
 
     def global_seed(self, seed: int = 0) -> None:
-        """Set the seed that programs made from now on start with, and this one's."""
+        """Set the seed that programs made from now on begin with, and this one's."""
         global _default_seed
         _default_seed = seed
         self.random_seed = seed
 
     # Identity
     def _touch(self) -> None:
-        """Note a change: the fingerprint has to be taken anew."""
+        """Note a change, after which the fingerprint has to be computed again."""
         self._version += 1
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the program computes, whatever its seed; equal programs have equal ones,
+        """A digest of what the program computes, without its seed; equal programs have equal ones,
         in all processes.
         """
         if self._fingerprint is None or self._fingerprint[0] != self._version:
@@ -132,8 +132,9 @@ class Program:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a program that is made from this one, or what runs it, depends on: as a key. It
-        holds on to `division`, so that none is taken for another."""
+        """A key for what depends on this program, such as programs made from it. It refers to
+        `division`, so that no other one can be taken for it.
+        """
         return self.fingerprint, self._seed, self.division
 
     def _stamp(self, op: Operator) -> None:
@@ -148,7 +149,7 @@ class Program:
 
     @contextlib.contextmanager
     def role_guard(self, role: int, role_var: Iterable[Variable | str] = ()) -> Iterator[None]:
-        """Operators appended within get `role`, and the names in `role_var`."""
+        """A context in which operators that are appended get `role`, and the names in `role_var`."""
         before = self.op_role, self.op_role_var
         self.op_role = role
         self.op_role_var = [v.name if isinstance(v, Variable) else v for v in role_var]
@@ -172,11 +173,12 @@ class Program:
 
     # Copies
     def clone(self, for_test: bool = False) -> "Program":
-        """A copy of the program.
+        """Return a copy of the program.
 
-        With `for_test` the copy leaves out backward, optimizer and learning-rate operators and what
-        goes to and comes from parameter servers (but looking up rows), and operators that behave
-        differently in training (dropout, batch_norm) take their test form.
+        Args:
+            for_test: leave out backward, optimizer and learning-rate operators, and the exchange
+                with parameter servers (except looking up rows), and give operators that behave
+                differently in training (dropout, batch_norm) their test form.
         """
         twin = self._copy()
         if for_test:
@@ -214,9 +216,7 @@ class Program:
         return twin
 
     def _drop_unused_vars(self) -> None:
-        """Drop variables that no operator names, gradients before all; parameters and data stay
-        with their users.
-        """
+        """Remove variables that no operator names, gradients above all; parameters and data stay."""
         used = {
             n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names
         }
@@ -232,7 +232,7 @@ class Program:
         self._touch()
 
     def _prune(self, targets: Iterable[Variable | str | Operator]) -> "Program":
-        """A copy that computes the targets from the parameters, and nothing else.
+        """Return a copy that computes the targets from the parameters, and nothing else.
 
         Raises ProgramError for a target that the global block does not know.
         """
@@ -241,7 +241,9 @@ class Program:
     def _prune_with_input(
         self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]
     ) -> "Program":
-        """As `_prune`, but what is fed is not computed."""
+        """Return a copy that computes the targets from the parameters and the feeds, and nothing
+        else. Raises what `_prune` raises.
+        """
         feeds = set(feeded_var_names)
         keep, wanted = self.global_block().needed(targets, feeds)
         twin = self._copy()
@@ -264,7 +266,7 @@ class Program:
         return twin.verify("prune")
 
     def _drop_unused_blocks(self) -> None:
-        """Empty the blocks that no operator names any more; indices of the others stay."""
+        """Empty the blocks that no operator names any more; the numbers of the others stay."""
         live, stack = {0}, [self.global_block()]
         while stack:
             for op in stack.pop().ops:
@@ -278,17 +280,20 @@ class Program:
         del self.blocks[max(live) + 1 :]
 
     def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
-        """A copy in test form."""
+        """Return a copy in test form."""
         twin = self._copy()
         twin._set_is_test()
         return twin
 
     # Checks
     def verify(self, what: str = "program") -> "Program":
-        """Check that the program is well formed, and return it. `what` names the rewrite in errors.
+        """Check that the program is well formed, and return it.
 
         Every slot and attribute must be known to its operator, every name declared, and every
         variable that is neither persistable nor fed written before it is read.
+
+        Args:
+            what: names the rewrite in errors.
 
         Raises ProgramError, naming the operator, its position and the line that made it.
         """
@@ -299,8 +304,8 @@ class Program:
 
     # Texts and bytes
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The program in Fluid's format of program files, as text; `with_details` adds what no file
-        holds.
+        """Return the program in Fluid's format of program files, as text; `with_details` adds what
+        no file has.
 
         `throw_on_error` has no effect: an incomplete message cannot be made here.
         """
@@ -315,20 +320,20 @@ class Program:
         return self.to_string(False)
 
     def to_message(self) -> pb.ProgramDesc:
-        """The program in Fluid's format of program files. Raises AttributeTypeError for an
-        attribute that it cannot hold.
+        """Return the program in Fluid's format of program files. Raises AttributeTypeError for an
+        attribute that the format cannot express.
         """
         return codec.program_message(
             (b.to_message() for b in self.blocks), self.op_compatibility, self.release
         )
 
     def serialize_to_string(self) -> bytes:
-        """The program as a serialized ProgramDesc, Fluid's own format."""
+        """Return the program as a serialized ProgramDesc, Fluid's own format."""
         return self.to_message().SerializeToString()
 
     @staticmethod
     def parse_from_string(binary_str: bytes) -> "Program":
-        """The program of a serialized ProgramDesc.
+        """Return the program of a serialized ProgramDesc.
 
         Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more
         than their size.
@@ -360,7 +365,7 @@ class Program:
 
 
 def _named(value: Any) -> Any:
-    """An attribute's value, with blocks as their numbers, and arrays in full."""
+    """Return an attribute's value, with blocks as their numbers, and arrays in full."""
     if isinstance(value, Block):
         return f"block {value.idx}"
     if isinstance(value, (list, tuple)):
@@ -369,7 +374,9 @@ def _named(value: Any) -> Any:
 
 
 class _NameScopes:
-    """The stack of `name_scope` prefixes, with a number behind the second use of a prefix."""
+    """The stack of `name_scope` prefixes, with a number after the second and later uses of a
+    prefix.
+    """
 
     def __init__(self) -> None:
         self.path = "/"
@@ -392,12 +399,12 @@ _startup_program = Program()
 
 
 def default_main_program() -> Program:
-    """The program that layers append to."""
+    """Return the program that layers append to."""
     return _main_program
 
 
 def default_startup_program() -> Program:
-    """The program that initialises parameters."""
+    """Return the program that initializes parameters."""
     return _startup_program
 
 
@@ -417,7 +424,7 @@ def switch_startup_program(program: Program) -> Program:
 
 @contextlib.contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Make the given programs the default ones within the context.
+    """A context in which the given programs are the default ones.
 
     Raises TypeError when one of them is not a Program.
     """
@@ -436,7 +443,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 @contextlib.contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """Operators made within carry the scope's path; it shows in drawings and profiles. Names of
+    """A context in which operators get the scope's path, which drawings and profiles show. Names of
     variables stay.
 
     Raises ProgramError when the prefix is empty.
@@ -449,10 +456,10 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_guard(device: str | None = None) -> Iterator[None]:
-    """Note a device ("cpu", "gpu", "gpu:0") on the operators made within.
+    """A context in which operators get a device ("cpu", "gpu", "gpu:0") as an attribute.
 
-    It stays with the program; XLA runs a whole program on the Executor's device. Raises
-    ProgramError for others.
+    It stays in the program without effect: XLA runs a whole program on the Executor's device.
+    Raises ProgramError for other devices.
     """
     kind = (device or "cpu").split(":")[0]
     if kind not in ("cpu", "gpu"):

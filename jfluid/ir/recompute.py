@@ -1,5 +1,5 @@
-"""Trading compute for memory: forward operators run again in the backward pass (Chen et al. 2016,
-arXiv:1604.06174).
+"""Less memory for more computing: forward operators run again in the backward pass (Chen et al.
+2016, arXiv:1604.06174).
 
 A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them late and merges the
 runs again, so there nothing is saved (`jax.checkpoint` fares the same).
@@ -29,10 +29,10 @@ class Segment:
 def segments(
     block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]
 ) -> list[Segment]:
-    """Cut `path` at the operators that write `checkpoints`.
+    """Divide `path` at the operators that write `checkpoints`.
 
-    What follows the last checkpoint needs no recomputing: its backward pass comes first.
-    Raises ProgramError when the path does not compute a checkpoint.
+    Operators after the last checkpoint need no recomputing: their backward pass comes first. Raises
+    ProgramError when the path does not compute a checkpoint.
     """
     names = {c if isinstance(c, str) else c.name for c in checkpoints}
     cuts, found = [], set()
@@ -57,8 +57,8 @@ def segments(
 def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> None:
     """Append the operators of `part` again, writing under their new names.
 
-    They read through a barrier that also waits for the gradient that enters the segment: else XLA
-    would see that the values exist already, keep them, and save nothing.
+    They read through a barrier that also waits for the gradient that enters the segment: otherwise
+    XLA would see that the values exist already, keep them, and save nothing.
     """
     written = {n for op in part.ops for n in op.output_arg_names}
     held = [n for n in part.renamed if n not in written]
@@ -87,5 +87,7 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
 
 
 def _is_kept(part: Segment) -> bool:
-    """Whether everything that the last operator writes is kept, so that it need not run again."""
+    """Return whether everything that the last operator writes is kept, so that it need not run
+    again.
+    """
     return not any(n in part.renamed for n in part.ops[-1].output_arg_names)

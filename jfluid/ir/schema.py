@@ -10,50 +10,48 @@ Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the
 
 
 class Schema(Protocol[Op]):
-    """What the IR asks about operators."""
+    """The questions that the IR asks about operators."""
 
     def check(self, op: Op) -> None:
-        """Hold slots and attributes against the definition; attribute values are brought to their
-        types.
-        """
+        """Check slots and attributes against the definition, and convert attributes to their types."""
 
     def infer(self, op: Op) -> None:
         """Set shape and dtype of the variables that `op` writes."""
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
-        """(whether the attribute has a default, the default)."""
+        """Return (whether the attribute has a default, the default)."""
 
     def defaults(self, op_type: str) -> dict[str, Any]:
-        """Every attribute that has a default."""
+        """Return every attribute that has a default, with it."""
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
-        """Fluid's name of the attribute's type."""
+        """Return Fluid's name of the attribute's type."""
 
     def gradient_inputs(self, op: Op) -> list[str] | None:
-        """Input slots that can get a gradient; None when the operator has no gradient."""
+        """Return the input slots that can get a gradient; None when the operator has no gradient."""
 
     def grad_slots(self, op: Op) -> tuple[set[str], set[str]]:
-        """Input and output slots of the operator's gradient operator."""
+        """Return the input and output slots of the operator's gradient operator."""
 
     def needs_whole(self, op_type: str) -> bool:
-        """Whether an update by this operator depends on the whole tensor, so that parts of it
-        cannot be updated apart.
+        """Return whether an update by this operator depends on the whole tensor, so that parts of
+        it cannot be updated apart.
         """
 
     def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:
-        """Whether one of the operators reads the variable in a slot whose values have other shapes
-        than programs declare.
+        """Return whether one of the operators reads the variable in a slot whose values have other
+        shapes than programs declare.
         """
 
     def set_types(self, op: Op) -> None:
-        """Record the kinds of the outputs of a gradient operator that are no dense tensors."""
+        """Set the kinds of a gradient operator's outputs that are no dense tensors."""
 
 
 _schema: Schema[Any] | None = None
 
 
 def install(schema: Schema[Any]) -> None:
-    """Make `schema` the one that all programs use."""
+    """Make `schema` the one that all programs ask."""
     global _schema
     _schema = schema
 

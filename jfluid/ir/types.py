@@ -1,6 +1,6 @@
-"""Fluid's variable types and their NumPy dtypes.
+"""Fluid's types of variables and their NumPy dtypes.
 
-The numbers are those of Fluid's `VarType.Type` and travel in saved programs.
+The numbers are those of Fluid's `VarType.Type`, and are written to saved programs.
 """
 
 import enum
@@ -58,9 +58,9 @@ _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 
 
 def np_dtype(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`: a `VarType`, its number, a NumPy dtype or its name.
+    """Return the NumPy dtype of `dtype`: a `VarType`, its number, a NumPy dtype or its name.
 
-    Raises TypeError for a kind that holds no elements.
+    Raises TypeError for a kind without elements.
     """
     if isinstance(dtype, (int, np.integer)):
         try:
@@ -74,7 +74,7 @@ def np_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def var_type(dtype: Any) -> VarType:
-    """The `VarType` of an element type given as NumPy dtype, name or number.
+    """Return the `VarType` of an element type given as NumPy dtype, name or number.
 
     Raises TypeError for a dtype that Fluid has no number for.
     """
@@ -90,5 +90,5 @@ def var_type(dtype: Any) -> VarType:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether the element type can carry a gradient."""
+    """Return whether the element type can have a gradient."""
     return var_type(dtype) in (VarType.FP16, VarType.FP32, VarType.FP64, VarType.BF16)

@@ -8,7 +8,7 @@ __all__ = ["generate", "guard", "switch"]
 
 
 class UniqueNameGenerator:
-    """Counts the uses of each key, behind a common prefix."""
+    """Counts the uses of each key; names begin with a common prefix."""
 
     def __init__(self, prefix: str = ""):
         self.prefix = prefix
@@ -24,12 +24,12 @@ _generator = UniqueNameGenerator()
 
 
 def generate(key: str) -> str:
-    """`key` with the next number behind it."""
+    """Return `key` with the next number after it."""
     return _generator(key)
 
 
 def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenerator:
-    """Make `new_generator` (a fresh one if None) the current generator; returns the one it
+    """Make `new_generator` (a new one if None) the current generator; returns the one that it
     replaces.
     """
     global _generator
@@ -39,7 +39,7 @@ def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenera
 
 @contextlib.contextmanager
 def guard(new_generator: str | bytes | UniqueNameGenerator | None = None) -> Iterator[None]:
-    """Count anew within the context; a string is put before every name made there."""
+    """A context in which names are counted anew; a string is put before every name made there."""
     if isinstance(new_generator, bytes):
         new_generator = new_generator.decode()
     if isinstance(new_generator, str):

@@ -1,4 +1,4 @@
-"""Variables: what a program's operators read and write."""
+"""Variables: what the operators of a program read and write."""
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,26 +18,26 @@ EMPTY_NAME = "@EMPTY@"
 
 
 def grad_name(name: str) -> str:
-    """The name of the gradient of variable `name`."""
+    """Return the name of the gradient of variable `name`."""
     return name + GRAD_SUFFIX
 
 
 class Variable:
     """One variable of a block.
 
-    Arithmetic, comparison and indexing on a Variable append operators to the current block
+    Arithmetic, comparison and indexing of a Variable append operators to the current block
     (`jfluid.layers` installs those methods).
 
     Attributes:
         name: unique within the block.
-        shape: the dimensions, -1 where a dimension is known only at run time.
+        shape: the dimensions; -1 where one is known only when the program runs.
         dtype: the element type (`VarType`).
-        lod_level: the number of levels of its ragged rows; 0 for a dense tensor.
+        lod_level: the number of levels of its sequences; 0 for a dense tensor.
         type: the kind of variable (`VarType.LOD_TENSOR`, ...).
         persistable: whether its value outlives a run, in the Scope.
-        stop_gradient: whether `append_backward` stops here.
+        stop_gradient: whether no gradient flows to it.
         is_data: whether it is fed.
-        need_check_feed: whether the fed shape is held against `shape`.
+        need_check_feed: whether the shape of feeds is compared with `shape`.
     """
 
     _DETAILS: tuple[str, ...] = ("error_clip", "stop_gradient")  # that no program file holds
@@ -115,7 +115,7 @@ class Variable:
         return np_dtype(self.dtype)
 
     def set_shape_dtype(self, shape: tuple[int, ...], dtype: VarType) -> None:
-        """Record the inferred shape and element type."""
+        """Set the inferred shape and element type."""
         self._shape, self._dtype = tuple(shape), dtype
 
     def set_error_clip(self, error_clip: Any) -> None:
@@ -125,7 +125,7 @@ class Variable:
     _set_error_clip = set_error_clip
 
     def clone_into(self, block: "Block") -> "Variable":
-        """A copy of this variable that belongs to `block`."""
+        """Return a copy of this variable that belongs to `block`."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.block, twin.op = block, None
@@ -133,8 +133,8 @@ class Variable:
         return twin
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The variable's description; `with_details` adds the attributes that no program file
-        holds.
+        """Return the variable's description; `with_details` adds the attributes that no program
+        file has.
         """
         details = (
             [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
@@ -142,7 +142,7 @@ class Variable:
         return codec.text_of(self.to_message(), throw_on_error, with_details) + "".join(details)
 
     def to_message(self) -> pb.VarDesc:
-        """The variable in Fluid's format of program files."""
+        """Return the variable in Fluid's format of program files."""
         told = self._shape is not None or self._dtype is not None
         return codec.variable_message(
             codec.VariableRecord(
@@ -159,7 +159,7 @@ class Variable:
 
     @classmethod
     def from_record(cls, block: "Block", record: codec.VariableRecord) -> "Variable":
-        """The variable of a program that is read from a file."""
+        """Return the variable of a program that is read from a file."""
         var = cls(
             block,
             type=record.type,
@@ -246,11 +246,11 @@ class Variable:
 class Parameter(Variable):
     """A persistable variable that training changes.
 
-    Attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate": factor}`),
-    regularizer, gradient_clip_attr, do_model_average, is_distributed, entry, max_rows, max_bytes
-    (see ParamAttr).
+    It has these attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate":
+    factor}`), regularizer, gradient_clip_attr, do_model_average, is_distributed, entry, max_rows,
+    max_bytes (see ParamAttr).
 
-    Raises ValueError where the shape is missing or holds a dimension below 1.
+    Raises ValueError where the shape is missing or has a dimension below 1.
     """
 
     _DETAILS = (*Variable._DETAILS, "trainable", "optimize_attr", "regularizer", "do_model_average")

@@ -18,7 +18,7 @@ from jfluid.layers.blocks import conditional
 
 
 class OptimizerWithMixedPrecision:
-    """What `decorate` returns: an optimizer around another one. See there."""
+    """An optimizer around another one, which trains in 16 bits; `decorate` makes it."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class OptimizerWithMixedPrecision:
         self._scaled_loss: Variable | None = None
 
     def get_loss_scaling(self) -> Variable | None:
-        """The variable with the loss scaling, [1]; None before `minimize`."""
+        """Return the Variable [1] with the loss scaling; None before `minimize`."""
         return self._loss_scaling
 
     def get_scaled_loss(self) -> Variable | None:
-        """The loss times the scaling; None before `minimize`."""
+        """Return the loss times the scaling; None before `minimize`."""
         return self._scaled_loss
 
     def backward(
@@ -55,8 +55,8 @@ class OptimizerWithMixedPrecision:
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Any = None,
     ) -> list[ParamGrad]:
-        """Rewrite the program of `loss` to 16 bits and append its gradients, unscaled, zero where
-        any overflowed.
+        """Rewrite the program of `loss` to 16 bits and append its gradients, divided by the
+        scaling, and zero where any overflowed.
         """
         program, startup = loss.block.program, startup_program or default_startup_program()
         with program_guard(program, startup):
@@ -91,7 +91,7 @@ class OptimizerWithMixedPrecision:
     def apply_optimize(
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
     ) -> list[Operator]:
-        """As `apply_gradients`, in the program of `loss`."""
+        """Append updates, as `apply_gradients` does, to the program of `loss`."""
         with program_guard(loss.block.program, startup_program or default_startup_program()):
             return self.apply_gradients(params_grads)
 
@@ -102,13 +102,15 @@ class OptimizerWithMixedPrecision:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """Append all of it; returns (update operators, parameters with their gradients)."""
+        """Append gradients and updates; returns (update operators, parameters with their
+        gradients).
+        """
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def _watch(self, grads: list[Variable]) -> None:
-        """Append what follows from finite and from infinite gradients: the counters, the scaling,
-        zeroed gradients.
+        """Append what depends on whether gradients are finite: the counters, the scaling, zeroed
+        gradients.
         """
         good, bad = (
             layers.create_global_var(
@@ -158,23 +160,23 @@ def decorate(
     use_dynamic_loss_scaling: bool = True,
     dtype: str = "bfloat16",
 ) -> OptimizerWithMixedPrecision:
-    """An optimizer that computes in 16 bits what gains from it; parameters and updates stay in
-    float32.
+    """Return an optimizer that computes in 16 bits what gains from it; parameters and updates stay
+    in float32.
 
-    The loss is multiplied by a scaling before the backward pass and gradients are divided by it.
+    The loss is multiplied by a scaling before the backward pass, and gradients are divided by it.
     With dynamic scaling, a step whose gradients are not finite updates with zeros; after several
     such steps the scaling shrinks, after many good ones it grows.
 
     Args:
         optimizer: any optimizer of `fluid.optimizer`.
-        amp_lists: which operators run in 16 bits.
+        amp_lists: which operators run in 16 bits; AutoMixedPrecisionLists() when None.
         init_loss_scaling: the first scaling.
         incr_every_n_steps, incr_ratio: after more than so many good steps in a row the scaling is
             multiplied by the ratio.
-        decr_every_n_nan_or_inf, decr_ratio: after more than so many overflows in a row likewise; it
-            never falls below 1.
+        decr_every_n_nan_or_inf, decr_ratio: after more than so many overflows in a row the scaling
+            is multiplied by the ratio; it never falls below 1.
         use_dynamic_loss_scaling: False keeps the first scaling and lets infinite gradients through.
-        dtype: "bfloat16", which has the range of float32, or "float16", as Fluid.
+        dtype: "bfloat16", which has the range of float32, or "float16", as in Fluid.
 
     Raises ProgramError for another dtype or settings out of range.
     """
@@ -206,7 +208,7 @@ def decorate(
 
 
 def _values(grad: Variable) -> Variable:
-    """A gradient as a dense tensor that is finite where it is: of sparse rows their values."""
+    """Return a gradient as a dense tensor that is finite where it is: of sparse rows their values."""
     return (
         layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad
     )

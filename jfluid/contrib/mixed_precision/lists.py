@@ -1,4 +1,4 @@
-"""Which operators run in 16 bits."""
+"""The operators that run in 16 bits."""
 
 from collections.abc import Iterable
 

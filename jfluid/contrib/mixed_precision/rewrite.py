@@ -1,4 +1,4 @@
-"""Casting a forward program to 16 bits where the lists say so."""
+"""Converting a forward program to 16 bits where the lists say so."""
 
 from jfluid.contrib.mixed_precision.lists import AutoMixedPrecisionLists
 from jfluid.ir import schema
@@ -14,8 +14,8 @@ _DATA_SLOTS = {"batch_norm": {"X"}, "layer_norm": {"X"}}
 
 
 def sort_operators(block: Block, lists: AutoMixedPrecisionLists) -> tuple[set[int], set[int]]:
-    """Positions of the operators for 16 bits and of those for float32; the others take what
-    comes.
+    """Return the positions of the operators for 16 bits and of those for float32; the others
+    compute in the dtype of their inputs.
     """
     low: set[int] = set()
     full: set[int] = set()
@@ -68,7 +68,7 @@ def _cast_inputs(block: Block, op: Operator, have: VarType, want: VarType) -> No
 
 
 def _cast(block: Block, op: Operator, var: Variable, dtype: VarType) -> Variable:
-    """`var` in another dtype; one cast serves all who read the same value."""
+    """Return `var` in another dtype; one cast serves all operators that read the same value."""
     name = f"{var.name}.cast_{SUFFIX[dtype]}"
     for earlier in reversed(block.ops):
         if name in earlier.output_arg_names:
