@@ -38,6 +38,7 @@ _OTHERS = {"scrape_configs"}
 # anything.
 _SOURCES = {
     "jfluid-launch": "jfluid/launch/command.py",
+    "paddle.distributed.launch": "jfluid/launch/command.py",
     "jfluid.ps_server": "jfluid/ps_server/__main__.py",
     "jfluid.security": "jfluid/security/__main__.py",
     "jfluid doctor": "jfluid/command/doctor.py",
@@ -246,7 +247,8 @@ def _stale(words):
         return [program]
     ends = [at for at, word in enumerate(rest) if word.endswith(".py")]
     # what follows is the script's
-    own = rest[: ends[0]] if program == "jfluid-launch" and ends else rest
+    ends += [at for at, word in enumerate(rest) if word == "--"]
+    own = rest[: min(ends)] if ends and (program == "jfluid-launch" or "--" in rest) else rest
     options = [word.split("=")[0] for word in own if word.startswith("--")]
     files = [
         word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN
