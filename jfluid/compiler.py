@@ -55,7 +55,8 @@ class BuildStrategy(_Settings):
 
     Attributes with an effect:
         reduce_strategy: `AllReduce` sums gradients, and every replica updates all parameters; `Reduce` sums each replica's
-            share, and a replica updates and keeps only its share of the optimizer's state.
+            share. On the CPU devices of one process parameters and the optimizer's state are then in memory once; on GPUs
+            and in several processes a replica has all parameters, and updates and keeps only its share of the state.
         gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or with
             what is fed for it (`Customized`).
         sync_batch_norm: batch_norm takes its statistics over all replicas.

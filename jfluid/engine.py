@@ -204,11 +204,13 @@ class Engine:
         def compiled() -> Step:
             planned = plan(program, names, fetches)
             placement = (
-                of_device(planned, self.device) if parallel is None else parallel.placement(planned)
+                of_device(planned, self.device)
+                if parallel is None
+                else parallel.placement(planned, check_finite)
             )
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
-            return Step(planned, placement, self.place, check_finite, name, self.donate)
+            return Step(placement.plan, placement, self.place, check_finite, name, self.donate)
 
         step = (self._steps if parallel is None else parallel.steps).get_or_make(key, compiled)
         if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):

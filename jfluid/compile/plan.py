@@ -123,7 +123,13 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
-        segments[-1].collective |= _is_collective(item[1], item[2])
+    return joined(block, segments, feeds, fetches)
+
+
+def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: list[str]) -> Plan:
+    """A plan of segments that have their operators only: what each reads and gives is added."""
+    for segment in segments:
+        segment.collective = any(_is_collective(op, found) for _, op, found in segment.ops)
     written: set[str] = set()
     state: dict[str, None] = {}
     for segment in segments:

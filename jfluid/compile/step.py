@@ -38,7 +38,7 @@ class CompiledSegment:
         # and a value in another variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
-        self._at, self._placement, self._check, self._updated = (
+        self.at, self._placement, self._check, self._updated = (
             at,
             placement,
             check_finite,
@@ -62,7 +62,7 @@ class CompiledSegment:
         }
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list[Any] | None = [] if self._check else None
-        self._placement.lower(self._at, env, key, watch)
+        self._placement.lower(self.at, env, key, watch)
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None

@@ -24,6 +24,7 @@ from jfluid.parallel import notices, phases, replica_feeds
 from jfluid.parallel.devices import devices_of
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
+from jfluid.parallel.shared_replicas import SharedReplicas
 
 _MAX_STEPS = 32
 
@@ -160,14 +161,30 @@ class DataParallel:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
-    def placement(self, planned: Plan) -> Replicas:
-        """The placement of a plan of the rewritten program."""
+    def placement(self, planned: Plan, check_finite: bool) -> Replicas:
+        """The placement of a plan of the rewritten program; its plan may be divided further, if not
+        the whole step is to be refused for one value that is not finite.
+        """
+        repeats = self.build._passes.num_repeats
+        if self._in_one_memory and not check_finite:
+            shared = SharedReplicas.of(planned, self.devices, repeats, self._sums)
+            if shared is not None:
+                return shared
         sharding = ReplicaSharding(
             Mesh(np.array(self.devices), (AXIS,)),
             self._shares(planned),
             self.build.fuse_all_reduce_ops,
         )
-        return Replicas(planned, sharding, self.build._passes.num_repeats, self._sums)
+        return Replicas(planned, sharding, repeats, self._sums)
+
+    @property
+    def _in_one_memory(self) -> bool:
+        """Whether Reduce needs to divide nothing: its replicas are CPU devices of this process."""
+        return (
+            self.build.reduce_strategy == self.build.ReduceStrategy.Reduce
+            and len(self.devices) == len(self._own) > 1
+            and self._own[0].platform == "cpu"
+        )
 
     def _shares(self, planned: Plan) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that

@@ -3,7 +3,7 @@ program.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -103,14 +103,15 @@ class Replicas(Placement):
     # ---- compiled segments ----
 
     def compiled(self, at: int, function: Function) -> Function:
+        everywhere = NamedSharding(self.sharding.mesh, PartitionSpec())
+        return self._jitted(function, lambda ended: lax.with_sharding_constraint(ended, everywhere))
+
+    def _jitted(self, function: Function, settled: Callable[[Any], Any]) -> Function:
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
             # It is ready when the program has ended; the values themselves may have been donated to
             # the next one by then.
-            ended = jnp.zeros((), jnp.int32)
-            return found, lax.with_sharding_constraint(
-                ended, NamedSharding(self.sharding.mesh, PartitionSpec())
-            )
+            return found, settled(jnp.zeros((), jnp.int32))
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
@@ -214,13 +215,13 @@ class Replicas(Placement):
             gradients, gives, own_values, finite = run(phase, alike, mine, own, checks)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
-                summed(gradients, self.sharding),
+                self._brought_together(gradients),
                 gives,
                 stacked,
                 finite if watch is None else lax.pmin(finite, AXIS),
             )
 
-        specs = {n: self.sharding.spec(n) for n in phase.reduced}
+        specs = {n: self._spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
         reduced, gives, stacked, finite = jax.shard_map(
             replica,
@@ -235,17 +236,34 @@ class Replicas(Placement):
         if watch is not None:
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
 
-    @staticmethod
+    def _brought_together(self, gradients: Env) -> Env:
+        """The sums of gradients, or each replica's share of them. Called within a replica."""
+        return summed(gradients, self.sharding)
+
+    def _spec(self, gradient: str) -> PartitionSpec:
+        """The partition spec of what `_brought_together` returns."""
+        return self.sharding.spec(gradient)
+
+    def _gradient(self, name: str, env: Env) -> Any:
+        """One replica's gradient for `_brought_together`, of the values of its phase."""
+        return env[name]
+
     def _at_once(
-        phase: phases.Phase, alike: Env, mine: Env, key: Any, watched: list[tuple[Any, str]] | None
+        self,
+        phase: phases.Phase,
+        alike: Env,
+        mine: Env,
+        key: Any,
+        watched: list[tuple[Any, str]] | None,
     ) -> tuple[Env, Env, Env, Any]:
         """One replica's gradients, values of the Scope, values of its own, and which of the
         `watched` are finite.
         """
         watch: list[trace.Watched] | None = None if watched is None else []
         env = trace.lower(phase.items, alike | mine, key, watch)
-        names = phase.reduced, phase.shared_outputs, phase.per_replica_outputs
-        gradients, gives, own = ({n: env[n] for n in group if n in env} for group in names)
+        names = phase.shared_outputs, phase.per_replica_outputs
+        gives, own = ({n: env[n] for n in group if n in env} for group in names)
+        gradients = {n: self._gradient(n, env) for n in phase.reduced if n in env}
         if watched is not None:
             watched[:] = [(op, name) for op, name, _ in watch or ()]
         return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)

@@ -1,0 +1,79 @@
+"""Memory of a model that trains on the CPU: on one device, and in replicas with Reduce.
+
+    python benchmarks/memory.py [--width 4096] [--layers 16] [--replicas 4] [--optimizer adam]
+
+Each figure is of a process of its own: the most that was resident during three steps, less what was
+resident before the startup program ran.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+
+def resident(field):
+    """VmRSS or VmHWM of this process in MiB."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(field))
+
+
+def one(mode, width, layers, replicas, optimizer):
+    """(MiB, the last loss)."""
+    os.environ["CPU_NUM"] = str(replicas)
+    import numpy as np
+
+    import jfluid as fluid
+
+    x = fluid.data("x", [None, width])
+    hidden = x
+    for _ in range(layers):
+        start = fluid.initializer.Constant(1 / width)
+        hidden = fluid.layers.fc(hidden, width, bias_attr=False, param_attr=start)
+    loss = fluid.layers.mean(hidden)
+    kinds = {
+        "sgd": lambda: fluid.optimizer.SGD(1e-6),
+        "momentum": lambda: fluid.optimizer.Momentum(1e-6, 0.9),
+        "adam": lambda: fluid.optimizer.Adam(1e-6),
+    }
+    kinds[optimizer]().minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    before = resident("VmRSS")
+    exe.run(fluid.default_startup_program())
+    program = fluid.default_main_program()
+    if mode != "one device":
+        build = fluid.BuildStrategy()
+        build.reduce_strategy = getattr(build.ReduceStrategy, mode)
+        program = fluid.CompiledProgram(program).with_data_parallel(loss.name, build)
+    feed = {"x": np.ones((2 * replicas, width), "float32")}
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins anew
+    for _ in range(3):
+        (value,) = exe.run(program, feed=feed, fetch_list=[loss])
+    return resident("VmHWM") - before, float(np.mean(value))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="adam")
+    parser.add_argument("--modes", nargs="*", default=["one device", "Reduce"])
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(one(args.one, args.width, args.layers, args.replicas, args.optimizer)))
+        return
+    megabytes = args.width**2 * 4 * args.layers / 2**20
+    print("%d MiB of parameters, %s, %d replicas" % (megabytes, args.optimizer, args.replicas))
+    for mode in args.modes:
+        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--one", mode]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        found, loss = json.loads(done.stdout.decode().splitlines()[-1])
+        print("%-10s %5d MiB, loss %.6f" % (mode, found, loss), flush=True)
+
+
+if __name__ == "__main__":
+    main()
