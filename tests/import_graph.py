@@ -41,7 +41,7 @@ LAYERS = (
     {"engine"},
     {"compiler", "dataset", "distributed", "layers"},
     {"clip", "executor", "input", "io", "nets"},
-    {"contrib", "evaluator", "optimizer", "parallel_executor"},
+    {"contrib", "evaluator", "exports", "optimizer", "parallel_executor"},
     {"fleet", "install_check"},
     {"compat"},
     {"__init__"},

@@ -43,6 +43,7 @@ _SOURCES = {
     "jfluid.security": "jfluid/security/__main__.py",
     "jfluid doctor": "jfluid/command/doctor.py",
     "jfluid inspect": "jfluid/command/inspect.py",
+    "jfluid export": "jfluid/command/export.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

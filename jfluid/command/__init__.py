@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("doctor", "inspect")
+SUBCOMMANDS = ("doctor", "inspect", "export")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

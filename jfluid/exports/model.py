@@ -1,0 +1,145 @@
+"""A saved model that is loaded to be run, exported or served."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.executor import Executor
+from jfluid.files.inference_model import load_inference_model
+from jfluid.files.saved_model import read_saved_model
+from jfluid.ir.operator import Operator
+from jfluid.ir.variable import Variable
+from jfluid.ops import registry
+from jfluid.places import CPUPlace, CUDAPlace
+from jfluid.scope import Scope, scope_guard
+
+
+class LoadedModel:
+    """A model with its parameters, which lie in a scope of its own.
+
+    Attributes:
+        program: what it computes.
+        feeds, fetches: its variables, in order.
+        scope: its parameters.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        model_filename: str | None = None,
+        params_filename: str | None = None,
+        place: CPUPlace | CUDAPlace | None = None,
+    ):
+        """Load the model of a folder.
+
+        Raises FileFormatError where its files are missing or damaged, UnsupportedOpError where an
+        operator is not in this release.
+        """
+        files = read_saved_model(path, model_filename, params_filename)
+        if files.faults:
+            raise errors.FileFormatError(files.faults[0])
+        if not files.fetches:
+            raise errors.FileFormatError(
+                f"{path}: the program gives nothing: expected a model that save_inference_model wrote"
+            )
+        self.scope = Scope()
+        self._executor = Executor(CPUPlace() if place is None else place)
+        self._lock = threading.Lock()
+        with scope_guard(self.scope):
+            self.program, names, self.fetches = load_inference_model(
+                files.folder, self._executor, files.model_file, files.params_file
+            )
+        block = self.program.global_block()
+        unknown = {op.type for op in block.ops if registry.find(op.type) is None}
+        if unknown:
+            raise errors.UnsupportedOpError(*sorted(unknown))
+        self.feeds: list[Variable] = [block.vars[name] for name in names]
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """What the model gives for a feed, in the order of `fetches`. Threads may call it."""
+        with self._lock:
+            found = self._executor.run(
+                self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope
+            )
+        return [np.asarray(value) for value in found]
+
+    def operators(self) -> list[Operator]:
+        """The operators of the program, without feeds and fetches."""
+        ops = self.program.global_block().ops
+        return [op for op in ops if op.type not in ("feed", "fetch")]
+
+    def parameter(self, name: str) -> np.ndarray | None:
+        """The value of a parameter."""
+        var = self.scope.find_var(name)
+        return None if var is None else np.array(var.get_tensor())
+
+    def sample(self, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+        """A feed of random numbers (ids are 0 or 1, which every table has), of that many rows."""
+        random = np.random.default_rng(seed)
+        return {var.name: _drawn(var, batch, random) for var in self.feeds}
+
+
+def _drawn(var: Variable, batch: int, random: np.random.Generator) -> np.ndarray:
+    shape = [batch if size < 0 else size for size in var.shape]
+    dtype = np.dtype(var.np_dtype)
+    if dtype.kind in "iub":
+        return random.integers(0, 2, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def check_exportable(model: LoadedModel, target: str) -> None:
+    """Raise UnsupportedError where a model cannot become one of arrays alone: sequences, operators of
+    the host, random numbers.
+    """
+    ragged = [var.name for var in model.feeds if var.lod_level]
+    if ragged:
+        raise errors.UnsupportedError(
+            f"{target}: {', '.join(ragged)} are sequences of different lengths (LoD), which the format does "
+            "not have; build the model from padded rows (layers.sequence_pad outside of it)"
+        )
+    ops = [(op, registry.get(op.type)) for op in model.operators()]
+    hosts = sorted({op.type for op, found in ops if found.host})
+    if hosts:
+        raise errors.UnsupportedError(
+            f"{target}: {', '.join(hosts)} run on the host and cannot be exported"
+        )
+    random = sorted({op.type for op, found in ops if found.rng and not op.attrs.get("is_test")})
+    if random:
+        raise errors.UnsupportedError(
+            f"{target}: {', '.join(random)} draw random numbers, which an exported model would draw once "
+            "for all; save the model of a program.clone(for_test=True)"
+        )
+
+
+def compare(
+    model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4
+) -> float:
+    """The largest difference between what the model gives and what `run(feed)` does, relative to
+    the largest value of each fetch (absolute where that is below 1).
+
+    Raises OpError where it is above the tolerance, or a shape or dtype differs.
+    """
+    worst = 0.0
+    for batch in batches:
+        feed = model.sample(batch, seed=batch)
+        for var, expected, found in zip(model.fetches, model.run(feed), run(feed), strict=True):
+            found = np.asarray(found)
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                raise errors.OpError(
+                    f"{var.name}: expected {expected.dtype}{list(expected.shape)}, the exported model gives "
+                    f"{found.dtype}{list(found.shape)}"
+                )
+            if not expected.size:
+                continue
+            scale = max(1.0, float(np.abs(expected.astype("float64")).max()))
+            gap = np.abs(expected.astype("float64") - found.astype("float64"))
+            difference = float(gap.max()) / scale
+            if not difference <= tolerance:
+                raise errors.OpError(
+                    f"{var.name}: the exported model differs by {difference:.2g}, above {tolerance:g}"
+                )
+            worst = max(worst, difference)
+    return worst

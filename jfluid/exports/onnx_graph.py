@@ -1,0 +1,177 @@
+"""Models as ONNX: operators of dense arrays, by onnx's own builders."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.exports.model import LoadedModel, check_exportable, compare
+from jfluid.ir.operator import Operator
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops import registry
+
+try:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+except ModuleNotFoundError as error:
+    raise ImportError("models are exported by onnx: pip install 'jfluid[export]'") from error
+
+OPSET, _IR_VERSION = 18, 9  # what runtimes of 2023 read
+Converter = Callable[["Graph", "Node"], None]
+_CONVERTERS: dict[str, Converter] = {}
+
+
+def converts(*types: str) -> Callable[[Converter], Converter]:
+    """Register what turns operators of some types into nodes of ONNX."""
+
+    def register(converter: Converter) -> Converter:
+        _CONVERTERS.update(dict.fromkeys(types, converter))
+        return converter
+
+    return register
+
+
+class Node:
+    """An operator that is converted: its attributes with their defaults, and its variables."""
+
+    def __init__(self, op: Operator):
+        self.op, self.type = op, op.type
+        self._defaults = registry.get(op.type).attrs
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an attribute."""
+        default = self._defaults[name].default if name in self._defaults else None
+        return self.op.attrs.get(name, default)
+
+    def names(self, slot: str) -> list[str]:
+        """The variables of an input slot."""
+        return [name for name in self.op.input(slot) if name != EMPTY_NAME]
+
+    def has(self, slot: str) -> bool:
+        """Whether an input slot is given."""
+        return slot in self.op.inputs and bool(self.names(slot))
+
+    def input(self, slot: str = "X") -> str:
+        """The one variable of an input slot."""
+        return self.names(slot)[0]
+
+    def output(self, slot: str = "Out") -> str:
+        """The one variable of an output slot."""
+        return str(self.op.output(slot)[0])
+
+    def refuse(self, what: str) -> errors.UnsupportedError:
+        """The error that says what of the operator ONNX does not have."""
+        return errors.UnsupportedError(f"onnx: operator {self.type}: {what}")
+
+    def without(self, **slots_and_attrs: Any) -> None:
+        """Raise where an input slot is given (None), or an attribute is not the value."""
+        for name, value in slots_and_attrs.items():
+            if value is None and self.has(name):
+                raise self.refuse(f"its input {name} is not converted")
+            if value is not None and self[name] != value:
+                raise self.refuse(f"{name}={self[name]!r} is not converted, only {value!r}")
+
+
+class Graph:
+    """The nodes and constants of ONNX's graph while it grows."""
+
+    def __init__(self, model: LoadedModel):
+        self.model = model
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+        self._block = model.program.global_block()
+
+    def add(self, kind: str, inputs: Sequence[str], output: str | None = None, **attrs: Any) -> str:
+        """Add a node of one output; returns the output's name, a new one by default."""
+        name = output or f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attrs))
+        return name
+
+    def add_several(
+        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Any
+    ) -> None:
+        """Add a node of several outputs."""
+        self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), **attrs))
+
+    def constant(self, value: Any, dtype: Any = np.int64) -> str:
+        """A constant; returns its name."""
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
+        return name
+
+    def shape(self, name: str) -> list[int]:
+        """The declared shape of a variable, with -1 for sizes that are not fixed."""
+        return list(self._block.var(name).shape)
+
+    def rank(self, name: str) -> int:
+        """The number of dimensions of a variable."""
+        return len(self.shape(name))
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The type of a variable's elements."""
+        found: np.dtype[Any] = self._block.var(name).np_dtype
+        return found
+
+    def like(self, name: str, value: float) -> str:
+        """A constant of the dtype of a variable."""
+        return self.constant(value, self.dtype(name))
+
+
+def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
+    """(the bytes of an ONNX model, the largest difference found when onnx's reference runs it).
+
+    Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
+    """
+    from jfluid.exports import onnx_arrays, onnx_layers  # noqa: F401  they register what converts
+
+    check_exportable(model, "onnx")
+    ops = model.operators()
+    unknown = sorted({op.type for op in ops} - set(_CONVERTERS))
+    if unknown:
+        raise errors.UnsupportedError(
+            f"onnx: there is nothing for operators {', '.join(unknown)}; --to stablehlo and jax take them"
+        )
+    graph = Graph(model)
+    for op in ops:
+        _CONVERTERS[op.type](graph, Node(op))
+    proto = _model(graph)
+    onnx.checker.check_model(proto, full_check=True)
+    session = ReferenceEvaluator(proto)
+    return proto.SerializeToString(), compare(model, lambda feed: session.run(None, feed))
+
+
+def _model(graph: Graph) -> Any:
+    model = graph.model
+    used = {name for node in graph.nodes for name in node.input}
+    feeds, made = {var.name for var in model.feeds}, {n for o in graph.nodes for n in o.output}
+    for name in sorted(used - feeds - made - set(graph.constants)):
+        value = model.parameter(name)
+        if value is not None:
+            graph.constants[name] = numpy_helper.from_array(value, name)
+    inputs = [_value(var, f"{var.name}_") for var in model.feeds]
+    outputs = [_value(var, f"{var.name}_") for var in model.fetches]
+    body = helper.make_graph(
+        graph.nodes, "model", inputs, outputs, initializer=list(graph.constants.values())
+    )
+    return helper.make_model(
+        body,
+        producer_name="jfluid",
+        ir_version=_IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )
+
+
+def _value(var: Any, prefix: str) -> Any:
+    sizes: list[int | str] = [
+        size if size >= 0 else f"{prefix}{i}" if i else "batch" for i, size in enumerate(var.shape)
+    ]
+    return helper.make_tensor_value_info(var.name, tensor_type(var.np_dtype), sizes)
+
+
+def tensor_type(dtype: Any) -> int:
+    """ONNX's number of a dtype."""
+    found: int = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    assert found != TensorProto.UNDEFINED
+    return found
