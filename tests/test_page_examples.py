@@ -240,7 +240,8 @@ def _stale(words):
             return [] if importlib.util.find_spec(target(rest[1])) else rest[1:2]
         if rest[0].endswith(".py"):  # a script, with its arguments
             return [] if rest[0] in READERS_OWN or (ROOT / rest[0]).exists() else rest[:1]
-        program, rest = f"jfluid {rest[0]}", rest[1:]
+        own = rest[1 : rest.index("--")] if "--" in rest else rest[1:]
+        program, rest = f"jfluid {rest[0]}", own
     if program in _OTHER_PROGRAMS or program in READERS_OWN:
         return []
     source = ROOT / _SOURCES.get(program, program)

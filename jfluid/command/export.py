@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 def _exported(model: LoadedModel, to: str) -> tuple[bytes, float]:
     """The bytes of the format, and how far they differ from the model."""
     if to == "onnx":
-        from jfluid.exports.onnx_graph import to_onnx
+        from jfluid.exports.onnx_model import to_onnx
 
         return to_onnx(model)
     from jfluid.exports import stablehlo

@@ -1,4 +1,4 @@
-"""Models as ONNX: operators of dense arrays, by onnx's own builders."""
+"""The graph of ONNX while operators are turned into its nodes, by onnx's own builders."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,28 +6,25 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.exports.model import LoadedModel, check_exportable, compare
+from jfluid.exports.model import LoadedModel
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
 
 try:
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
-    from onnx.reference import ReferenceEvaluator
 except ModuleNotFoundError as error:
     raise ImportError("models are exported by onnx: pip install 'jfluid[export]'") from error
 
-OPSET, _IR_VERSION = 18, 9  # what runtimes of 2023 read
 Converter = Callable[["Graph", "Node"], None]
-_CONVERTERS: dict[str, Converter] = {}
+CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*types: str) -> Callable[[Converter], Converter]:
     """Register what turns operators of some types into nodes of ONNX."""
 
     def register(converter: Converter) -> Converter:
-        _CONVERTERS.update(dict.fromkeys(types, converter))
+        CONVERTERS.update(dict.fromkeys(types, converter))
         return converter
 
     return register
@@ -117,57 +114,6 @@ class Graph:
     def like(self, name: str, value: float) -> str:
         """A constant of the dtype of a variable."""
         return self.constant(value, self.dtype(name))
-
-
-def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
-    """(the bytes of an ONNX model, the largest difference found when onnx's reference runs it).
-
-    Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
-    """
-    from jfluid.exports import onnx_arrays, onnx_layers  # noqa: F401  they register what converts
-
-    check_exportable(model, "onnx")
-    ops = model.operators()
-    unknown = sorted({op.type for op in ops} - set(_CONVERTERS))
-    if unknown:
-        raise errors.UnsupportedError(
-            f"onnx: there is nothing for operators {', '.join(unknown)}; --to stablehlo and jax take them"
-        )
-    graph = Graph(model)
-    for op in ops:
-        _CONVERTERS[op.type](graph, Node(op))
-    proto = _model(graph)
-    onnx.checker.check_model(proto, full_check=True)
-    session = ReferenceEvaluator(proto)
-    return proto.SerializeToString(), compare(model, lambda feed: session.run(None, feed))
-
-
-def _model(graph: Graph) -> Any:
-    model = graph.model
-    used = {name for node in graph.nodes for name in node.input}
-    feeds, made = {var.name for var in model.feeds}, {n for o in graph.nodes for n in o.output}
-    for name in sorted(used - feeds - made - set(graph.constants)):
-        value = model.parameter(name)
-        if value is not None:
-            graph.constants[name] = numpy_helper.from_array(value, name)
-    inputs = [_value(var, f"{var.name}_") for var in model.feeds]
-    outputs = [_value(var, f"{var.name}_") for var in model.fetches]
-    body = helper.make_graph(
-        graph.nodes, "model", inputs, outputs, initializer=list(graph.constants.values())
-    )
-    return helper.make_model(
-        body,
-        producer_name="jfluid",
-        ir_version=_IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-    )
-
-
-def _value(var: Any, prefix: str) -> Any:
-    sizes: list[int | str] = [
-        size if size >= 0 else f"{prefix}{i}" if i else "batch" for i, size in enumerate(var.shape)
-    ]
-    return helper.make_tensor_value_info(var.name, tensor_type(var.np_dtype), sizes)
 
 
 def tensor_type(dtype: Any) -> int:

@@ -10,7 +10,7 @@ from jax import export as jax_export
 import jfluid as fluid
 from jfluid import command, errors
 from jfluid.exports import model as exports
-from jfluid.exports import onnx_graph, stablehlo
+from jfluid.exports import onnx_model, stablehlo
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 layers = fluid.layers
@@ -82,7 +82,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("name", ["image_model", "text_model", "array_model"])
 def test_onnx_gives_what_the_model_gives(saved, name):
     loaded = exports.LoadedModel(str(saved / name))
-    data, difference = onnx_graph.to_onnx(loaded)  # raises where it differs by more than 1e-4
+    data, difference = onnx_model.to_onnx(loaded)  # raises where it differs by more than 1e-4
     assert difference < 1e-5 and len(data) > 500
 
 
