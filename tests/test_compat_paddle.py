@@ -6,6 +6,7 @@ launcher starts, and not where somebody chose otherwise.
 import importlib
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ import yaml
 
 import jfluid
 from jfluid import errors, startup, surface
-from jfluid.compat import older_names, paddle
+from jfluid.compat import older_names, paddle, scripts
 from jfluid.compat.paddle.aliases import AliasFinder, target
 from jfluid.distributed import launch, launch_ps
 from jfluid.launch import main
@@ -162,7 +163,12 @@ def another(tmp_path):
 
 @pytest.mark.process
 def test_an_installed_paddle_is_taken_and_said(another):
-    out, err = run("import paddle, sys; print('jax' in sys.modules)", another)
+    code = "from collections import Iterable; import paddle, sys; print('jax' in sys.modules)"
+    out, err = run(code, another)
+    said, _, err = err.partition("\n")
+    assert (
+        said == "jfluid: collections.Iterable is no more; collections.abc.Iterable means the same"
+    )
     assert out.split("\n")[:-1] == ["sitecustomize", "the other one", "False"]
     assert err == (
         f"jfluid: paddle is {another}/paddle/__init__.py; JFLUID_AS_PADDLE=1 takes jfluid instead\n"
@@ -246,6 +252,55 @@ def test_options_come_before_what_commands_of_fluid_assume(tmp_path, monkeypatch
     assert launch.main(["--cpus", "3", "--dry-run", "train.py"]) == 0
     job = yaml.safe_load(capsys.readouterr().out)
     assert job["processes"] == 3 and not job.get("gpus")
+
+
+WRITES = """
+import sys
+import paddle.fluid as fluid
+import beside
+print(__name__, sys.argv, fluid.__name__)
+"""
+
+
+def test_scripts_run_as_by_python(installed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for file in "script.py", "__main__.py":
+        (tmp_path / "folder" / file).write_text(WRITES)
+    (tmp_path / "folder" / "beside.py").write_text("print('beside')")
+    for command in (["folder/script.py", "--epochs", "1"], ["folder", "--epochs", "1"]):
+        scripts.run(command)
+        assert capsys.readouterr().out == f"beside\n__main__ {command} jfluid\n"
+        del sys.modules["beside"]
+    (tmp_path / "as_module.py").write_text("import sys; print(sys.argv)")
+    scripts.run(["-m", "as_module", "--epochs"])
+    assert capsys.readouterr().out == f"{[str(tmp_path / 'as_module.py'), '--epochs']}\n"
+    (tmp_path / "stops.py").write_text("import sys; sys.exit(3)")
+    with pytest.raises(SystemExit, match="^3$"):
+        scripts.run(["stops.py"])
+
+
+@pytest.mark.parametrize(
+    "command, said",
+    [
+        ([], "usage: python -m jfluid script.py"),
+        (["--epochs"], "usage: python -m jfluid script.py"),
+        (["nothing.py"], "nothing.py: expected a script, or a folder with __main__.py"),
+    ],
+)
+def test_what_is_no_script(command, said, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        scripts.run(command)
+    assert said in capsys.readouterr().err
+
+
+def test_lines_for_a_shell(capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/a folder")
+    runpy.run_module("jfluid.startup", run_name="__main__")
+    path = shlex.quote(f"{startup.FOLDER}{os.pathsep}/a folder")
+    assert capsys.readouterr().out == (f"export JFLUID_AS_PADDLE=1\nexport PYTHONPATH={path}\n")
 
 
 def test_places_of_modules():

@@ -162,8 +162,15 @@ def _check_import(
         for alias in node.names if paths else ():
             gone = f"{node.module}.{alias.name}"
             if instead := table["attributes"].get(gone) or table["supplied"].get(gone):
+                # Others are given back when paddle is imported, and may be taken before that.
+                note = script.imports_paddle and node.module == "collections"
                 script.add(
-                    Severity.CHANGE, node, "old-python", gone, f"{gone} is no longer there", instead
+                    Severity.NOTE if note else Severity.CHANGE,
+                    node,
+                    "old-python",
+                    gone,
+                    f"{gone} is no longer there" + (": the launcher supplies it" if note else ""),
+                    instead,
                 )
     for path in paths if not guarded else ():
         top = path.partition(".")[0]

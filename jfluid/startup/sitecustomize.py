@@ -8,6 +8,7 @@ jfluid is taken where no PaddlePaddle is installed.
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import sys
@@ -58,6 +59,19 @@ class _Chooser:
         return sys.meta_path[0].find_spec(fullname, path, target)
 
 
+def _give_back(name: str) -> Any:
+    """Names of `collections` that Python 3.10 has dropped, since scripts take them from there before
+    they import `paddle`, which gives all the others back.
+    """
+    import collections.abc
+
+    if name not in collections.abc.__all__:
+        raise AttributeError(f"module 'collections' has no attribute {name!r}")
+    _say(f"collections.{name} is no more; collections.abc.{name} means the same")
+    value = vars(collections)[name] = getattr(collections.abc, name)
+    return value
+
+
 def _go_on() -> None:
     """Run the sitecustomize that would have been run without this one."""
     others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _FOLDER]
@@ -72,4 +86,5 @@ def _go_on() -> None:
 
 if os.environ.get(_CHOICE) != "0":
     sys.meta_path.insert(0, _Chooser())
+    vars(collections)["__getattr__"] = _give_back
 _go_on()
