@@ -35,6 +35,13 @@ def parameter(name, shape, scale=0.1):
     return fluid.ParamAttr(name=name, initializer=fluid.initializer.NumpyArrayInitializer(values))
 
 
+def lengths(draw, size, shortest, longest):
+    """Of the sequences of a batch: each from `shortest` to `longest` equally often, so that all
+    batches have as many rows, and a step is compiled for one number of them.
+    """
+    return draw.permutation(shortest + np.arange(size) % (longest - shortest + 1))
+
+
 def train(loss, prediction, batch_of, args):
     """Train for `args.steps` batches, and return the predictions of the last quarter of them.
 

@@ -10,7 +10,7 @@ algorithm finds with the true probabilities.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import arguments, parameter, report, train
+from common import arguments, lengths, parameter, report, train
 
 TAGS = ("O", "B-NAME", "I-NAME", "B-TIME", "I-TIME")
 # From a tag (row) to the next one.
@@ -42,9 +42,9 @@ class Sentences:
             tags.append(self._drawn(draw, TRANSITIONS[tags[-1]]))
         tags = np.stack(tags[1:], axis=1)
         words = self._drawn(draw, self.emissions[tags])
-        lengths = draw.randint(LONGEST // 3, LONGEST + 1, size)
+        counts = lengths(draw, size, LONGEST // 3, LONGEST)
         return {
-            name: [row[:length] for row, length in zip(values, lengths)]
+            name: [row[:count] for row, count in zip(values, counts)]
             for name, values in (("words", words), ("tags", tags))
         }
 
@@ -94,7 +94,7 @@ def tagger(learning_rate):
 
 
 def main():
-    args = arguments(__doc__, steps=120, batch_size=32, learning_rate=0.02, worst_gap=0.02)
+    args = arguments(__doc__, steps=120, batch_size=36, learning_rate=0.02, worst_gap=0.02)
     sentences = Sentences(args.seed)
     loss, found = tagger(args.learning_rate)
     fluid.optimizer.Adam(args.learning_rate).minimize(loss)

@@ -10,7 +10,7 @@ the least loss.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import arguments, parameter, report, train
+from common import arguments, lengths, parameter, report, train
 
 ITEMS = 20
 STRIDES = (1, 2, 3)
@@ -33,8 +33,8 @@ class Sessions:
             onwards = (items[-1] + direction * draw.choice(STRIDES, size)) % ITEMS
             jumps = draw.uniform(size=size) < JUMP
             items.append(np.where(jumps, draw.randint(0, ITEMS, size), onwards))
-        lengths = draw.randint(LONGEST // 2, LONGEST + 1, size)
-        sessions = [row[: length + 1] for row, length in zip(np.stack(items, axis=1), lengths)]
+        counts = lengths(draw, size, LONGEST // 2, LONGEST)
+        sessions = [row[: count + 1] for row, count in zip(np.stack(items, axis=1), counts)]
         return {
             "items": [items[:-1] for items in sessions],
             "following": [items[1:] for items in sessions],
@@ -82,7 +82,7 @@ def gru4rec():
 
 
 def main():
-    args = arguments(__doc__, steps=300, batch_size=128, learning_rate=0.01, worst_gap=0.1)
+    args = arguments(__doc__, steps=300, batch_size=120, learning_rate=0.01, worst_gap=0.1)
     sessions = Sessions(args.seed)
     loss, losses = gru4rec()
     fluid.optimizer.Adam(args.learning_rate).minimize(loss)

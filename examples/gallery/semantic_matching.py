@@ -11,7 +11,7 @@ words were drawn with the topic of the query's.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import arguments, parameter, report, train
+from common import arguments, lengths, parameter, report, train
 
 TOPICS = 12
 OWN_WORDS = 10  # of each topic
@@ -31,16 +31,18 @@ class Searches:
         topic = draw.randint(0, TOPICS, size)
         other = (topic + draw.randint(1, TOPICS, size)) % TOPICS
         return {
-            "query": [self._text(draw, t, 3, 6) for t in topic],
-            "right": [self._text(draw, t, 6, 11) for t in topic],
-            "wrong": [self._text(draw, t, 6, 11) for t in other],
+            "query": self._texts(draw, topic, 3, 5),
+            "right": self._texts(draw, topic, 6, 10),
+            "wrong": self._texts(draw, other, 6, 10),
         }
 
     @staticmethod
-    def _text(draw, topic, shortest, longest):
-        words = draw.randint(0, WORDS, draw.randint(shortest, longest))
-        own = draw.uniform(size=len(words)) < FROM_TOPIC
-        return np.where(own, topic * OWN_WORDS + words % OWN_WORDS, words)
+    def _texts(draw, topics, shortest, longest):
+        shape = (len(topics), longest)
+        words, own = draw.randint(0, WORDS, shape), draw.uniform(size=shape) < FROM_TOPIC
+        words = np.where(own, topics[:, None] * OWN_WORDS + words % OWN_WORDS, words)
+        counts = lengths(draw, len(topics), shortest, longest)
+        return [row[:count] for row, count in zip(words, counts)]
 
     @staticmethod
     def _likelihoods(words):
@@ -87,7 +89,7 @@ def matcher():
 
 
 def main():
-    args = arguments(__doc__, steps=300, batch_size=64, learning_rate=0.01, worst_gap=0.02)
+    args = arguments(__doc__, steps=300, batch_size=60, learning_rate=0.01, worst_gap=0.02)
     searches = Searches(args.seed)
     loss, preference = matcher()
     fluid.optimizer.Adam(args.learning_rate).minimize(loss)
