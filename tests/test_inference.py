@@ -174,6 +174,11 @@ def test_settings_of_other_engines():
         core.create_paddle_predictor(config)
 
 
+def test_one_element_is_a_number():
+    tensor = core.PaddleTensor(np.array([0.5], np.float32))
+    assert float(tensor.as_ndarray()) == 0.5
+
+
 def test_buffers():
     tensor = core.PaddleTensor()
     tensor.data, tensor.shape = core.PaddleBuf([1.0, 2.0]), [2]

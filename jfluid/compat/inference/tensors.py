@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jfluid.errors import FeedError, FetchError, ProgramError
+from jfluid.fetched_array import FetchedArray, fetched
 from jfluid.lod_tensor import LoDTensor
 
 Array = np.ndarray[Any, Any]
@@ -146,13 +147,15 @@ class PaddleTensor:
             self.data = PaddleBuf.around(contiguous.copy() if copy else contiguous)
 
     def as_ndarray(self) -> Array:
-        """Its array. Raises FeedError where shape, dtype and data do not fit."""
+        """Its array, of which one element converts to a number as a fetch does. Raises FeedError
+        where shape, dtype and data do not fit.
+        """
         numbers = self.data.view(self.dtype)
         if numbers.size != int(np.prod(self.shape)):
             raise FeedError(
                 f"PaddleTensor {self.name}: {numbers.size} numbers do not have the shape {self.shape}"
             )
-        return numbers.reshape(self.shape)
+        return numbers.reshape(self.shape).view(FetchedArray)
 
 
 class ZeroCopyTensor:
@@ -189,7 +192,7 @@ class ZeroCopyTensor:
 
     def copy_to_cpu(self) -> Array:
         """A copy of its array. Raises FetchError where it has none yet."""
-        return np.array(self._tensor())
+        return fetched(self._tensor())
 
     def shape(self) -> list[int]:
         """Its shape; [0] before it has a value."""
