@@ -58,7 +58,7 @@ def _user_frames() -> tuple[str, ...]:
 def _names(values: Any, what: str) -> list[str]:
     if values is None:
         return []
-    if isinstance(values, (Variable, str)):
+    if isinstance(values, (Variable, str)) or not isinstance(values, Iterable):
         values = [values]
     names = []
     for v in values:

@@ -4,7 +4,7 @@ from typing import Any
 
 from jfluid.ir.variable import Variable
 from jfluid.layers.arrays import _check_array
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = ["beam_search", "beam_search_decode"]
 
@@ -42,6 +42,7 @@ def beam_search(
         (the chosen words, their scores), each [chosen, 1] with the LoD source -> prefixes -> words.
             A sentence all of whose hypotheses have ended has none.
     """
+    check_variable(pre_ids, "beam_search", "pre_ids")
     helper = LayerHelper("beam_search", name=name)
     score_type, id_type = pre_scores.dtype, pre_ids.dtype
     inputs = {"pre_ids": pre_ids, "pre_scores": pre_scores, "scores": scores}

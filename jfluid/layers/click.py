@@ -5,7 +5,7 @@ from typing import Any
 from jfluid import errors
 from jfluid.initializer import Constant
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import LayerHelper
+from jfluid.layers.helper import LayerHelper, check_variable
 from jfluid.param_attr import ParamAttr
 
 __all__ = ["continuous_value_model", "data_norm"]
@@ -24,6 +24,7 @@ def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True)
     Returns:
         [rows, width], or [rows, width - 2] without the counts.
     """
+    check_variable(input, "continuous_value_model", "input")
     helper = LayerHelper("cvm", input=input)
     out = helper.create_variable(dtype=input.dtype)
     helper.append_op(
@@ -74,6 +75,7 @@ def data_norm(
 
     Raises ProgramError for an epsilon that is not between 0 and 0.001.
     """
+    check_variable(input, "data_norm", "input")
     if not 0 <= epsilon <= 0.001:
         raise errors.ProgramError(
             f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}"

@@ -144,8 +144,8 @@ def while_loop(
         `loop_vars`, which have their values after the loop. What `While` says of bounds holds here,
             too.
 
-    Raises TypeError for arguments of other kinds, ValueError for an empty list or another structure
-    from `body`.
+    Raises TypeError for arguments of other kinds, ProgramError for an empty list or another
+    structure from `body`.
     """
     if not callable(cond) or not callable(body):
         raise TypeError("while_loop: cond and body are functions")
@@ -200,7 +200,8 @@ def cond(
             the same (nested) structure, shapes and dtypes, or nothing. None stands for a branch
             that does nothing.
 
-    Raises TypeError for arguments of other kinds, ValueError when the branches differ in structure.
+    Raises TypeError for arguments of other kinds, ProgramError when the branches differ in
+    structure.
     """
     _check_condition("cond", "pred", pred)
     for argument, function in (("true_fn", true_fn), ("false_fn", false_fn)):
@@ -280,7 +281,7 @@ def switch_case(
             function) pairs; `cond` says what functions return.
         default: runs when no function has the index; the function of the largest index when None.
 
-    Raises TypeError for arguments of other kinds, ValueError when an index occurs twice.
+    Raises TypeError for arguments of other kinds, ProgramError when an index occurs twice.
     """
     if not isinstance(branch_index, Variable) or branch_index.dtype not in (
         VarType.INT32,

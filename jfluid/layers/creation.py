@@ -14,7 +14,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import EmitOptions, LayerHelper, emit
+from jfluid.layers.helper import EmitOptions, LayerHelper, check_variable, emit
 
 __all__ = [
     "arange",
@@ -111,6 +111,7 @@ def into(
 
 def cast(x: Variable, dtype: Any) -> Variable:
     """Convert `x` to another element type; its gradient is converted back."""
+    check_variable(x, "cast", "x")
     return emit("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
 
@@ -290,6 +291,7 @@ def full_like(
 
     Raises AttributeTypeError for another device.
     """
+    check_variable(input, "full_like", "input")
     check_device(device, "full_like")
     attrs = {
         "value": float(fill_value),

@@ -5,7 +5,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = ["chunk_eval", "crf_decoding", "linear_chain_crf"]
 
@@ -24,6 +24,7 @@ def linear_chain_crf(
             start, the second for the end, and the others for each tag that is followed by another.
         length: int64 [number of sequences, 1]: how many steps count, in the dense form.
     """
+    check_variable(input, "linear_chain_crf", "input")
     helper = LayerHelper("linear_chain_crf", input=input, param_attr=param_attr)
     tags = input.shape[2] if length is not None else input.shape[1]
     transition = helper.create_parameter(

@@ -7,7 +7,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = ["embedding", "get_tensor_from_selected_rows", "merge_selected_rows", "one_hot"]
 
@@ -25,6 +25,7 @@ def look_up(
     """Make the table, and append the look-up operator `op_type`. The other arguments are those of
     `embedding`.
     """
+    check_variable(input, "embedding", "input")
     if len(size) != 2:
         raise errors.ShapeError(f"embedding, size: expected [rows, width], found {list(size)}")
     if padding_idx is not None and not -size[0] <= padding_idx < size[0]:

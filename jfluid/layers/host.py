@@ -36,7 +36,7 @@ def Print(
             besides.
         print_phase: "forward" (the value), "backward" (its gradient) or "both".
 
-    Raises ValueError for another `print_phase`.
+    Raises ProgramError for another `print_phase`.
     """
     check_variable(input, "Print", "input")
     if print_phase.lower() not in ("forward", "backward", "both"):
@@ -85,7 +85,7 @@ def py_func(
 
     Raises:
         TypeError: a function cannot be called.
-        ValueError: a variable to skip is neither in `x` nor in `out`.
+        ProgramError: a variable to skip is neither in `x` nor in `out`.
     """
     if not callable(func) or not (backward_func is None or callable(backward_func)):
         raise errors.AttributeTypeError(

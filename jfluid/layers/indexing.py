@@ -7,7 +7,7 @@ from jfluid import errors
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.creation import Integers, integers, zeros
-from jfluid.layers.helper import emit
+from jfluid.layers.helper import check_variable, emit
 
 __all__ = [
     "argsort",
@@ -150,6 +150,7 @@ def scatter_nd_add(
 
     Raises AttributeTypeError where the dtypes of `ref` and `updates` differ.
     """
+    check_variable(ref, "scatter_nd_add", "ref")
     if ref.dtype != updates.dtype:
         raise errors.AttributeTypeError(
             "scatter_nd_add: expected ref and updates of one dtype, "
@@ -333,6 +334,7 @@ def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variabl
     Args:
         diagonal: the last diagonal that is kept: 0 is the main one, positive numbers lie above it.
     """
+    check_variable(input, "tril", "input")
     return _triangle(input, diagonal, True, name)
 
 
@@ -342,4 +344,5 @@ def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variabl
     Args:
         diagonal: the first diagonal that is kept: 0 is the main one, positive numbers lie above it.
     """
+    check_variable(input, "triu", "input")
     return _triangle(input, diagonal, False, name)

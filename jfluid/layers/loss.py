@@ -302,6 +302,7 @@ def label_smooth(
 
     Raises ProgramError where `epsilon` is outside [0, 1].
     """
+    check_variable(label, "label_smooth", "label")
     if not 0 <= epsilon <= 1:
         raise errors.ProgramError(
             f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}"
@@ -387,6 +388,7 @@ def center_loss(
         param_attr: name and initializer of the centres.
         update_center: whether steps move the centres.
     """
+    check_variable(input, "center_loss", "input")
     helper = LayerHelper("center_loss", input=input, param_attr=param_attr)
     dtype = helper.input_dtype()
     centers = helper.create_parameter(
@@ -479,6 +481,7 @@ def dice_loss(
         epsilon: keeps the denominator from 0.
         name: the user's name for the result.
     """
+    check_variable(input, "dice_loss", "input")
     hot = emit("one_hot", {"X": label}, {"depth": input.shape[-1]}, stop_gradient=True)
     dims = list(range(1, len(input.shape)))
     common = _sum(emit("elementwise_mul", {"X": input, "Y": hot}), dims)

@@ -7,7 +7,7 @@ from jfluid.ir.variable import Variable
 from jfluid.layers import activation
 from jfluid.layers.creation import assign, into
 from jfluid.layers.dtypes import BOOLS, FLOATS, NUMBERS, hold
-from jfluid.layers.helper import emit
+from jfluid.layers.helper import check_variable, emit
 
 __all__ = [
     "addcmul",
@@ -436,6 +436,7 @@ def l2_normalize(
         axis: the dimension; where it is None, 1, or 0 of a vector.
         epsilon: keeps the divisor from 0.
     """
+    check_variable(x, "l2_normalize", "x")
     axis = 0 if len(x.shape) == 1 else 1 if axis is None else axis
     out, _ = emit(
         "norm",

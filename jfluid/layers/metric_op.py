@@ -63,7 +63,7 @@ def auc(
             a list of the histograms: positives and negatives of the last batches, positives and
             negatives of all).
 
-    Raises ValueError for another `curve` or `topk`, or a negative `slide_steps`.
+    Raises ProgramError for another `curve` or `topk`, or a negative `slide_steps`.
     """
     if curve not in ("ROC", "PR"):
         raise errors.ProgramError(f"auc, curve: expected 'ROC' or 'PR', found {curve!r}")

@@ -394,6 +394,7 @@ def lrn(
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
         n: over how many channels the sum goes.
     """
+    check_variable(input, "lrn", "input")
     if len(input.shape) != 4:
         raise errors.ShapeError(f"layers.lrn: input has 4 dimensions, found {list(input.shape)}")
     if data_format not in ("NCHW", "NHWC"):
@@ -452,6 +453,7 @@ def spectral_norm(
         power_iters: steps of the power iteration in each run.
         eps: keeps divisors from 0.
     """
+    check_variable(weight, "spectral_norm", "weight")
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]
     vectors = [

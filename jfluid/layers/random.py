@@ -15,7 +15,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.creation import Integers, check_device, integers, into
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = [
     "gaussian_random",
@@ -164,7 +164,7 @@ def randint(
         device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
             Executor's place.
 
-    Raises ValueError where the range is empty, or the dtype is no integer type.
+    Raises AttributeTypeError where the range is empty, or the dtype is no integer type.
     """
     check_device(device, "randint")
     low, high = (0, low) if high is None else (low, high)
@@ -257,6 +257,7 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
         seed: an integer, or an int64 Variable that the layer also overwrites with the next seed;
             None draws one when the program is built.
     """
+    check_variable(x, "random_crop", "x")
     helper = LayerHelper("random_crop")
     if not isinstance(seed, Variable):
         seed_value = random.randrange(65536) if seed is None else seed

@@ -71,7 +71,7 @@ def dynamic_lstm(
     Returns:
         (hidden states, cells), each [rows, size / 4] with the LoD of `input`.
 
-    Raises ShapeError where 4 does not divide `size`, ValueError for one initial state without the
+    Raises ShapeError where 4 does not divide `size`, ProgramError for one initial state without the
     other or another activation.
     """
     for argument, value in (
@@ -223,7 +223,7 @@ def dynamic_gru(
     Returns:
         Hidden states [rows, size] with the LoD of `input`.
 
-    Raises ValueError for another activation.
+    Raises ProgramError for another activation.
     """
     for argument, value in (
         ("gate_activation", gate_activation),
@@ -281,6 +281,7 @@ def gru_unit(
         (the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate
             [batch, size]).
     """
+    check_variable(input, "gru_unit", "input")
     attrs = {
         "activation": _activation("gru_unit", "activation", activation),
         "gate_activation": _activation("gru_unit", "gate_activation", gate_activation),
@@ -326,6 +327,7 @@ def lstm_unit(
 
     Raises ShapeError where the shapes do not fit.
     """
+    check_variable(x_t, "lstm_unit", "x_t")
     for argument, value in (
         ("x_t", x_t),
         ("hidden_t_prev", hidden_t_prev),
@@ -393,6 +395,7 @@ def lstm(
         (outputs [time, batch, hidden_size (times 2 when bidirectional)], the last hidden states,
             the last cells), the states in the shape of `init_h`.
     """
+    check_variable(input, "lstm", "input")
     helper = LayerHelper("cudnn_lstm", input=input, name=name)
     dtype = input.dtype
     directions = 2 if is_bidirec else 1

@@ -10,7 +10,7 @@ from jfluid import errors
 from jfluid.initializer import NumpyArrayInitializer
 from jfluid.ir.variable import Variable
 from jfluid.layers.embedding import one_hot
-from jfluid.layers.helper import LayerHelper
+from jfluid.layers.helper import LayerHelper, check_variable
 from jfluid.param_attr import ParamAttr
 
 __all__ = ["hsigmoid", "nce", "sampled_softmax_with_cross_entropy"]
@@ -48,8 +48,9 @@ def nce(
         seed: 0 draws other classes in each step.
         is_sparse: make the gradient of the weights hold only the rows that were used.
 
-    Raises ValueError for another sampler, or a `custom_dist` of another length.
+    Raises ProgramError for another sampler, or a `custom_dist` of another length.
     """
+    check_variable(input, "nce", "input")
     if sampler not in _SAMPLERS:
         raise errors.ProgramError(
             f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}"
@@ -154,6 +155,7 @@ def hsigmoid(
 
     Raises ProgramError where there are less than two classes, or a custom tree lacks its paths.
     """
+    check_variable(input, "hsigmoid", "input")
     if num_classes < 2 and not is_custom:
         raise errors.ProgramError(
             f"hsigmoid, num_classes: expected at least 2, found {num_classes}"
@@ -214,6 +216,7 @@ def sampled_softmax_with_cross_entropy(
     Raises ProgramError where customized samples are asked for but not given, or for `num_true`
     other than 1.
     """
+    check_variable(logits, "sampled_softmax_with_cross_entropy", "logits")
     if use_customized_samples and (customized_samples is None or customized_probabilities is None):
         raise errors.ProgramError(
             "sampled_softmax_with_cross_entropy: use_customized_samples needs customized_samples and "

@@ -322,6 +322,7 @@ def row_conv(
     Returns:
         A tensor of the shape and LoD of `input`.
     """
+    check_variable(input, "row_conv", "input")
     helper = LayerHelper("row_conv", input=input, param_attr=param_attr, act=act)
     dtype = helper.input_dtype()
     weight = helper.create_parameter(

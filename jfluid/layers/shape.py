@@ -8,7 +8,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.variable import Variable
 from jfluid.layers.creation import Integers, integers
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = [
     "crop",
@@ -58,6 +58,7 @@ def reshape(
     Raises ShapeError where the shape has two -1 or a 0 without a dimension to copy, or does not fit
     the number of elements.
     """
+    check_variable(x, "reshape", "x")
     inputs, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "reshape, shape")
     fixed = attrs.get("shape", []) if "ShapeTensor" not in inputs else []
     if list(fixed).count(-1) > 1 or any(d < -1 for d in fixed):
@@ -95,6 +96,7 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 
     Raises ShapeError where `perm` is no permutation of the dimensions of `x`.
     """
+    check_variable(x, "transpose", "x")
     if sorted(perm) != list(range(len(x.shape))):
         raise errors.ShapeError(
             f"transpose: expected perm to order the {len(x.shape)} dimensions of {list(x.shape)}, "
@@ -108,6 +110,7 @@ def t(input: Variable, name: str | None = None) -> Variable:
 
     Raises ShapeError where the input has more than two dimensions.
     """
+    check_variable(input, "t", "input")
     if len(input.shape) > 2:
         raise errors.ShapeError(
             f"t: expected at most 2 dimensions, found shape {list(input.shape)}; use transpose"
@@ -140,6 +143,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 
     Raises ShapeError where `axis` is not between 0 and the number of dimensions.
     """
+    check_variable(x, "flatten", "x")
     if not isinstance(axis, int) or not 0 <= axis <= len(x.shape):
         raise errors.ShapeError(
             f"flatten: expected an axis from 0 to {len(x.shape)}, found {axis!r}"
@@ -163,6 +167,7 @@ def split(
 
     Raises ShapeError where the dimension cannot be divided in this way.
     """
+    check_variable(input, "split", "input")
     inputs: dict[str, Any] = {"X": input}
     attrs: dict[str, Any] = {}
     size = -1
@@ -203,6 +208,7 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
 
     Raises ShapeError where the number of slices is not known.
     """
+    check_variable(x, "unstack", "x")
     num = x.shape[axis] if num is None else num
     if num < 1:
         raise errors.ShapeError(
@@ -339,6 +345,7 @@ def crop(
 
     Raises AttributeTypeError where `shape` is missing.
     """
+    check_variable(x, "crop", "x")
     if shape is None:
         raise errors.AttributeTypeError(
             "crop: expected shape to be a list of integers or a Variable, found None"
@@ -371,6 +378,7 @@ def crop_tensor(
 
     Raises AttributeTypeError where `shape` is missing.
     """
+    check_variable(x, "crop_tensor", "x")
     if shape is None:
         raise errors.AttributeTypeError(
             "crop_tensor: expected shape to be integers or a Variable, found None"

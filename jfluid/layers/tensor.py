@@ -12,7 +12,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.layers.creation import assign, integer, into
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper, check_variable, emit
 from jfluid.param_attr import ParamAttr
 
 __all__ = [
@@ -139,6 +139,7 @@ def size(input: Variable) -> Variable:
 
 def rank(input: Variable) -> Variable:
     """Return the number of dimensions of `input`: int32 []."""
+    check_variable(input, "rank", "input")
     return assign(np.array(len(input.shape), np.int32))
 
 
