@@ -2,6 +2,7 @@
 device.
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -13,10 +14,15 @@ import pytest
 import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.parallel import notices
-from tests.parity.parallel import CASES, train
+from tests.parity import parallel as cases
+from tests.parity.parallel import CASES
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "parallel.json").read_text())
 # Fluid cannot sort the operators of a global clip in Reduce mode; one device is the measure there.
+
+
+# A case is built once, and its startup program compiled once.
+train = functools.partial(cases.train, fluid, build=functools.cache(cases.built))
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +33,14 @@ def cpu_num(monkeypatch):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_losses_of_two_replicas_are_fluids(name):
     case, _, mode = name.rpartition("_")
-    losses, _ = train(fluid, case, 2, mode == "reduce")
+    losses, _ = train(case, 2, mode == "reduce")
     np.testing.assert_allclose(losses, GOLDEN[name], rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
 def alone():
     """The losses and the state of each case on one device."""
-    return {case: train(fluid, case, 0) for case in CASES}
+    return {case: train(case, 0) for case in CASES}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def alone():
     ],
 )
 def test_replicas_equal_one_device(case, mode, replicas, alone):
-    losses, state = train(fluid, case, replicas, mode == "reduce", sync=True)
+    losses, state = train(case, replicas, mode == "reduce", sync=True)
     assert len(losses[0]) == replicas
     np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=1e-4)
     assert list(state) == list(alone[case][1])
@@ -609,7 +615,7 @@ def test_merged_batches_equal_whole_ones(case, replicas, alone, monkeypatch):
         return build
 
     monkeypatch.setattr(fluid, "BuildStrategy", merging)
-    losses, state = train(fluid, case, replicas)
+    losses, state = train(case, replicas)
     assert len(losses[0]) == 2 * replicas
     np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=1e-4)
     for name, value in alone[case][1].items():

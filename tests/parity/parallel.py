@@ -128,19 +128,25 @@ def _part(fluid, value, part):
     )
 
 
-def train(fluid, case, replicas, reduce=False, sync=False, part=None):
+def built(fluid, case):
+    """(main program, startup program, loss, what draws a feed, an executor) of a case."""
+    main, startup = fluid.Program(), fluid.Program()
+    build, optimizer = CASES[case]
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        loss, feed = build(fluid, optimizer(fluid))
+    return main, startup, loss, feed, fluid.Executor(fluid.CPUPlace())
+
+
+def train(fluid, case, replicas, reduce=False, sync=False, part=None, build=built):
     """(losses, one for each replica and step; values of all persistables by name).
 
     `replicas`: how many, on the CPU; 0 for the program itself. `part`: (which, of how many) of a
-    batch's rows to feed.
+    batch's rows to feed. `build`: gives what `built` does.
     """
-    main, startup = fluid.Program(), fluid.Program()
-    scope = new_scope(fluid)
-    build, optimizer = CASES[case]
     os.environ["CPU_NUM"] = str(max(replicas, 1))
-    with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
-        loss, feed = build(fluid, optimizer(fluid))
-        exe = fluid.Executor(fluid.CPUPlace())
+    scope = new_scope(fluid)
+    main, startup, loss, feed, exe = build(fluid, case)
+    with fluid.scope_guard(scope):
         exe.run(startup)
         set_parameters(fluid, main, scope)
         program = main
