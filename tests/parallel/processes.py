@@ -4,6 +4,7 @@ writes what it found.
     jfluid-launch --cpus 2 tests/parallel/processes.py OUT DEVICES CASE:MODE ...
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import jfluid as fluid
 from jfluid import processes
-from tests.parity.parallel import train
+from tests.parity.parallel import built, train
 
+build = functools.cache(built)
 out, devices, *cases = sys.argv[1:]
 rank, number = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
 os.environ["CPU_NUM"] = devices
@@ -23,6 +25,6 @@ processes.join(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","), rank)
 for name in cases:
     case, mode = name.split(":")
     losses, state = train(
-        fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number)
+        fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number), build=build
     )
     np.savez(f"{out}/{case}_{mode}_{rank}.npz", losses=losses, **state)

@@ -1,5 +1,6 @@
 """Several processes train as one device does on the joined batch."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -28,6 +29,12 @@ NAMES = [
 ]
 
 
+@functools.cache
+def alone(case):
+    """The losses and the state of a case on one device."""
+    return train(fluid, case, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("devices", [1, 2])
@@ -49,11 +56,11 @@ def test_two_processes_equal_one_device(devices, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for name in NAMES:
         case, mode = name.split(":")
-        alone, state = train(fluid, case, 0)
+        wanted, state = alone(case)
         found = [dict(np.load(tmp_path / f"{case}_{mode}_{rank}.npz")) for rank in range(2)]
         losses = np.concatenate([f.pop("losses") for f in found], 1)
         assert losses.shape == (20, 2 * devices)
-        np.testing.assert_allclose(losses.mean(1), np.mean(alone, 1), rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(losses.mean(1), np.mean(wanted, 1), rtol=1e-4, err_msg=name)
         for variable, value in state.items():
             for f in found:
                 np.testing.assert_allclose(
