@@ -119,13 +119,18 @@ class Executor:
     ) -> None:
         """Run a program once for each batch of a dataset, while threads read the next ones.
 
-        Steps follow one another: a program trains as it would with one of Fluid's threads.
+        One worker trains, whatever `thread` says, and each of its steps uses all processors: the
+        results are those of one of Fluid's threads. In Fluid `thread` workers update the same
+        parameters without waiting for each other (Hogwild), which here was not faster
+        (docs/performance.md).
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
             dataset: what `DatasetFactory().create_dataset` makes.
             scope: where parameters live; the global scope when None.
-            thread: threads that read a QueueDataset; 0 for as many as `dataset.set_thread` says.
+            thread: threads that read the files of a QueueDataset ahead of the worker; 0 for as many
+                as `dataset.set_thread` says. Batches of an InMemoryDataset come from memory, and one
+                thread makes them.
             debug: print the time of the epoch, and how much of it went by waiting for data.
             fetch_list: variables to print.
             fetch_info: a text in front of each; their names when None.
