@@ -165,6 +165,8 @@ def test_wrong_inputs(predictor):
 def test_settings_of_other_engines():
     config = core.AnalysisConfig("model")
     config.enable_mkldnn()
+    config.pass_builder().delete_pass("conv_bn_fuse_pass")
+    assert config.pass_builder().all_passes() == []
     assert not config.mkldnn_enabled() and not config.use_gpu()
     with pytest.raises(errors.UnsupportedError, match="TensorRT"):
         config.enable_tensorrt_engine(max_batch_size=1)

@@ -41,6 +41,18 @@ class Precision(enum.IntEnum):
     Half = 2
 
 
+class PassBuilder:
+    """The passes over a program that Fluid runs before inference: none, XLA optimises."""
+
+    def all_passes(self) -> list[str]:
+        return []
+
+    def _has_no_effect(self, *args: Any) -> None:
+        """No effect: there are no passes; XLA optimises what it compiles."""
+
+    append_pass = insert_pass = delete_pass = turn_on_debug = set_passes = _has_no_effect
+
+
 class AnalysisConfig:
     """What a predictor runs, and where.
 
@@ -171,12 +183,16 @@ class AnalysisConfig:
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         """Raises UnsupportedError: models run by XLA, in the precision that they were saved in."""
         raise UnsupportedError(
-            "AnalysisConfig: TensorRT, Lite, quantization and lists of passes are not in this "
+            "AnalysisConfig: TensorRT, Lite and quantization are not in this "
             "release: models run by XLA, in the precision that they were saved in; leave the call out"
         )
 
     enable_tensorrt_engine = set_trt_dynamic_shape_info = enable_lite_engine = _refuse
-    enable_quantizer = quantizer_config = pass_builder = _refuse
+    enable_quantizer = quantizer_config = _refuse
+
+    def pass_builder(self) -> PassBuilder:
+        """The passes of a model, of which there are none."""
+        return PassBuilder()
 
     def to_native_config(self) -> NativeConfig:
         """The same as a NativeConfig."""
