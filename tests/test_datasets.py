@@ -4,8 +4,11 @@ import hashlib
 import http.server
 import importlib
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -369,6 +372,46 @@ def test_what_is_no_image(tmp_path, data):
         ValueError, match=r"an image of shape \[3, 4, 3\] has no square of 5 pixels"
     ):
         image.center_crop(np.zeros((3, 4, 3)), 5)
+
+
+@pytest.mark.process
+def test_a_script_of_fluids_book_finds_its_data(files, tmp_path):
+    """As it was written for Fluid, but for the MD5 of a file that is not the original one."""
+    source = files / "uci_housing" / "housing.data"
+    (tmp_path / ".cache/paddle/dataset/uci_housing").mkdir(parents=True)
+    (tmp_path / ".cache/paddle/dataset/uci_housing/housing.data").write_bytes(source.read_bytes())
+    script = tmp_path / "fit_a_line.py"
+    script.write_text(f"""
+import paddle
+import paddle.fluid as fluid
+paddle.dataset.uci_housing.MD5 = "{common.md5file(source)}"
+reader = paddle.batch(paddle.reader.shuffle(paddle.dataset.uci_housing.train(), buf_size=500), batch_size=4)
+x = fluid.layers.data(name="x", shape=[13], dtype="float32")
+y = fluid.layers.data(name="y", shape=[1], dtype="float32")
+cost = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1), y))
+fluid.optimizer.SGD(learning_rate=0.01).minimize(cost)
+exe = fluid.Executor(fluid.CPUPlace())
+feeder = fluid.DataFeeder(place=fluid.CPUPlace(), feed_list=[x, y])
+exe.run(fluid.default_startup_program())
+losses = [float(exe.run(feed=feeder.feed(batch), fetch_list=[cost])[0]) for _ in range(50) for batch in reader()]
+print(len(losses), losses[-1] < losses[0] / 2)
+try:
+    paddle.dataset.mnist.train()
+except RuntimeError as e:
+    print(e)
+""")
+    result = subprocess.run(
+        [sys.executable, "-m", "jfluid", str(script)],
+        cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.stdout.startswith("100 True\n"), result.stdout + result.stderr
+    assert f"{tmp_path}/.cache/paddle/dataset/mnist/train-images-idx3-ubyte.gz" in result.stdout
+    assert mnist.TRAIN_IMAGE_URL in result.stdout and mnist.TRAIN_IMAGE_MD5 in result.stdout
+    assert not (tmp_path / "image").exists()
 
 
 # ---- files of samples ----------------------------------------------------------------------------
