@@ -42,7 +42,7 @@ LAYERS = (
     {"compiler", "dataset", "distributed", "layers"},
     {"clip", "executor", "input", "io", "nets"},
     {"contrib", "evaluator", "exports", "optimizer", "parallel_executor"},
-    {"fleet", "install_check"},
+    {"fleet", "install_check", "serving"},
     {"compat"},
     {"__init__"},
     {"command"},

@@ -44,6 +44,7 @@ _SOURCES = {
     "jfluid doctor": "jfluid/command/doctor.py",
     "jfluid inspect": "jfluid/command/inspect.py",
     "jfluid export": "jfluid/command/export.py",
+    "jfluid serve": "jfluid/command/serve.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

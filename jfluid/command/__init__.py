@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("doctor", "inspect", "export")
+SUBCOMMANDS = ("doctor", "inspect", "export", "serve")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

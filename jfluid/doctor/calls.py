@@ -27,7 +27,7 @@ def check(script: Examination, node: ast.Call) -> None:
             node.func,
             "unknown-name",
             f"{called.owner}.{called.name}",
-            f"{called.owner} has no {called.name}, neither in Fluid 1.8.5 nor here{near}",
+            f"{called.owner} has no {called.name} here{near}",
             "use a method that there is",
         )
     elif isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1:

@@ -80,6 +80,7 @@ class Api:
             for n in range(1, path.count(".") + 1)
         }
         self._classes = {e.name: e for e in entries.values() if e.kind == "class"}
+        self._methods = {name for e in entries.values() for name in e.methods}
         self.operators = {
             state: frozenset(names.split()) for state, names in record["operators"].items()
         }
@@ -94,6 +95,10 @@ class Api:
     def names(self, path: str) -> Mapping[str, Entry]:
         """The names of a module."""
         return self._modules.get(path, {})
+
+    def is_method(self, name: str) -> bool:
+        """Whether any class has a method of that name."""
+        return name in self._methods
 
     def class_of(self, name: str) -> Entry | None:
         """The class of that name."""

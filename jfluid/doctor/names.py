@@ -6,10 +6,14 @@ cannot be followed, stands for nothing (None), and is left alone.
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from jfluid.doctor.fluid_api import Api, Entry, canonical
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,10 @@ class Named:
 
 @dataclass(frozen=True)
 class Instance:
-    """An object of a class of Fluid."""
+    """An object of a class of Fluid. `exact`: not of one that extends the class."""
 
     entry: Entry
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,9 @@ class Resolver:
         if isinstance(holder, Module):
             return self._of_module(holder, name)
         if isinstance(holder, Instance):
-            return self._of_instance(holder.entry, name)
+            found = self._of_instance(holder.entry, name)
+            of_another = not holder.exact and self._api.is_method(name)
+            return None if of_another and isinstance(found, Unknown) else found
         if isinstance(holder, Named):
             if holder.entry.kind == "missing":
                 return Named(holder.path, holder.entry)
@@ -182,6 +189,8 @@ class Resolver:
             return Module(path, True)
         if name.startswith("__"):
             return None
+        if _is_own_module(path):  # of this package, and not of Fluid
+            return Module(path, False)
         return Unknown(holder.path, name, tuple(self._api.names(holder.path)))
 
     def _of_instance(self, holder: Entry, name: str) -> Value:
@@ -208,8 +217,10 @@ class Resolver:
 
     def made_by(self, called: Entry) -> Value:
         """What a call of an entry returns, where that is an object of a class of Fluid."""
-        entry = called if called.kind == "class" else self._api.class_of(called.returns)
-        return None if entry is None else Instance(entry)
+        if called.kind == "class":
+            return Instance(called)
+        entry = self._api.class_of(called.returns)
+        return None if entry is None else Instance(entry, exact=False)
 
     def _by_name(self, node: ast.Call, scope: Scope) -> Value:
         """What `getattr(x, "name")` or `__import__("name")` stands for."""
@@ -221,6 +232,12 @@ class Resolver:
             found = self.member(values[0], name)
             return None if len(values) == 3 and isinstance(found, Unknown) else found
         return None
+
+
+@functools.cache
+def _is_own_module(path: str) -> bool:
+    file = _PACKAGE.joinpath(*path.removeprefix("paddle.fluid.").split("."))
+    return file.with_suffix(".py").is_file() or file.is_dir()
 
 
 def _text(value: Value) -> str:

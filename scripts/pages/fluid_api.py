@@ -105,11 +105,14 @@ class _Table:
         found = self.modules[path] = []
         inner = path.removeprefix("paddle.fluid").removeprefix(".")
         sources = [importlib.import_module(f"jfluid.{s}") for s in surface.ALIASES.get(inner, ())]
-        of_sources = {name for source in sources for name in vars(source) if name[0] != "_"}
-        public = {name for name in dir(module) if name[0] != "_"} | of_sources
-        public |= set(surface._LAZY) if path == "paddle.fluid" else set()
-        deep = set(surface._imported(inner)) if path.startswith("paddle.fluid") else set()
-        for name in sorted(public | deep):
+        public = set(surface._LAZY) if path == "paddle.fluid" else set()
+        for holder in (module, *sources):
+            public |= set(getattr(holder, "__all__", ()))
+        if path.startswith("paddle.fluid"):  # what else is there is this package's own business
+            public |= surface.NAMES.get(inner, frozenset()) | set(surface._imported(inner))
+        else:
+            public |= {name for name in dir(module) if name[0] != "_"}
+        for name in sorted(public):
             value = getattr(module, name, None)
             if value is not None and _is_of_fluid(value):
                 key = self._keys.setdefault(id(value), "") or self._key(value)
