@@ -104,6 +104,8 @@ _LAZY = {
 
 # What to say of names that are missing, by the start of their path.
 _HINTS = {
+    "dygraph.checkpoint.load_dygraph": "imperative mode is not in this release; fluid.load_program_state reads its files",
+    "dygraph.load_dygraph": "imperative mode is not in this release; fluid.load_program_state reads its files",
     "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
     "dataloader": "datasets of imperative mode are not in this release: use fluid.io.DataLoader.from_generator",
     "complex": "complex numbers are not in this release",

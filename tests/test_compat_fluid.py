@@ -236,6 +236,13 @@ def test_decorators():
         assert old() == 1
 
 
+def test_files_of_imperative_mode():
+    for load in fluid.load_dygraph, fluid.dygraph.load_dygraph, fluid.dygraph.base.to_variable:
+        with pytest.raises(errors.UnsupportedError) as found:
+            load("model")
+        assert ("fluid.load_program_state" in str(found.value)) == ("load" in repr(load))
+
+
 def test_what_needs_what_was_never_published():
     from jfluid.incubate.fleet.parameter_server.pslib import fleet
 
