@@ -165,3 +165,14 @@ def test_switch_passes_the_gradient_of_the_value_that_stays(taken):
     np.testing.assert_allclose(
         found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("bound, value, gradient", [(9.0, 6.0, 2.0), (1.0, 3.0, 1.0)])
+def test_a_condition_that_is_known_while_the_step_is_compiled(bound, value, gradient):
+    """The branch that is not taken has no values."""
+    x = fluid.data("x", [1])
+    x.stop_gradient = False
+    three, limit = (layers.fill_constant([1], "float32", v) for v in (3.0, bound))
+    y = layers.cond(layers.less_than(three, limit), lambda: x * 2.0, lambda: x)
+    (dx,) = fluid.gradients(y, x)
+    assert [v[0] for v in _fetch({"x": np.full(1, 3, "float32")}, [y, dx])] == [value, gradient]

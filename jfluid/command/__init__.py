@@ -9,6 +9,8 @@
 """
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +19,15 @@ SUBCOMMANDS = ("doctor", "inspect", "export", "serve")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code, 2 where there is no such subcommand."""
-    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:  # the reader has seen enough, as in `jfluid doctor . | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(arguments: list[str]) -> int:
+    name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip())
         return 0

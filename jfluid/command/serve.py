@@ -1,6 +1,7 @@
 """`jfluid serve`: a saved model over HTTP."""
 
 import argparse
+import contextlib
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
         place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
         model = LoadedModel(options.model, options.model_filename, options.params_filename, place)
         listening = listen(options.host, options.port)
-        with listening:
+        with listening, contextlib.suppress(KeyboardInterrupt):  # how a server is ended by hand
             serve(model, listening, options)
     except (errors.UnsupportedError, ImportError) as error:
         print(f"jfluid serve: {error}", file=sys.stderr)

@@ -49,11 +49,15 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
         return _chosen(lowering.block(block, env), writes)
     conditions = [rows_of(c) for c in conditions]
     if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
-        return (
-            _chosen(lowering.block(block, env), writes)
-            if all(bool(np.all(c)) for c in conditions)
-            else {}
-        )
+        if all(bool(np.all(c)) for c in conditions):
+            return _chosen(lowering.block(block, env), writes)
+        # The branch of `layers.cond` that is not taken: select_input, whose index is known too, is
+        # given something for it, and does not look.
+        return {
+            n: jnp.zeros((), block.find_var_recursive(n).np_dtype)
+            for n in writes
+            if n not in env and _only_selected(op, n)
+        }
     before = _before(lowering, op, block, writes, env)
 
     def taken(values: Values) -> Values:
@@ -77,9 +81,7 @@ def _before(
     """
     missing = [n for n in writes if n not in env]
     if missing:
-        readers = {n: {o.type for o in op.block.ops if n in o.input_arg_names} for n in missing}
-        allowed = {"select_input", "select_input_grad", "conditional_block_grad"}
-        lost = [n for n in missing if "select_input" not in readers[n] or not readers[n] <= allowed]
+        lost = [n for n in missing if not _only_selected(op, n)]
         if lost:
             raise errors.OpError(
                 f"{', '.join(lost)} would have no value where the condition does not hold: "
@@ -90,6 +92,13 @@ def _before(
         shapes = jax.eval_shape(lambda: _chosen(lowering.block(block, env), missing))
         found |= jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return found
+
+
+def _only_selected(op: Operator, name: str) -> bool:
+    """Whether an output of a branch is read by nothing but the choice between two branches."""
+    readers = {other.type for other in op.block.ops if name in other.input_arg_names}
+    allowed = {"select_input", "select_input_grad", "conditional_block_grad"}
+    return "select_input" in readers and readers <= allowed
 
 
 def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
