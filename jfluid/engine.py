@@ -54,7 +54,7 @@ class Prepared:
     repeats: int = 1
 
     def fetched(self, values: Sequence[Any]) -> list[Fetched]:
-        """The values of a run of the step, as fetches."""
+        """Return the values of a run of the step, as fetches."""
         names, updated, parts = (
             self.step.plan.fetches,
             self.step.plan.updated,
@@ -94,8 +94,8 @@ class Runner:
     def prefetch(
         self, batches: Iterable[Any], parallel: DataParallel | None = None
     ) -> Iterable[Any]:
-        """The batches in order, while rows for the next ones are pulled from servers ahead of
-        time.
+        """Return the batches in order, while rows for the next ones are pulled from servers ahead
+        of time.
         """
         return batches
 
@@ -144,7 +144,7 @@ class Engine:
         parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
-        """The Runner of a program that works with parameter servers; None for others. Raises
+        """Return the Runner of a program that works with parameter servers; None for others. Raises
         UnsupportedError for one with servers that is to be pruned.
         """
         found = self._runners.get_or_make(
@@ -257,7 +257,8 @@ class Engine:
         return program if targets is None else self._prune(program, feed or {}, targets), feed, None
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
-        """The step's random key, from the program's seed and the number of its runs in this scope.
+        """Return the step's random key, from the program's seed and the number of its runs in this
+        scope.
 
         A program that reads nothing (a startup program) draws the same numbers each time if it has
         a seed.

@@ -119,27 +119,24 @@ class Executor:
     ) -> None:
         """Run a program once for each batch of a dataset, while threads read the next ones.
 
-        One worker trains, whatever `thread` says, and each of its steps uses all processors: the
-        results are those of one of Fluid's threads. In Fluid `thread` workers update the same
-        parameters without waiting for each other (Hogwild), which here was not faster
-        (docs/performance.md).
+        One worker trains, whatever `thread` says: the results are those of one of Fluid's threads.
+        Fluid's workers update the same parameters without waiting (Hogwild), which was not faster
+        than one worker, whose steps use all processors (docs/performance.md).
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
-            dataset: what `DatasetFactory().create_dataset` makes.
+            dataset: made by `DatasetFactory().create_dataset`.
             scope: where parameters live; the global scope when None.
-            thread: threads that read the files of a QueueDataset ahead of the worker; 0 for as many
-                as `dataset.set_thread` says. Batches of an InMemoryDataset come from memory, and one
-                thread makes them.
+            thread: threads that read the files of a QueueDataset ahead; 0 for as many as
+                `dataset.set_thread` says. One thread makes the batches of an InMemoryDataset.
             debug: print the time of the epoch, and how much of it went by waiting for data.
-            fetch_list: variables to print.
-            fetch_info: a text in front of each; their names when None.
+            fetch_list, fetch_info: variables to print, and a text in front of each; their names
+                when None.
             print_period: steps between two prints.
             fetch_handler: a FetchHandler.
 
-        Raises:
-            DataError: a file, a line or a pipe command is wrong; the steps before have been done.
-            What `run` raises.
+        Raises DataError for a wrong file, line or pipe command, after the steps before it, and what
+        `run` raises.
         """
         from jfluid.dataset.training import Printed, run_dataset  # it takes numba
 

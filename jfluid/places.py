@@ -86,8 +86,8 @@ def get_cuda_device_count() -> int:
 
 
 def cpu_number() -> int:
-    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises
-    PlaceError.
+    """Return how many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set.
+    Raises PlaceError.
     """
     if not environment.text("CPU_NUM"):
         return environment.DEFAULT_CPU_NUM
@@ -97,8 +97,8 @@ def cpu_number() -> int:
 
 
 def selected_gpus() -> tuple[int, ...]:
-    """The numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set. Raises
-    PlaceError.
+    """Return the numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set.
+    Raises PlaceError.
     """
     if not flags.get("FLAGS_selected_gpus"):
         return ()

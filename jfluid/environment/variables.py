@@ -58,11 +58,13 @@ def variable(
     by_launcher: bool = False,
     secret: bool = False,
 ) -> Any:
-    """A field that the variable `name` sets.
+    """Return a field that the variable `name` sets.
 
     Args:
-        by_launcher: jfluid-launch gives it to each process, so that a job file must not.
-        secret: it is not shown with the others.
+        description: what the variable says, for the page of variables.
+        default: the field's value when the variable is not set.
+        by_launcher: whether jfluid-launch gives it to each process, so that a job file must not.
+        secret: whether it is not shown with the others.
     """
     return Field(
         default,
@@ -83,8 +85,8 @@ class Variables(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The variables' values. Raises the error of this class, with a line for each variable that
-        is wrong.
+        """Return the values of the variables. Raises the error of this class, with a line for each
+        variable that is wrong.
         """
         found = {
             name: environ[name]
@@ -105,7 +107,7 @@ class Variables(BaseModel):
         )
 
     def to_env(self) -> dict[str, str]:
-        """The variables of the fields that were given a value."""
+        """Return the variables of the fields that were given a value."""
         return {
             self.name_of(field): to_text(getattr(self, field))
             for field in type(self).model_fields
@@ -113,7 +115,7 @@ class Variables(BaseModel):
         }
 
     def required(self, field: str) -> Any:
-        """A field's value. Raises the error of this class when its variable is not set."""
+        """Return a field's value. Raises the error of this class when its variable is not set."""
         if field not in self.model_fields_set:
             raise self.error(
                 f"the environment variable {self.name_of(field)} is not set: start the script with "
@@ -123,17 +125,17 @@ class Variables(BaseModel):
 
     @classmethod
     def name_of(cls, field: str) -> str:
-        """The variable of a field."""
+        """Return the variable of a field."""
         return str(cls.model_fields[field].validation_alias)
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
-        """The fields by the names of their variables."""
+        """Return the fields by the names of their variables."""
         return {str(field.validation_alias): field for field in cls.model_fields.values()}
 
 
 def to_text(value: Any) -> str:
-    """A value as its variable has it."""
+    """Return a value as its variable has it."""
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -68,7 +68,7 @@ class SavedModel:
 
 
 def read_program(path: str | os.PathLike[str]) -> Program:
-    """The program that a file holds. Raises FileFormatError naming the file."""
+    """Return the program that a file holds. Raises FileFormatError naming the file."""
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")
     try:

@@ -32,8 +32,8 @@ class _Node:
 
 
 def block_to_svg(block: Block) -> str:
-    """The block as an SVG document: operators with the parameters that they read and the shapes that
-    they write; what is fed as boxes of its own.
+    """Return the block as an SVG document: operators with the parameters that they read and the
+    shapes that they write; what is fed as boxes of its own.
     """
     nodes = _nodes(block)
     layers: dict[int, list[_Node]] = {}
@@ -56,7 +56,7 @@ def block_to_svg(block: Block) -> str:
 
 
 def _nodes(block: Block) -> list[_Node]:
-    """The boxes, and what is above and below each."""
+    """Return the boxes, and what is above and below each."""
     made: dict[str, _Node] = {}  # the box that gives each variable now
     nodes: list[_Node] = []
 

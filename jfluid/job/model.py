@@ -264,7 +264,7 @@ class Snapshots(BaseModel):
     )
 
     def variables(self) -> dict[str, str]:
-        """What servers and trainers find in their environment."""
+        """The environment variables by which servers and trainers learn of this."""
         return SnapshotVariables(
             snapshot_folder=Path(os.path.abspath(self.folder)),
             snapshot_every_s=self.every_s,

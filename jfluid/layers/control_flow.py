@@ -116,7 +116,7 @@ def _map(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def _shape_of(value: Any) -> Any:
-    """The structure of a nested value, to compare."""
+    """Return the structure of a nested value, for comparing."""
     if isinstance(value, Mapping):
         return {k: _shape_of(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
