@@ -35,9 +35,7 @@ class Executor:
         self._repeat: Repeat | None = None  # the last step that may be repeated
 
     def close(self) -> None:
-        """Forget all compiled steps, and leave the parameter servers of a job. The Executor cannot
-        run any more.
-        """
+        """Leave a job's parameter servers and forget all steps: nothing can be run afterwards."""
         if not self._closed:
             distributed.leave(self.engine)
         self._closed = True
