@@ -92,6 +92,7 @@ def test_servers_and_trainers_of_one_host():
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(SERVERS),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(TRAINERS),
         "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_NUM_TRAINERS": "2",
         "POD_IP": "10.0.0.2",
         "JFLUID_JOB_TOKEN": "secret",
     }
