@@ -57,7 +57,7 @@ def examine(
     table = rules.python()
     plain = _any_of("names").search(text) is not None  # few sources have such
     dotted = _any_of("methods", "numpy", "attributes").search(text) is not None
-    bound = {name for _, tree in trees for name in _bound(tree)} if plain else set()
+    bound = {name for _, tree in trees for name in _bound(tree)} if plain or dotted else set()
     for cell, tree in trees if plain or dotted else ():
         walker = _Walker(script, table, bound)
         script.at_cell(cell)
@@ -114,7 +114,9 @@ class _Walker(Walker):
                 self._supplied(node, "old-python", value.path, happens, instead)
             elif instead := self._table["attributes"].get(value.path):
                 self._note(node, value.path, f"{value.path} is no longer there", instead)
-        elif (instead := self._table["methods"].get(node.attr)) and not self._guarded:
+        elif (instead := self._table["methods"].get(node.attr)) and not (
+            self._guarded or node.attr in self._bound  # a method of the script's own
+        ):
             self._note(node, f".{node.attr}", f".{node.attr} is a method of Python 2", instead)
         self.generic_visit(node)
 
