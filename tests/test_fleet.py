@@ -4,7 +4,6 @@
 
 import json
 import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +34,7 @@ import jfluid as fluid
 from jfluid import errors, processes
 from jfluid.fleet.filesystem import RemoteFS
 from tests.parity.fleet import CASES, ENVIRONMENTS, TRAINERS, _environment, run
+from tests.ports import free_endpoints
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fleet.json").read_text())
 ENDPOINTS = TRAINERS.split(",")
@@ -200,14 +200,9 @@ def test_general_role_maker():
 
 def test_trainers_of_servers_meet_at_their_endpoints(monkeypatch):
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "a-secret-of-the-tests")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as first,
-        socket.create_server(("127.0.0.1", 0)) as second,
-    ):
-        endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
     job = {
         "PADDLE_PSERVERS_IP_PORT_LIST": "a:1",
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(free_endpoints(2)),
         "TRAINING_ROLE": "TRAINER",
     }
     makers = []
