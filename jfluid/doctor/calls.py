@@ -80,7 +80,9 @@ def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
     arguments = _arguments(script, node, entry)
     _check_values(script, node, name, arguments)
     for rule in script.rules_of(called, arguments):
-        script.add_rule(rule, node, name)
+        found = {n: arguments[n] for n in (*rule.unlike, *rule.equal, *rule.above)}
+        shown_values = ", ".join(f"{n}={value!r}" for n, value in found.items())
+        script.add_rule(rule, node, name, f"{name}({shown_values}): ")
     if entry.name == "set_flags":
         _check_flags(script, node)
 

@@ -45,10 +45,11 @@ class Examination(Walker):
         if found not in self.findings[-20:]:
             self.findings.append(found)
 
-    def add_rule(self, rule: Rule, node: ast.AST, subject: str) -> None:
-        """Note what a rule says."""
+    def add_rule(self, rule: Rule, node: ast.AST, subject: str, call: str = "") -> None:
+        """Note what a rule says; of a value that is refused with the call."""
         if not rule.certain or not self._branches:
-            self.add(rule.severity, node, rule.code, subject, rule.happens, rule.do)
+            happens = call + rule.happens if rule.code == "refused-value" else rule.happens
+            self.add(rule.severity, node, rule.code, subject, happens, rule.do)
 
     def rules_of(self, named: Named, arguments: dict[str, Any]) -> Iterator[Rule]:
         """The rules that a call meets."""

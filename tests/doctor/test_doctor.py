@@ -47,3 +47,9 @@ def _family(finding):
 def test_clean_scripts_give_nothing(path):
     diagnosis = examine([str(path)])
     assert diagnosis.findings == [] and diagnosis.verdict == "runs as it is"
+
+
+def test_a_refused_value_is_shown_with_its_call():
+    found = {f.line: f for f in examine([str(HERE / "planted" / "values.py")]).findings}
+    assert found[7].happens == "fluid.layers.pool2d(pool_type='average'): the pool_type is refused"
+    assert found[7].do == 'give "max" or "avg"'
