@@ -84,3 +84,33 @@ def test_everything_is_there_once_and_equals_one_device(monkeypatch):
     assert loss == pytest.approx(alone_loss, rel=1e-5)
     for name, tensor in alone.items():
         np.testing.assert_allclose(np.array(found[name]), np.array(tensor), rtol=1e-4, atol=1e-6)
+
+
+def test_values_that_users_hold_stay_and_steps_go_on():
+    """A view keeps its numbers, from one scope to the other, and where the check for finite values
+    has replicas hold parameters of their own.
+    """
+    loss = layers.mean(layers.fc(fluid.data("x", [None, 4]), 3, bias_attr=False))
+    fluid.optimizer.SGD(0.3).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    build = fluid.BuildStrategy()
+    build.reduce_strategy = build.ReduceStrategy.Reduce
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
+        loss.name, build, places=fluid.cpu_places(2)
+    )
+    feed = {"x": np.ones((4, 4), "float32")}
+    scopes, expected, held = [fluid.Scope(), fluid.Scope()], [], []
+    for scope in scopes:
+        exe.run(fluid.default_startup_program(), scope=scope)
+        expected.append(np.array(scope.find_var("fc_0.w_0").get_tensor()))
+    for step in range(6):
+        fluid.set_flags({"FLAGS_check_nan_inf": step == 3})
+        for number, scope in enumerate(scopes):
+            tensor = scope.find_var("fc_0.w_0").get_tensor()
+            held.append((np.asarray(tensor.value), expected[number]))
+            (found,) = exe.run(program, feed=feed, fetch_list=[loss], scope=scope)
+            np.testing.assert_allclose(found, [expected[number].sum() / 3] * 2, rtol=1e-4)
+            expected[number] = expected[number] - np.float32(0.1)
+            np.testing.assert_allclose(np.array(tensor), expected[number], rtol=1e-4, atol=1e-6)
+    for view, was in held:
+        np.testing.assert_allclose(view, was, rtol=1e-4, atol=1e-6)
