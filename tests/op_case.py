@@ -6,6 +6,7 @@ the gradients. Without jit it compiles every primitive by itself, so that only o
 that compute with static values, which they may do in another way; others are traced in float64.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -234,7 +235,7 @@ def _check_without_jit(
         outs = (
             _call(op_type, inputs, attrs)
             if runs
-            else jax.eval_shape(lambda: _call(op_type, inputs, attrs))
+            else jax.eval_shape(functools.partial(_call, op_type, _indexable(inputs), attrs))
         )
     for slot, values in got.items():
         for a, b in zip(values, _list(outs[slot])):
@@ -326,11 +327,8 @@ def _compiled(
     """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may
     differ from `inputs`.
     """
-    with jax.enable_x64(True):  # an array of NumPy cannot be indexed with one that is traced
-        fixed = _each(
-            inputs,
-            lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v,
-        )
+    with jax.enable_x64(True):
+        fixed = _indexable(inputs)
 
     def outputs(arrays: Sequence[Any]) -> dict[str, Any]:
         changed = {slot: list(_list(value)) for slot, value in fixed.items()}
@@ -352,6 +350,13 @@ def _compiled(
             return function([_rows(_list(values[s])[i]).copy() for s, i in sources])
 
     return run
+
+
+def _indexable(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that can be indexed with what is traced, which an array of NumPy cannot."""
+    return _each(
+        inputs, lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v
+    )
 
 
 def _trimmed(outs: Mapping[str, Any], expect: Mapping) -> dict[str, list]:
