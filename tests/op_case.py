@@ -235,7 +235,7 @@ def _check_without_jit(
         outs = (
             _call(op_type, inputs, attrs)
             if runs
-            else jax.eval_shape(functools.partial(_call, op_type, _indexable(inputs), attrs))
+            else jax.eval_shape(functools.partial(_call, op_type, _each(inputs, _traceable), attrs))
         )
     for slot, values in got.items():
         for a, b in zip(values, _list(outs[slot])):
@@ -327,8 +327,8 @@ def _compiled(
     """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may
     differ from `inputs`.
     """
-    with jax.enable_x64(True):
-        fixed = _indexable(inputs)
+    with jax.enable_x64(True):  # integers may have to be known
+        fixed = _each(inputs, lambda v: _traceable(v) if is_float(_rows(v).dtype) else v)
 
     def outputs(arrays: Sequence[Any]) -> dict[str, Any]:
         changed = {slot: list(_list(value)) for slot, value in fixed.items()}
@@ -352,11 +352,9 @@ def _compiled(
     return run
 
 
-def _indexable(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs that can be indexed with what is traced, which an array of NumPy cannot."""
-    return _each(
-        inputs, lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v
-    )
+def _traceable(value: Any) -> Any:
+    """An array that can be indexed with one that is traced, which one of NumPy cannot."""
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 def _trimmed(outs: Mapping[str, Any], expect: Mapping) -> dict[str, list]:
