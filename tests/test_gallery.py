@@ -26,6 +26,7 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "gallery.json").read_text())
 SHORT = {
     "crf_tagging": (60, 0.03),
     "deepfm": (200, 0.13),
+    "din": (100, 0.06),
     "gru4rec": (120, 0.3),
     "semantic_matching": (150, 0.05),
     "word2vec": (150, 0.04),

@@ -107,6 +107,15 @@ def _join(executor):
     return transpiler.get_trainer_program(), trainer, trainers
 
 
+def area_under_curve(clicks, scores):
+    """The chance that a sample with a click has a higher score than one without."""
+    order = np.argsort(scores, kind="mergesort")
+    ranks = np.empty(len(scores))
+    ranks[order] = np.arange(1, len(scores) + 1)
+    clicked = clicks > 0.5
+    return (ranks[clicked].mean() - (clicked.sum() + 1) / 2.0) / (~clicked).sum()
+
+
 def report(name, found, best, worst_gap):
     """Print a figure beside the best that anything could reach; end with an error where they are
     further apart than `worst_gap`.

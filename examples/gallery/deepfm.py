@@ -10,7 +10,7 @@ that a hidden factorization machine gives, so the best area under the ROC curve 
 
 import numpy as np
 import paddle.fluid as fluid
-from common import arguments, parameter, report, train
+from common import area_under_curve, arguments, parameter, report, train
 
 FIELDS = 8
 FEATURES = 100  # of each field
@@ -73,15 +73,6 @@ def deepfm():
     logit = first_order + second_order + deep
     loss = fluid.layers.mean(fluid.layers.sigmoid_cross_entropy_with_logits(logit, click))
     return loss, fluid.layers.sigmoid(logit)
-
-
-def area_under_curve(clicks, scores):
-    """The chance that a sample with a click has a higher score than one without."""
-    order = np.argsort(scores, kind="mergesort")
-    ranks = np.empty(len(scores))
-    ranks[order] = np.arange(1, len(scores) + 1)
-    clicked = clicks > 0.5
-    return (ranks[clicked].mean() - (clicked.sum() + 1) / 2.0) / (~clicked).sum()
 
 
 def main():

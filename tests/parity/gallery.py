@@ -3,6 +3,7 @@
 PROGRAMS = {
     "crf_tagging": False,
     "deepfm": True,
+    "din": True,
     "gru4rec": False,
     "semantic_matching": False,
     "word2vec": True,
