@@ -28,6 +28,7 @@ SHORT = {
     "deepfm": (200, 0.13),
     "din": (100, 0.06),
     "gru4rec": (120, 0.3),
+    "mmoe": (100, 0.03),
     "semantic_matching": (150, 0.05),
     "word2vec": (150, 0.04),
 }

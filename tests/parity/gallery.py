@@ -5,6 +5,7 @@ PROGRAMS = {
     "deepfm": True,
     "din": True,
     "gru4rec": False,
+    "mmoe": False,
     "semantic_matching": False,
     "word2vec": True,
 }
