@@ -29,6 +29,7 @@ SHORT = {
     "din": (100, 0.06),
     "gru4rec": (120, 0.3),
     "mmoe": (100, 0.03),
+    "resnet": (100, 0.3),
     "semantic_matching": (150, 0.05),
     "word2vec": (150, 0.04),
 }

@@ -6,6 +6,7 @@ PROGRAMS = {
     "din": True,
     "gru4rec": False,
     "mmoe": False,
+    "resnet": False,
     "semantic_matching": False,
     "word2vec": True,
 }
