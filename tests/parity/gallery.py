@@ -1,6 +1,7 @@
 """Which programs examples/gallery has, and whether each is for parameter servers too."""
 
 PROGRAMS = {
+    "bert": False,
     "crf_tagging": False,
     "deepfm": True,
     "din": True,
