@@ -16,7 +16,7 @@ kernels for them in half precision on CPUs.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import arguments, lengths, parameter, report, train
+from common import arguments, attention, dense, lengths, normed, parameter, report, train
 
 TOPICS = 8
 OWN_WORDS = 4  # of each topic
@@ -91,35 +91,11 @@ class Pairs:
         return losses
 
 
-def dense(values, size, name, act=None):
-    """A layer over the last axis, the same at all others."""
-    axes = len(values.shape) - 1
-    weights = parameter(name, [values.shape[-1], size], (3.0 / values.shape[-1]) ** 0.5)
-    return fluid.layers.fc(values, size, num_flatten_dims=axes, act=act, param_attr=weights)
-
-
-def normed(values):
-    return fluid.layers.layer_norm(values, begin_norm_axis=len(values.shape) - 1)
-
-
-def heads_of(values, name):
-    """[batch, heads, places, width of a head]"""
-    values = dense(values, WIDTH, name)
-    values = fluid.layers.reshape(values, [0, 0, HEADS, WIDTH // HEADS])
-    return fluid.layers.transpose(values, [0, 2, 1, 3])
-
-
 def encoder_layer(values, bias, name):
-    query, key, value = (heads_of(values, name + part) for part in ("_query", "_key", "_value"))
-    products = fluid.layers.matmul(
-        query, key, transpose_y=True, alpha=float((WIDTH // HEADS) ** -0.5)
-    )
-    weights = fluid.layers.softmax(fluid.layers.elementwise_add(products, bias))
-    heard = fluid.layers.transpose(fluid.layers.matmul(weights, value), [0, 2, 1, 3])
-    heard = fluid.layers.reshape(heard, [0, 0, WIDTH])
-    values = normed(values + dense(heard, WIDTH, name + "_heard"))
+    heard = attention(values, values, bias, HEADS, name)
+    values = normed(values + heard, name + "_heard_norm")
     inner = dense(values, 2 * WIDTH, name + "_inner", "gelu")
-    return normed(values + dense(inner, WIDTH, name + "_outer"))
+    return normed(values + dense(inner, WIDTH, name + "_outer"), name + "_outer_norm")
 
 
 def embedded(ids, count, name):
@@ -134,7 +110,7 @@ def encoder(words, sentence):
         [LENGTH, WIDTH], "float32", attr=parameter("places", [LENGTH, WIDTH], 0.3)
     )
     values = embedded(words, WORDS + 4, "words_seen") + embedded(sentence, 2, "sentences")
-    values = normed(fluid.layers.elementwise_add(values, places, axis=1))
+    values = normed(fluid.layers.elementwise_add(values, places, axis=1), "seen_norm")
     padded = fluid.layers.equal(words, fluid.layers.fill_constant([1], "int64", PAD))
     padded = fluid.layers.cast(padded, "float32")
     bias = fluid.layers.unsqueeze(fluid.layers.scale(padded, -1e4), [1, 2])
@@ -155,7 +131,7 @@ def bert():
     values = encoder(words, sentence)
 
     chosen = fluid.layers.matmul(fluid.one_hot(masked, LENGTH), values)
-    chosen = normed(dense(chosen, WIDTH, "chosen", "gelu"))
+    chosen = normed(dense(chosen, WIDTH, "chosen", "gelu"), "chosen_norm")
     table = fluid.default_main_program().global_block().var("words_seen")
     scores = fluid.layers.matmul(fluid.layers.reshape(chosen, [-1, WIDTH]), table, transpose_y=True)
     of_words = fluid.layers.softmax_with_cross_entropy(

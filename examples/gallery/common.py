@@ -35,6 +35,48 @@ def parameter(name, shape, scale=0.1):
     return fluid.ParamAttr(name=name, initializer=fluid.initializer.NumpyArrayInitializer(values))
 
 
+def dense(values, size, name, act=None):
+    """A layer over the last axis, the same at all others."""
+    inputs = values.shape[-1]
+    return fluid.layers.fc(
+        values,
+        size,
+        num_flatten_dims=len(values.shape) - 1,
+        act=act,
+        param_attr=parameter(name, [inputs, size], (3.0 / inputs) ** 0.5),
+        bias_attr=fluid.ParamAttr(name=name + "_bias"),
+    )
+
+
+def normed(values, name):
+    """Layer normalization over the last axis."""
+    return fluid.layers.layer_norm(
+        values,
+        begin_norm_axis=len(values.shape) - 1,
+        param_attr=fluid.ParamAttr(name=name + "_scale"),
+        bias_attr=fluid.ParamAttr(name=name + "_bias"),
+    )
+
+
+def attention(asking, heard, bias, heads, name):
+    """What each place of `asking` takes from all of `heard`, by several heads: [batch, places, width],
+    as they are. `bias` is added to the scores, [batch, heads, places asking, places heard].
+    """
+    width = asking.shape[-1]
+
+    def parted(values, part):
+        values = fluid.layers.reshape(
+            dense(values, width, name + part), [0, 0, heads, width // heads]
+        )
+        return fluid.layers.transpose(values, [0, 2, 1, 3])
+
+    query, key, value = parted(asking, "_query"), parted(heard, "_key"), parted(heard, "_value")
+    scores = fluid.layers.matmul(query, key, transpose_y=True, alpha=(width // heads) ** -0.5)
+    weights = fluid.layers.softmax(fluid.layers.elementwise_add(scores, bias))
+    found = fluid.layers.transpose(fluid.layers.matmul(weights, value), [0, 2, 1, 3])
+    return dense(fluid.layers.reshape(found, [0, 0, width]), width, name + "_heard")
+
+
 def lengths(draw, size, shortest, longest):
     """Of the sequences of a batch: each from `shortest` to `longest` equally often, so that all
     batches have as many rows, and a step is compiled for one number of them.

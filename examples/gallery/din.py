@@ -11,7 +11,7 @@ ROC curve.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import area_under_curve, arguments, lengths, parameter, report, train
+from common import area_under_curve, arguments, dense, lengths, parameter, report, train
 
 TOPICS = 8
 ITEMS = 10 * TOPICS  # the topic of an item is its number modulo TOPICS
@@ -60,13 +60,6 @@ def embedded(items, name, width):
         param_attr=parameter(name, [ITEMS, width], 0.3),
     )
     return fluid.layers.reshape(vectors, [-1, items.shape[1], width])
-
-
-def dense(values, size, name, act=None):
-    """A layer over the last axis, the same at all others."""
-    axes = len(values.shape) - 1
-    weights = parameter(name, [values.shape[-1], size], (3.0 / values.shape[-1]) ** 0.5)
-    return fluid.layers.fc(values, size, num_flatten_dims=axes, act=act, param_attr=weights)
 
 
 def interest(history, there, shown):

@@ -11,7 +11,7 @@ the best areas under the ROC curves.
 
 import numpy as np
 import paddle.fluid as fluid
-from common import area_under_curve, arguments, parameter, report, train
+from common import area_under_curve, arguments, dense, report, train
 
 TASKS = ("click", "purchase")
 RELATION = 0.5  # the cosine of the two directions
@@ -40,11 +40,6 @@ class Visits:
         """[batch, tasks]: up and down along the direction of the task."""
         along = visits.dot(self.directions)
         return 1 / (1 + np.exp(1 - 1.5 * along - 2.5 * np.sin(2 * along)))
-
-
-def dense(values, size, name, act=None):
-    weights = parameter(name, [values.shape[1], size], (3.0 / values.shape[1]) ** 0.5)
-    return fluid.layers.fc(values, size, act=act, param_attr=weights)
 
 
 def mmoe():

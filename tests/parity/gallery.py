@@ -9,6 +9,7 @@ PROGRAMS = {
     "mmoe": False,
     "resnet": False,
     "semantic_matching": False,
+    "transformer": False,
     "word2vec": True,
 }
 STEPS = 20  # of which losses are compared
