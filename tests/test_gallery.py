@@ -32,7 +32,7 @@ SHORT = {
     "mmoe": (100, 0.03),
     "resnet": (100, 0.3),
     "semantic_matching": (150, 0.05),
-    "transformer": (200, 0.02),
+    "transformer": (100, 0.05),
     "word2vec": (150, 0.04),
 }
 

@@ -1,7 +1,7 @@
 """Translation by a transformer (Vaswani et al. 2017), and sentences found by beam search.
 
     jfluid-launch examples/gallery/transformer.yaml
-    python -m jfluid examples/gallery/transformer.py --steps 300
+    python -m jfluid examples/gallery/transformer.py --steps 150
 
 A sentence is of pairs of words, whose order the other language turns round. There, a sentence begins
 with a word for its style. In the less likely style each word has one translation, in the likelier one
@@ -163,7 +163,7 @@ def translated(source, beam):
         program, feed=feed, fetch_list=list(sentences), return_numpy=False
     )
     by_source, by_sentence = ids.lod()
-    words = np.array(ids).reshape(-1)
+    words = np.array(ids)
     found = np.full((size, TARGET), END)
     for row, first in enumerate(by_source[:-1]):
         sentence = words[by_sentence[first] + 1 : by_sentence[first + 1]]  # without START
@@ -172,7 +172,7 @@ def translated(source, beam):
 
 
 def main():
-    args = arguments(__doc__, steps=300, batch_size=96, learning_rate=0.005, beam=4, worst_gap=0.05)
+    args = arguments(__doc__, steps=150, batch_size=96, learning_rate=0.005, beam=4, worst_gap=0.05)
     sentences = Sentences(args.seed)
     loss, losses = trained()
     fluid.optimizer.Adam(args.learning_rate).minimize(loss)

@@ -81,7 +81,7 @@ def beam_search_decode(
         end_id: the word that ends a hypothesis.
 
     Returns:
-        (words int64 [words, 1], scores [words, 1]), with the LoD source -> hypotheses -> words.
+        (words int64 [words], scores [words]), with the LoD source -> hypotheses -> words.
     """
     _check_array("beam_search_decode", ids)
     _check_array("beam_search_decode", scores)
@@ -93,6 +93,6 @@ def beam_search_decode(
         name=name,
     )
     for var, like in ((words, ids), (values, scores)):
-        var.set_shape_dtype((-1, 1), like.dtype)
+        var.set_shape_dtype((-1,), like.dtype)
         var.lod_level = 2
     return words, values

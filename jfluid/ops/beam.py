@@ -144,7 +144,7 @@ def beam_search_decode(
             if flat
             else np.zeros(0, dtype)
         )
-        return LoDTensor(rows.reshape(-1, 1), lod)
+        return LoDTensor(rows, lod)
 
     return tensor(0, np.dtype(np.int64)), tensor(1, np.array(scores[0]).dtype)
 

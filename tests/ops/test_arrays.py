@@ -160,9 +160,9 @@ def test_beam_search_decode():
     scores = LoDTensorArray(tensor(values, lod) for lod, _, values in steps)
     words, values = registry.get("beam_search_decode").fn(ids, scores, beam_size=2, end_id=0)
     assert words.lod() == [[0, 2, 4], [0, 3, 7, 11, 15]]
-    assert np.array(words).ravel().tolist() == [1, 3, 0, 1, 4, 7, 9, 1, 6, 5, 3, 1, 6, 5, 0]
+    assert np.array(words).tolist() == [1, 3, 0, 1, 4, 7, 9, 1, 6, 5, 3, 1, 6, 5, 0]
     np.testing.assert_allclose(
-        np.array(values).ravel(),
+        np.array(values),
         [0, -0.1, -0.5, 0, -0.2, -0.6, -0.8, 0, -0.4, -0.65, -0.65, 0, -0.4, -0.65, -0.9],
         rtol=1e-6,
     )
