@@ -5,10 +5,10 @@ PROGRAMS = {
     "crf_tagging": False,
     "deepfm": True,
     "din": True,
-    "gru4rec": False,
+    "gru4rec": True,
     "mmoe": False,
     "resnet": False,
-    "semantic_matching": False,
+    "semantic_matching": True,
     "transformer": False,
     "word2vec": True,
 }
