@@ -207,7 +207,7 @@ class DatasetCreater:
 
     def create_meta_file(self, data: Dataset) -> None:
         """Write what is to be known of all training items."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define create_meta_file")
 
     def create_dataset(self, path: str) -> tuple[Dataset, dict[str, int]]:
         """The items of a folder, or of a list with `from_list`, and the numbers of their labels."""
@@ -216,10 +216,10 @@ class DatasetCreater:
         return self.create_dataset_from_dir(path)
 
     def create_dataset_from_list(self, path: str) -> tuple[Dataset, dict[str, int]]:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define create_dataset_from_list")
 
     def create_dataset_from_dir(self, path: str) -> tuple[Dataset, dict[str, int]]:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define create_dataset_from_dir")
 
     def create_batches(self) -> str:
         """Write the batches and what belongs to them, and return their folder.
