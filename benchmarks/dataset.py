@@ -1,7 +1,7 @@
 """How fast datasets are read: the parser alone, a QueueDataset against Fluid 1.8.5's, and waiting
 in CTR-DNN training.
 
-    python benchmarks/dataset.py [--lines N] [--fluid PYTHON]
+    python benchmarks/dataset.py [--lines N] [--fluid PYTHON] [--json FILE]
 
 Files hold lines of 13 decimal numbers, 26 slots of ids and a label. `--fluid` names an interpreter
 that can import paddle.fluid; it reads the same files in a process of its own. `--one ENGINE FOLDER`
@@ -9,9 +9,12 @@ does that for one engine.
 """
 
 import argparse
+import contextlib
 import importlib
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,8 +96,8 @@ def parser_speed(paths):
 
 
 def waiting(paths):
-    """What the second epoch of CTR-DNN training prints of itself: steps, seconds, and how much went
-    by waiting.
+    """The part of the second epoch of CTR-DNN training that goes by waiting for data, as it prints
+    it.
     """
     import jfluid as fluid
 
@@ -115,46 +118,54 @@ def waiting(paths):
     fluid.optimizer.SGD(1e-3).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
+    said = io.StringIO()
     for debug in (False, True):
-        exe.train_from_dataset(
-            fluid.default_main_program(),
-            dataset(fluid, [dense, *ids, label], paths),
-            debug=debug,
-            fetch_list=[loss],
-            print_period=1000000,
-        )
+        with contextlib.redirect_stdout(said):
+            exe.train_from_dataset(
+                fluid.default_main_program(),
+                dataset(fluid, [dense, *ids, label], paths),
+                debug=debug,
+                fetch_list=[loss],
+                print_period=1000000,
+            )
+    return float(re.search(r"waited for data .*\(([\d.]+)%\)", said.getvalue()).group(1)) / 100
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=200000)
     parser.add_argument("--fluid", help="an interpreter that can import paddle.fluid")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", help="a file for what was found")
     parser.add_argument("--one", nargs=2, metavar=("ENGINE", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         engine, folder = args.one
         print(json.dumps(read(engine, sorted(os.path.join(folder, f) for f in os.listdir(folder)))))
         return
+    found = {"lines_s": {}}
     with tempfile.TemporaryDirectory() as folder:
         paths = write(folder, args.lines)
-        size = sum(map(os.path.getsize, paths)) / 1e6
-        print("parser alone: %.0f MB/s" % parser_speed(paths))
-        for engine, python in [("jfluid", sys.executable), ("paddle.fluid", args.fluid)] * 2:
+        found["parser_mb_s"] = parser_speed(paths)
+        print("parser alone: %.0f MB/s" % found["parser_mb_s"])
+        engines = [("jfluid", sys.executable), ("paddle.fluid", args.fluid)]
+        for engine, python in engines * args.rounds:
             if python:
-                found = subprocess.run(
+                done = subprocess.run(
                     [python, os.path.abspath(__file__), "--one", engine, folder],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     check=True,
                     env=dict(os.environ, PYTHONWARNINGS="ignore"),
                 )
-                seconds = json.loads(found.stdout.decode().splitlines()[-1])
-                print(
-                    "%-12s %9.0f lines/s %6.1f MB/s"
-                    % (engine, args.lines / seconds, size / seconds)
-                )
-        print("CTR-DNN training: ", end="", flush=True)
-        waiting(paths)
+                rate = args.lines / json.loads(done.stdout.decode().splitlines()[-1])
+                found["lines_s"].setdefault(engine, []).append(rate)
+                print("%-12s %9.0f lines/s" % (engine, rate), flush=True)
+        found["waits"] = waiting(paths)
+        print("of a CTR-DNN epoch, waits for data: %.1f%%" % (100 * found["waits"]))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

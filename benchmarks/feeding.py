@@ -1,6 +1,6 @@
 """How long steps wait for data, and how fast batches cross from a reader's process.
 
-    python benchmarks/feeding.py [--steps N] [--fluid PYTHON]
+    python benchmarks/feeding.py [--steps N] [--fluid PYTHON] [--json FILE]
 
 A model trains from a DataLoader whose reader takes a given part of a step's time for a batch. The
 wait is the time in which the training loop stands in the loader. `--fluid` names an interpreter
@@ -99,6 +99,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--fluid")
+    parser.add_argument("--json", help="a file for what was found")
     parser.add_argument(
         "--one", nargs=2, metavar=("ENGINE", "MODEL"), help="print one result as JSON"
     )
@@ -109,8 +110,10 @@ def main():
     print(
         "| model | engine | fed ms | reader busy | from the loader ms | waits |\n|---|---|---|---|---|---|"
     )
+    found = {"models": {}}
     for model in ("mnist_conv", "stacked_lstm", "ctr_dnn"):
-        _print(train("jfluid", model, args.steps))
+        kept = found["models"][model] = {"jfluid": train("jfluid", model, args.steps)}
+        _print(kept["jfluid"])
         if args.fluid:
             command = [
                 args.fluid,
@@ -122,8 +125,14 @@ def main():
                 str(args.steps),
             ]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            _print(json.loads(output.splitlines()[-1]))
-    print(f"\nfrom a reader's process: {crossing():.0f} MB/s")
+            kept["Fluid"] = json.loads(output.splitlines()[-1])
+            _print(kept["Fluid"])
+    rates = sorted(crossing() for _ in range(5))
+    found["crossing"] = dict(zip(("low", "median", "high"), rates[::2]))
+    print("\nfrom a reader's process: %.0f MB/s (%.0f to %.0f)" % (rates[2], rates[0], rates[4]))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

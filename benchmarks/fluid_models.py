@@ -4,6 +4,8 @@ syntax).
 Each builder takes the engine and returns (loss, feed), where feed(rng) makes one batch.
 """
 
+import numpy as np
+
 
 def _classifier(fluid, hidden, classes, optimizer):
     label = fluid.layers.data(name="label", shape=[1], dtype="int64")
@@ -181,6 +183,78 @@ def ctr_dnn_lazy_adam(fluid):
     return ctr_dnn(fluid, optimizer=fluid.optimizer.Adam(learning_rate=0.001, lazy_mode=True))
 
 
+def ssd(fluid, batch=8, size=300, classes=21):
+    """SSD300's maps and priors (8732) over a body of eight narrow convolutions."""
+    layers = fluid.layers
+    image = fluid.data(name="image", shape=[None, 3, size, size], dtype="float32")
+    box = fluid.data(name="box", shape=[None, 4], dtype="float32", lod_level=1)
+    label = fluid.data(name="label", shape=[None, 1], dtype="int32", lod_level=1)
+    x, maps = image, []
+    body = ((16, 2, 1), (32, 2, 1), (64, 2, 1), (128, 2, 1), (128, 2, 1), (128, 2, 1))
+    for channels, stride, padding in body + ((128, 1, 0), (128, 1, 0)):
+        x = layers.conv2d(x, channels, 3, stride=stride, padding=padding, bias_attr=False)
+        x = layers.batch_norm(x, act="relu")
+        maps.append(x)
+    heads = layers.multi_box_head(
+        inputs=maps[2:],
+        image=image,
+        base_size=size,
+        num_classes=classes,
+        aspect_ratios=[[2.0], [2.0, 3.0], [2.0, 3.0], [2.0, 3.0], [2.0], [2.0]],
+        min_ratio=20,
+        max_ratio=90,
+        kernel_size=3,
+        pad=1,
+    )
+    place, score, prior, variance = heads
+    loss = layers.reduce_sum(layers.ssd_loss(place, score, box, label, prior, variance))
+    fluid.optimizer.Momentum(learning_rate=0.001, momentum=0.9).minimize(loss)
+
+    def feed(r):
+        counts = [int(n) for n in r.randint(1, 9, batch)]
+        corner, side = r.rand(sum(counts), 2) * 0.5, 0.1 + r.rand(sum(counts), 2) * 0.4
+        boxes = {
+            "box": np.concatenate([corner, corner + side], 1).astype("float32"),
+            "label": r.randint(1, classes, (sum(counts), 1)).astype("int32"),
+        }
+        found = {
+            n: fluid.create_lod_tensor(v, [counts], fluid.CPUPlace()) for n, v in boxes.items()
+        }
+        found["image"] = r.rand(batch, 3, size, size).astype("float32")
+        return found
+
+    return loss, feed
+
+
+def crnn(fluid, batch=16, height=32, width=100, classes=95, hidden=128):
+    """Lines of text: eight convolutions, GRUs in both directions, CTC."""
+    layers = fluid.layers
+    image = fluid.data(name="image", shape=[None, 1, height, width], dtype="float32")
+    label = fluid.data(name="label", shape=[None, 1], dtype="int32", lod_level=1)
+    x = image
+    for channels, pool in ((16, 2), (32, 2), (64, (2, 1)), (128, (2, 1))):
+        x = _conv_bn(fluid, _conv_bn(fluid, x, channels, 3, 1), channels, 3, 1)
+        x = layers.pool2d(x, pool_size=pool, pool_stride=pool, pool_type="max")
+    columns = layers.im2sequence(x, filter_size=[x.shape[2], 1])
+    states = [
+        layers.dynamic_gru(layers.fc(columns, 3 * hidden), hidden, is_reverse=backwards)
+        for backwards in (False, True)
+    ]
+    cost = layers.warpctc(layers.fc(states, classes + 1), label, blank=classes, norm_by_times=True)
+    loss = layers.reduce_sum(cost)
+    fluid.optimizer.Momentum(learning_rate=1e-3, momentum=0.9).minimize(loss)
+
+    def feed(r):
+        counts = [int(n) for n in r.randint(3, 11, batch)]
+        symbols = r.randint(0, classes, (sum(counts), 1)).astype("int32")
+        return {
+            "image": r.rand(batch, 1, height, width).astype("float32"),
+            "label": fluid.create_lod_tensor(symbols, [counts], fluid.CPUPlace()),
+        }
+
+    return loss, feed
+
+
 MODELS = {
     f.__name__: f
     for f in (
@@ -191,15 +265,26 @@ MODELS = {
         stacked_lstm,
         ctr_dnn,
         ctr_dnn_lazy_adam,
+        ssd,
+        crnn,
     )
 }
 
 
-def trainer(fluid, name):
-    """A function that runs one step on a feed and returns the loss, and the feeds' maker."""
+def trainer(fluid, name, mode="one"):
+    """A function that runs one step on a feed and returns the loss, and the feeds' maker. `mode`:
+    "one" for the program itself, "reduce" for replicas with Reduce, any other for replicas.
+    """
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         loss, feed = MODELS[name](fluid)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(startup)
-    return lambda batch: exe.run(main, feed=batch, fetch_list=[loss])[0], feed
+    program = main
+    if mode != "one":
+        build = fluid.BuildStrategy()
+        if mode == "reduce":
+            build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+        program = fluid.CompiledProgram(main).with_data_parallel(loss.name, build)
+    fetches = [loss]  # the same list each time, as a training loop has
+    return lambda batch: exe.run(program, feed=batch, fetch_list=fetches)[0], feed

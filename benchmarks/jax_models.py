@@ -29,6 +29,14 @@ def sgd(rate):
     return (lambda p: ()), lambda p, g, s: (jax.tree.map(lambda p, g: p - rate * g, p, g), s)
 
 
+def adagrad(rate, eps=1e-6):
+    def update(p, g, s):
+        s = jax.tree.map(lambda m, g: m + g * g, s, g)
+        return jax.tree.map(lambda p, g, m: p - rate * g / (jnp.sqrt(m) + eps), p, g, s), s
+
+    return (lambda p: jax.tree.map(jnp.zeros_like, p)), update
+
+
 def momentum(rate, mu=0.9):
     def update(p, g, s):
         s = jax.tree.map(lambda v, g: mu * v + g, s, g)
@@ -132,6 +140,41 @@ def resnet_cifar(blocks=3):
     return p, loss, momentum(0.01)
 
 
+def resnet50():
+    w = _Weights()
+
+    def unit(inside, channels, kernel):
+        return w(channels, inside, kernel, kernel), jnp.ones(channels), jnp.zeros(channels)
+
+    first, stack, strides, inside = unit(3, 64, 7), [], [], 64
+    for stage, (channels, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for i in range(count):
+            wide = channels * 4
+            short = None if inside == wide else unit(inside, wide, 1)
+            block = unit(inside, channels, 1), unit(channels, channels, 3), unit(channels, wide, 1)
+            stack.append((*block, short))
+            strides.append(2 if i == 0 and stage else 1)
+            inside = wide
+    p = {"first": first, "stack": stack, "out": (w(2048, 1000), jnp.zeros(1000))}
+
+    def apply(x, unit, stride=1):
+        side = (unit[0].shape[2] - 1) // 2
+        x = _conv(x, unit[0], stride, ((side, side), (side, side)))
+        return _batch_norm(x, unit[1], unit[2])
+
+    def loss(p, img, label):
+        x = jax.nn.relu(apply(img, p["first"], 2))
+        window, pad = (1, 1, 3, 3), ((0, 0), (0, 0), (1, 1), (1, 1))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, window, (1, 1, 2, 2), pad)
+        for (one, two, three, short), stride in zip(p["stack"], strides):
+            t = jax.nn.relu(apply(jax.nn.relu(apply(x, one)), two, stride))
+            t = apply(t, three)
+            x = jax.nn.relu(t + (x if short is None else apply(x, short, stride)))
+        return _cross_entropy(x.mean((2, 3)) @ p["out"][0] + p["out"][1], label)
+
+    return p, loss, momentum(0.1)
+
+
 def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     w = _Weights()
     p = {
@@ -173,7 +216,7 @@ def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     return p, loss, adam(1e-3)
 
 
-def stacked_lstm(width=128, vocab=5000):
+def stacked_lstm(width=128, vocab=5000, unroll=1):
     w, hidden = _Weights(), width // 4
     p = {
         "table": w(vocab, width),
@@ -194,9 +237,9 @@ def stacked_lstm(width=128, vocab=5000):
             return state, state[0]
 
         start = jnp.zeros((x.shape[0], hidden))
-        return lax.scan(cell, (start, start), (x.swapaxes(0, 1), mask.T), reverse=backwards)[
-            1
-        ].swapaxes(0, 1)
+        rows = x.swapaxes(0, 1), mask.T
+        _, h = lax.scan(cell, (start, start), rows, reverse=backwards, unroll=unroll)
+        return h.swapaxes(0, 1)
 
     def loss(p, words, mask, label):
         fc = p["table"][words] @ p["fc"]
@@ -207,7 +250,7 @@ def stacked_lstm(width=128, vocab=5000):
         pooled = [jnp.where(mask[..., None], x, -1e9).max(1) for x in (fc, h)]
         return _cross_entropy(sum(x @ m for x, m in zip(pooled, p["out"])), label)
 
-    return p, loss, sgd(0.01)
+    return p, loss, adagrad(0.01)
 
 
 def _padded(feed, longest=120):
@@ -220,13 +263,26 @@ def _padded(feed, longest=120):
     return words, np.arange(longest) < lengths[:, None], feed["label"]
 
 
-def _ctr_dnn(slots=26, vocab=1000001, width=10):
-    """SGD on the rows that were looked up: differentiated with respect to the gathered rows, added
-    where they came from.
+def _lazy_adam(table, moments, count, rows, gradients):
+    """Adam of the rows that a batch has, each once: (the table, its moments)."""
+    places = rows.shape[0]
+    once, of = jnp.unique(rows, size=places, fill_value=table.shape[0], return_inverse=True)
+    g = jax.ops.segment_sum(gradients, of.reshape(-1), places)
+    m, v = (0.9 * moments[0][once] + 0.1 * g, 0.999 * moments[1][once] + 0.001 * g * g)
+    scale = 1e-3 * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+    table = table.at[once].add(-scale * m / (jnp.sqrt(v) + 1e-8), mode="drop")
+    return table, tuple(t.at[once].set(n, mode="drop") for t, n in zip(moments, (m, v)))
+
+
+def _ctr_dnn(lazy_adam=False, slots=26, vocab=1000001, width=10):
+    """(state, step) of SGD, or lazy Adam, on the rows that were looked up: differentiated with respect
+    to the gathered rows, added where they came from.
     """
     w, sizes = _Weights(), (slots * width + 13, 400, 400, 400, 2)
     p = [(w(a, b), jnp.zeros(b)) for a, b in zip(sizes, sizes[1:])]
     table = jax.random.uniform(jax.random.PRNGKey(1), (vocab, width), minval=-1, maxval=1)
+    init, update = adam(1e-3) if lazy_adam else sgd(0.01)
+    moments = tuple(jnp.zeros_like(table) for _ in range(2 if lazy_adam else 0))
 
     def loss(p, rows, dense, label):
         x = jnp.concatenate([rows.reshape(dense.shape[0], -1), dense], 1)
@@ -234,22 +290,17 @@ def _ctr_dnn(slots=26, vocab=1000001, width=10):
             x = jax.nn.relu(x @ kernel + bias)
         return _cross_entropy(x @ p[-1][0] + p[-1][1], label)
 
-    def step(p, table, ids, dense, label):
+    def step(p, s, table, moments, ids, dense, label):
         flat = ids.reshape(-1)
         value, (g, rows) = jax.value_and_grad(loss, (0, 1))(p, table[flat], dense, label)
-        return (
-            jax.tree.map(lambda a, b: a - 0.01 * b, p, g),
-            table.at[flat].add(-0.01 * rows),
-            value,
-        )
+        p, s = update(p, g, s)
+        if lazy_adam:
+            table, moments = _lazy_adam(table, moments, s[2], flat, rows)
+        else:
+            table = table.at[flat].add(-0.01 * rows)
+        return p, s, table, moments, value
 
-    compiled, state = jax.jit(step, donate_argnums=(0, 1)), [p, table]
-
-    def run(feed):
-        *state[:], value = compiled(*state, *feed)
-        return float(value)
-
-    return run
+    return [p, init(p), table, moments], step
 
 
 def _joined(feed):
@@ -260,28 +311,59 @@ def _joined(feed):
     return ids, feed["dense"], feed["label"]
 
 
-MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder, stacked_lstm)}
-TRAINED = (*MODELS, "ctr_dnn")
+MODELS = {
+    f.__name__: f
+    for f in (mlp, mnist_conv, resnet_cifar, resnet50, transformer_encoder, stacked_lstm)
+}
+TRAINED = (*MODELS, "ctr_dnn", "ctr_dnn_lazy_adam")
 # How feeds in sequences become dense arrays, before the clock starts.
-PREPARE = {"stacked_lstm": _padded, "ctr_dnn": _joined}
+PREPARE = {"stacked_lstm": _padded, "ctr_dnn": _joined, "ctr_dnn_lazy_adam": _joined}
 
 
-def trainer(name):
-    """A function that runs one step on a feed (a dict of fluid_models) and returns the loss."""
-    if name == "ctr_dnn":
-        return _ctr_dnn()
-    p, loss, (init, update) = MODELS[name]()
+def _program(name, **sizes):
+    """(state, step), where step(*state, *batch) returns (*state, loss)."""
+    if name.startswith("ctr_dnn"):
+        return _ctr_dnn(name == "ctr_dnn_lazy_adam", **sizes)
+    p, loss, (init, update) = MODELS[name](**sizes)
 
     def step(p, s, *batch):
         value, g = jax.value_and_grad(loss)(p, *batch)
         p, s = update(p, g, s)
         return p, s, value
 
-    compiled = jax.jit(step, donate_argnums=(0, 1))
-    state = [p, init(p)]
+    return [p, init(p)], step
+
+
+def _given(feed):
+    return feed.values() if isinstance(feed, dict) else feed
+
+
+def trainer(name, options=None, **sizes):
+    """A function that runs one step on a feed (a dict of fluid_models) and returns the loss.
+    `options`: of XLA. `sizes`: of the model.
+    """
+    state, step = _program(name, **sizes)
+    donated = tuple(range(len(state)))
+    compiled = jax.jit(step, donate_argnums=donated, compiler_options=options)
 
     def run(feed):
-        *state[:], value = compiled(*state, *(feed.values() if isinstance(feed, dict) else feed))
+        *state[:], value = compiled(*state, *_given(feed))
         return float(value)
 
     return run
+
+
+def flops(name, feed):
+    """Floating-point operations of a step, by XLA's cost analysis; a loop's of all its turns."""
+    state, step = _program(name, **({"unroll": True} if name == "stacked_lstm" else {}))
+    return jax.jit(step).lower(*state, *_given(feed)).cost_analysis()["flops"]
+
+
+def batches(name):
+    """What makes batches of a model: its Fluid program is built and thrown away."""
+    import fluid_models
+
+    import jfluid
+
+    with jfluid.program_guard(jfluid.Program(), jfluid.Program()), jfluid.unique_name.guard():
+        return fluid_models.MODELS[name](jfluid)[1]

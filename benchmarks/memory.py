@@ -1,9 +1,9 @@
 """Memory of a model that trains on the CPU: on one device, and in replicas with Reduce.
 
-    python benchmarks/memory.py [--width 4096] [--layers 16] [--replicas 4] [--optimizer adam]
+    python benchmarks/memory.py [--width 4096] [--layers 16] [--replicas 4] [--optimizers adam] [--json FILE]
 
 Each figure is of a process of its own: the most that was resident during three steps, less what was
-resident before the startup program ran.
+resident before the startup program ran. Replicas have devices of their own (FLAGS_cpu_replicas_joined=0).
 """
 
 import argparse
@@ -11,6 +11,9 @@ import json
 import os
 import subprocess
 import sys
+
+MODES = ("one device", "Reduce")
+APART = dict(os.environ, FLAGS_cpu_replicas_joined="0")
 
 
 def resident(field):
@@ -59,20 +62,30 @@ def main():
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="adam")
-    parser.add_argument("--modes", nargs="*", default=["one device", "Reduce"])
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    kinds = ["sgd", "momentum", "adam"]
+    parser.add_argument("--optimizers", nargs="*", choices=kinds, default=["adam"])
+    parser.add_argument("--json", help="a file for what was found")
+    parser.add_argument("--one", nargs=2, metavar=("MODE", "OPTIMIZER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(one(args.one, args.width, args.layers, args.replicas, args.optimizer)))
+        mode, optimizer = args.one
+        print(json.dumps(one(mode, args.width, args.layers, args.replicas, optimizer)))
         return
     megabytes = args.width**2 * 4 * args.layers / 2**20
-    print("%d MiB of parameters, %s, %d replicas" % (megabytes, args.optimizer, args.replicas))
-    for mode in args.modes:
-        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--one", mode]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        found, loss = json.loads(done.stdout.decode().splitlines()[-1])
-        print("%-10s %5d MiB, loss %.6f" % (mode, found, loss), flush=True)
+    print("%d MiB of parameters, %d replicas" % (megabytes, args.replicas))
+    found = {"parameters_mb": megabytes, "replicas": args.replicas, "optimizers": {}}
+    for optimizer in args.optimizers:
+        kept = found["optimizers"][optimizer] = {}
+        for mode in MODES:
+            sizes = ["--width", "--layers", "--replicas"], (args.width, args.layers, args.replicas)
+            command = [sys.executable, os.path.abspath(__file__), "--one", mode, optimizer]
+            command += [str(part) for pair in zip(*sizes) for part in pair]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=APART)
+            kept[mode], loss = json.loads(done.stdout.decode().splitlines()[-1])
+            print("%-9s %-10s %5d MiB, loss %.6f" % (optimizer, mode, kept[mode], loss), flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

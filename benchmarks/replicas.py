@@ -1,98 +1,75 @@
-"""Milliseconds a step in replicas on the CPU: jfluid's modes, and Fluid 1.8.5's where it is at
-hand.
+"""Milliseconds a step in replicas on the CPU, in turn: the program itself on one device, replicas as
+one program, replicas on devices of their own, Reduce, and Fluid 1.8.5 where it is at hand.
 
-    python benchmarks/replicas.py [MODEL ...] [--replicas 1 2 4 8] [--steps N] [--fluid PYTHON]
+    python benchmarks/replicas.py [MODEL ...] [--replicas 2] [--rounds 8] [--fluid PYTHON] [--json FILE]
 
-Each figure is the median of one process's steps. 0 replicas: `Executor.run` of the program itself.
+In brackets the processor time of a step. "replicas / best": what replicas take of the faster of one
+device and devices of their own; the goal is at most 1.05.
 """
 
 import argparse
-import importlib
 import json
-import os
-import subprocess
 import sys
-import time
 
-import numpy as np
+import turns
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import fluid_models
+MODES = ("one", "replicas", "apart", "reduce")
+GOAL = 1.05
 
 
-def one(engine, model, replicas, reduce, steps):
-    """Median milliseconds of a step."""
-    os.environ["CPU_NUM"] = str(max(replicas, 1))
-    fluid = importlib.import_module(engine)
-    loss, feed = fluid_models.MODELS[model](fluid)
-    exe = fluid.Executor(fluid.CPUPlace())
-    exe.run(fluid.default_startup_program())
-    program = fluid.default_main_program()
-    if replicas:
-        build = fluid.BuildStrategy()
-        if reduce:
-            build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-        program = fluid.CompiledProgram(program).with_data_parallel(
-            loss_name=loss.name, build_strategy=build
-        )
-    rng, times = np.random.RandomState(0), []
-    feeds = [feed(rng) for _ in range(4)]
-    for i in range(steps + 3):
-        begin = time.time()
-        exe.run(program, feed=feeds[i % 4], fetch_list=[loss])
-        times.append(time.time() - begin)
-    return 1e3 * float(np.median(times[3:]))
+def measure(model, replicas, rounds, fluid=None):
+    """{"engine mode": what `turns.in_turn` found}."""
+    number = {"CPU_NUM": str(replicas)}
+    workers = {
+        "jfluid " + m: turns.Worker("jfluid", model, m, **(number if m != "one" else {}))
+        for m in MODES
+    }
+    if fluid:
+        for mode in ("one", "replicas", "reduce"):
+            workers["fluid " + mode] = turns.Worker(
+                "paddle.fluid", model, mode, fluid, **(number if mode != "one" else {})
+            )
+    try:
+        return turns.in_turn(workers, rounds)
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def against_the_best(found):
+    """Milliseconds of replicas over those of the faster of one device and devices of their own."""
+    best = min(("jfluid one", "jfluid apart"), key=lambda name: found[name]["ms"])
+    return 1 / turns.ratio(found["jfluid replicas"], found[best])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", default=["mlp", "mnist_conv", "resnet_cifar"])
-    parser.add_argument("--replicas", nargs="*", type=int, default=[0, 1, 2, 4, 8])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "models", nargs="*", default=["mlp", "mnist_conv", "resnet_cifar", "ctr_dnn"]
+    )
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--fluid", help="an interpreter that can import paddle.fluid")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="a file for what was found")
     args = parser.parse_args()
-    if args.one:
-        engine, model, replicas, reduce = args.one
-        print(json.dumps(one(engine, model, int(replicas), reduce == "reduce", args.steps)))
-        return
-    engines = [("jfluid", sys.executable)] + ([("paddle.fluid", args.fluid)] if args.fluid else [])
+    everything = {}
+    modes = ["jfluid " + m for m in MODES]
+    modes += ["fluid " + m for m in ("one", "replicas", "reduce")] if args.fluid else []
+    print("| model | %s | replicas / best |" % " | ".join(modes))
+    print("|---|%s" % ("---|" * (len(modes) + 1)))
     for model in args.models:
-        for replicas in args.replicas:
-            for engine, python in engines:
-                found = []
-                for mode in ("allreduce", "reduce") if replicas > 1 else ("allreduce",):
-                    command = [
-                        python,
-                        os.path.abspath(__file__),
-                        "--steps",
-                        str(args.steps),
-                        "--one",
-                        engine,
-                        model,
-                        str(replicas),
-                        mode,
-                    ]
-                    done = subprocess.run(
-                        command,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        check=False,
-                        env=dict(os.environ, PYTHONWARNINGS="ignore"),
-                    )
-                    lines = done.stdout.decode().splitlines()
-                    found.append(
-                        "%s %s"
-                        % (
-                            mode,
-                            "%.1f ms" % json.loads(lines[-1]) if done.returncode == 0 else "failed",
-                        )
-                    )
-                print(
-                    "%-13s %d replicas  %-12s %s" % (model, replicas, engine, ", ".join(found)),
-                    flush=True,
-                )
+        found = everything[model] = measure(model, args.replicas, args.rounds, args.fluid)
+        cells = [
+            "%.2f (%.2f)" % (found[m]["ms"], found[m]["cpu_ms"]) if m in found else "failed"
+            for m in modes
+        ]
+        print(
+            "| %s | %s | %.3f |" % (model, " | ".join(cells), against_the_best(found)), flush=True
+        )
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(everything, file, indent=1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Rows a second of a sparse table, in this process and behind a server on this machine, and what a
 row costs in memory.
 
-    python benchmarks/tables.py [--rows 1000000] [--seconds 3]
+    python benchmarks/tables.py [--rows 1000000] [--seconds 3] [--json FILE]
     python benchmarks/tables.py --grow 100000000        also fill a table so far: rate of inserts, bytes a row
 
 Rows have 16 floats (8 with --grow) and Adagrad. In process, two threads share the table, as two
@@ -9,6 +9,7 @@ cores can; the server is a process of its own, asked by one client for 13000 dis
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from jfluid.ps_server.table import SparseTable
 from jfluid.security.secret import job_secret
 
 BATCH = 13_000
+FOUND = {}  # what was printed
 
 
 def spec(width, optimizer=None):
@@ -40,8 +42,8 @@ def ids_of(rows):
 
 
 def rate(function, seconds, threads=1):
-    """Rows a second of `function(random state)`, which returns how many rows it handled; the median
-    of five parts.
+    """Millions of rows a second of `function(random state)`, which returns how many rows it handled:
+    the median of five parts, the lowest, the highest.
     """
     rates = []
     for part in range(5):
@@ -58,8 +60,8 @@ def rate(function, seconds, threads=1):
             worker.start()
         for worker in workers:
             worker.join()
-        rates.append(sum(done) / (time.perf_counter() - start))
-    return sorted(rates)[2]
+        rates.append(sum(done) / (time.perf_counter() - start) / 1e6)
+    return sorted(rates)[2], min(rates), max(rates)
 
 
 def batches_of(ids, count=64):
@@ -67,8 +69,19 @@ def batches_of(ids, count=64):
     return [ids[rng.permutation(len(ids))[:BATCH]] for _ in range(count)]
 
 
-def row(what, value, goal=None):
-    print("| %s | %s | %s |" % (what, value, goal or ""), flush=True)
+def row(what, value, unit, goal=None, digits=1):
+    """Print and keep a figure.
+
+    Args:
+        value: a number, or (the median, the lowest, the highest).
+        goal: in the same unit.
+    """
+    median, *spread = value if isinstance(value, tuple) else (value,)
+    text = "%.*f %s" % (digits, median, unit)
+    if spread:
+        text += " (%.*f to %.*f)" % (digits, spread[0], digits, spread[1])
+    print("| %s | %s | %s |" % (what, text, "" if goal is None else "%g" % goal), flush=True)
+    FOUND[what] = {"value": median, "unit": unit, "goal": goal, "text": text}
 
 
 def in_process(ids, seconds):
@@ -92,13 +105,15 @@ def in_process(ids, seconds):
         of = "in process, %d thread%s" % (threads, "s" * (threads > 1))
         row(
             "look-ups, " + of,
-            "%.1f M rows/s" % (rate(look_up, seconds, threads) / 1e6),
-            "10" * (threads == 2),
+            rate(look_up, seconds, threads),
+            "M rows/s",
+            10 if threads == 2 else None,
         )
         row(
             "Adagrad pushes, " + of,
-            "%.1f M rows/s" % (rate(push, seconds, threads) / 1e6),
-            "6" * (threads == 2),
+            rate(push, seconds, threads),
+            "M rows/s",
+            6 if threads == 2 else None,
         )
 
 
@@ -125,23 +140,71 @@ def by_function(ids, seconds):
 
     row(
         "updates by a NumPy function, in process, 1 thread",
-        "%.1f M rows/s" % (rate(update, seconds) / 1e6),
+        rate(update, seconds),
+        "M rows/s",
     )
 
 
 def whole_tables(ids):
     """Values put in by the caller, and all rows read out."""
     table, values = SparseTable(spec(10)), np.ones((len(ids), 10), np.float32)
+    small = SparseTable(spec(10))
+    small.assign(ids[:10], values[:10])  # kernels are compiled
+    sum(len(some) for some, _ in small.items())
     for what in ("to new rows", "again"):
         start = time.perf_counter()
         table.assign(ids, values)
         row(
             "assign %d rows of 10 floats at once, %s" % (len(ids), what),
-            "%.2f s" % (time.perf_counter() - start),
+            time.perf_counter() - start,
+            "s",
+            digits=2,
         )
     start = time.perf_counter()
     count = sum(len(some) for some, _ in table.items())
-    row("read all %d rows of it (`items`)" % count, "%.2f s" % (time.perf_counter() - start))
+    row("read all %d rows of it (`items`)" % count, time.perf_counter() - start, "s", digits=2)
+
+
+def processor_seconds(pid):
+    """Processor seconds of a process so far."""
+    with open("/proc/%d/stat" % pid) as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def asked(client, way, batches, gradients, seconds, pid):
+    """What one client gets of a server on this machine, its messages going that way: rows a second,
+    and rows for each second that the server's process has a core for them.
+    """
+
+    def of_server(what, function, unit, goal=None):
+        total, before = [0], processor_seconds(pid)
+
+        def counted(rng):
+            done = function(rng)
+            total[0] += done
+            return done
+
+        row(what, rate(counted, seconds), unit, goal)
+        by_core = total[0] / (processor_seconds(pid) - before) / 1e6
+        row(what + ", by core of the server", by_core, unit)
+
+    def look_up(rng):
+        return len(client.pull({"t": batches[rng.randint(len(batches))]}).rows["t"].values)
+
+    def push(rng):
+        client.push({"t": (batches[rng.randint(len(batches))], gradients)})
+        return BATCH
+
+    def both(rng):
+        batch = batches[rng.randint(len(batches))]
+        client.exchange({"t": (batch, gradients)}, {}, {"t": batch})
+        return BATCH
+
+    of = "one server on this machine, " + way
+    of_server("look-ups, " + of, look_up, "M rows/s", 3)
+    of_server("Adagrad pushes, " + of, push, "M rows/s", 2)
+    of_server("push and look-up in one call, " + of, both, "M rows/s each")
 
 
 def behind_a_server(ids, seconds):
@@ -159,30 +222,10 @@ def behind_a_server(ids, seconds):
             for part in np.array_split(ids, 50):
                 client.pull({"t": part})
             client.push({"t": (batches[0], gradients)})
-
-            def look_up(rng):
-                return len(client.pull({"t": batches[rng.randint(len(batches))]}).rows["t"].values)
-
-            def push(rng):
-                client.push({"t": (batches[rng.randint(len(batches))], gradients)})
-                return BATCH
-
-            def both(rng):
-                batch = batches[rng.randint(len(batches))]
-                client.exchange({"t": (batch, gradients)}, {}, {"t": batch})
-                return BATCH
-
-            row(
-                "look-ups, one server over loopback",
-                "%.1f M rows/s" % (rate(look_up, seconds) / 1e6),
-                "3",
-            )
-            row(
-                "Adagrad pushes, one server over loopback",
-                "%.1f M rows/s" % (rate(push, seconds) / 1e6),
-                "2",
-            )
-            row("push and look-up in one call", "%.1f M rows/s each" % (rate(both, seconds) / 1e6))
+            asked(client, "shared memory", batches, gradients, seconds, server.pid)
+        with Client([endpoint], job_secret(), share_memory=False) as client:
+            client.place_table("t", 16)
+            asked(client, "TCP", batches, gradients, seconds, server.pid)
             with tempfile.TemporaryDirectory() as folder:
                 start = time.perf_counter()
                 client.save(folder)
@@ -190,10 +233,7 @@ def behind_a_server(ids, seconds):
                 size = sum(
                     os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
                 )
-            row(
-                "snapshot of %d rows" % len(ids),
-                "%.2f s, %.0f MB/s" % (seconds, size / seconds / 1e6),
-            )
+            row("snapshot of %d rows" % len(ids), size / seconds / 1e6, "MB/s", digits=0)
     finally:
         server.terminate()
         server.wait()
@@ -229,14 +269,11 @@ def grow(rows, width=8, batch=1_000_000):
             file=sys.stderr,
             flush=True,
         )
-    row(
-        "inserts up to %d rows of %d floats with Adagrad: last tenth against first" % (rows, width),
-        "%.2f against %.2f M rows/s (%.2f)"
-        % (rates[-1] / 1e6, rates[0] / 1e6, rates[-1] / rates[0]),
-        "0.5",
-    )
-    row("resident memory of it", "%.2f GB" % ((resident_bytes() - before) / 1e9), "24 (100 M rows)")
-    row("beyond values and slots", "%.1f bytes a row" % overhead, "24")
+    what = "table of %d rows of %d floats with Adagrad: " % (rows, width)
+    row(what + "inserts, first tenth", rates[0] / 1e6, "M rows/s", digits=2)
+    row(what + "last tenth against first", rates[-1] / rates[0], "", 0.5, digits=2)
+    row(what + "resident memory", (resident_bytes() - before) / 1e9, "GB", digits=2)
+    row(what + "beyond values and slots", overhead, "bytes a row", 24)
 
 
 def main():
@@ -244,6 +281,7 @@ def main():
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
     parser.add_argument("--grow", type=int, default=0, metavar="ROWS")
+    parser.add_argument("--json", help="a file for what was found")
     options = parser.parse_args()
     print("| table of %d rows of 16 floats | found | goal |\n|---|---|---|" % options.rows)
     ids = ids_of(options.rows)
@@ -253,6 +291,9 @@ def main():
     behind_a_server(ids, options.seconds)
     if options.grow:
         grow(options.grow)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(FOUND, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,80 +1,89 @@
-"""jfluid runs PaddlePaddle Fluid 1.x programs on JAX: `import jfluid as fluid`."""
+"""jfluid runs PaddlePaddle Fluid 1.x programs on JAX: `import jfluid as fluid`.
 
-import jfluid.ops
-from jfluid import (
-    average,
-    clip,
-    compiler,
-    contrib,
-    core,
-    debugger,
-    evaluator,
-    executor,
-    initializer,
-    install_check,
-    installation,
-    io,
-    launcher_pipe,
-    layers,
-    lod_tensor,
-    metrics,
-    nets,
-    optimizer,
-    parallel_executor,
-    param_attr,
-    profiler,
-    regularizer,
-    surface,
-    transpiler,
-)
-from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
-from jfluid.executor import Executor
-from jfluid.feeding.data_feeder import DataFeeder
-from jfluid.feeding.reader import batch
-from jfluid.flags import get_flags, set_flags
-from jfluid.input import data, embedding, one_hot
-from jfluid.installation import (
-    disable_dygraph,
-    enable_dygraph,
-    in_dygraph_mode,
-    load_op_library,
-    memory_optimize,
-    release_memory,
-    require_version,
-)
-from jfluid.interop import to_jax
-from jfluid.io import load, load_program_state, save, set_program_state
-from jfluid.ir import backward, unique_name
-from jfluid.ir.backward import append_backward, gradients
-from jfluid.ir.program import (
-    Program,
-    default_main_program,
-    default_startup_program,
-    device_guard,
-    name_scope,
-    program_guard,
-)
-from jfluid.ir.variable import Variable
-from jfluid.lod_tensor import (
-    LoDTensor,
-    LoDTensorArray,
-    Tensor,
-    create_lod_tensor,
-    create_random_int_lodtensor,
-)
-from jfluid.parallel_executor import ParallelExecutor
-from jfluid.param_attr import ParamAttr, WeightNormParamAttr
-from jfluid.places import (
-    CPUPlace,
-    CUDAPinnedPlace,
-    CUDAPlace,
-    cpu_places,
-    cuda_pinned_places,
-    cuda_places,
-    is_compiled_with_cuda,
-)
-from jfluid.scope import Scope, global_scope, scope_guard
-from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName, RoundRobin
+Each name is imported when it is first used, so that what needs no JAX, such as the launcher, does
+not wait for it (`jfluid/surface.py`).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from jfluid import installation, launcher_pipe, surface
+from jfluid.ir import schema
+
+if TYPE_CHECKING:
+    from jfluid import (
+        average,
+        clip,
+        compiler,
+        contrib,
+        core,
+        debugger,
+        evaluator,
+        executor,
+        initializer,
+        install_check,
+        io,
+        layers,
+        lod_tensor,
+        metrics,
+        nets,
+        optimizer,
+        parallel_executor,
+        param_attr,
+        profiler,
+        regularizer,
+        transpiler,
+    )
+    from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+    from jfluid.executor import Executor
+    from jfluid.feeding.data_feeder import DataFeeder
+    from jfluid.feeding.reader import batch
+    from jfluid.flags import get_flags, set_flags
+    from jfluid.input import data, embedding, one_hot
+    from jfluid.installation import (
+        load_op_library,
+        memory_optimize,
+        release_memory,
+        require_version,
+    )
+    from jfluid.interop import to_jax
+    from jfluid.io import load, load_program_state, save, set_program_state
+    from jfluid.ir import backward, unique_name
+    from jfluid.ir.backward import append_backward, gradients
+    from jfluid.ir.program import (
+        Program,
+        default_main_program,
+        default_startup_program,
+        device_guard,
+        name_scope,
+        program_guard,
+    )
+    from jfluid.ir.variable import Variable
+    from jfluid.lod_tensor import (
+        LoDTensor,
+        LoDTensorArray,
+        Tensor,
+        create_lod_tensor,
+        create_random_int_lodtensor,
+    )
+    from jfluid.parallel_executor import ParallelExecutor
+    from jfluid.param_attr import ParamAttr, WeightNormParamAttr
+    from jfluid.places import (
+        CPUPlace,
+        CUDAPinnedPlace,
+        CUDAPlace,
+        cpu_places,
+        cuda_pinned_places,
+        cuda_places,
+        is_compiled_with_cuda,
+    )
+    from jfluid.scope import Scope, global_scope, scope_guard
+    from jfluid.transpiler import (
+        DistributeTranspiler,
+        DistributeTranspilerConfig,
+        HashName,
+        RoundRobin,
+    )
 
 # Names of Fluid that are not here, and modules under Fluid's other paths, are found by `surface`.
 __all__ = [
@@ -117,17 +126,12 @@ __all__ = [
     "default_main_program",
     "default_startup_program",
     "device_guard",
-    "disable_dygraph",
-    "disable_imperative",
     "embedding",
-    "enable_dygraph",
-    "enable_imperative",
     "evaluator",
     "executor",
     "get_flags",
     "global_scope",
     "gradients",
-    "in_dygraph_mode",
     "initializer",
     "install_check",
     "installation",
@@ -161,6 +165,6 @@ __all__ = [
 ]
 
 __version__ = installation.VERSION
-enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
+schema.provide(lambda: import_module("jfluid.layers"))  # which come with all operators
 surface.install()
 launcher_pipe.report_ending()

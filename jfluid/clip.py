@@ -263,6 +263,10 @@ def set_gradient_clip(
             f"clip: expected a GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm, "
             f"found {type(clip).__name__}"
         )
+    if default_main_program().eager:
+        raise errors.DygraphError(
+            "set_gradient_clip works on programs: in dygraph mode give the optimizer grad_clip="
+        )
     block = (program or default_main_program()).global_block()
     for item in block.all_parameters() if param_list is None else param_list:
         param = block.var(item) if isinstance(item, str) else item

@@ -1,6 +1,7 @@
 """`fluid.core`: the parts of Fluid's C++ module that scripts use."""
 
 from jfluid.errors import EOFException, JFluidError
+from jfluid.ir.backward import get_grad_op_desc
 from jfluid.ir.operator import OpRole
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX
@@ -28,6 +29,7 @@ __all__ = [
     "VarDesc",
     "empty_var_name",
     "get_cuda_device_count",
+    "get_grad_op_desc",
     "grad_var_suffix",
     "is_compiled_with_brpc",
     "is_compiled_with_cuda",
@@ -92,15 +94,15 @@ empty_var_name, grad_var_suffix = kEmptyVarName, kGradVarSuffix
 
 
 def is_compiled_with_mkldnn() -> bool:
-    """False: XLA has its own kernels."""
+    """Return False: XLA has its own kernels."""
     return False
 
 
 def is_compiled_with_brpc() -> bool:
-    """False: there is no brpc here."""
+    """Return False: there is no brpc here."""
     return False
 
 
 def is_compiled_with_dist() -> bool:
-    """True: programs may be trained by several processes and parameter servers."""
+    """Return True: programs may be trained by several processes and parameter servers."""
     return True

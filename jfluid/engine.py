@@ -20,14 +20,15 @@ from jfluid.compile.fetches import Fetched
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import of_device
 from jfluid.compile.plan import plan
+from jfluid.compile.repeat import Repeat
 from jfluid.compile.step import Step
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ops.collective import process_group
 from jfluid.parallel.data_parallel import DataParallel
-from jfluid.parallel.devices import prepare_cpus
-from jfluid.places import CUDAPlace, cpu_number
+from jfluid.parallel.pipeline import PipelineStep, placement_of
+from jfluid.places import CUDAPlace, cpu_number, prepare_cpus
 from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
@@ -45,6 +46,7 @@ class Prepared:
         feeds: checked arrays by name; with data parallelism a list of them, one for each replica.
         divided: whether replicas have parts of the batch.
         repeats: how often a run of the program repeats the step (`num_iteration_per_run`).
+        entered: the feeds are as the step's placement takes them, padded.
     """
 
     program: Program
@@ -52,6 +54,12 @@ class Prepared:
     feeds: Any
     divided: bool = False
     repeats: int = 1
+    entered: bool = False
+
+    def enter(self) -> None:
+        """Do already what a run of the step does with its feeds first."""
+        if not self.entered:
+            self.feeds, self.entered = self.step.placement.enter(self.feeds), True
 
     def fetched(self, values: Sequence[Any]) -> list[Fetched]:
         """Return the values of a run of the step, as fetches."""
@@ -88,7 +96,9 @@ class Runner:
         raise NotImplementedError
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
-        """A context that yields the servers' latest numbers, by name, for a display of progress."""
+        """Return a context that yields the servers' latest numbers, by name, for a display of
+        progress.
+        """
         return nullcontext(dict)
 
     def prefetch(
@@ -139,9 +149,10 @@ class Engine:
         self._pruned.clear()
 
     def start(self, parallel: DataParallel) -> None:
-        """Find the devices of a program's replicas. Raises PlaceError."""
-        prepare_cpus(cpu_number())
-        parallel.start(isinstance(self.place, CUDAPlace))
+        """Find the devices of a program's replicas, once. Raises PlaceError."""
+        if not parallel.devices:
+            prepare_cpus(cpu_number())
+            parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
         """Return the Runner of a program that works with parameter servers; None for others. Raises
@@ -193,16 +204,35 @@ class Engine:
             Raises what `Executor.run` raises before it runs.
         """
         owned = isinstance(feed, Owned)
+        pipeline = program._pipeline_opt if parallel is None and targets is None else None
         program, feed, parallel = self._read(program, feed, parallel, targets)
         feeds: Any = (
             feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
         )
         names = list(feeds if parallel is None else feeds[0])
         check_finite = flags.get("FLAGS_check_nan_inf")
-        key = (program.fingerprint, tuple(names), tuple(fetches), check_finite, self.donate)
+        key: tuple[Any, ...] = (
+            program.fingerprint,
+            tuple(names),
+            tuple(fetches),
+            check_finite,
+            self.donate,
+        )
+        if pipeline is not None:
+            key += pipeline, tuple(o.attrs.get("op_device") for o in program.global_block().ops)
 
         def compiled() -> Step:
             planned = plan(program, names, fetches)
+            if pipeline is not None:
+                sections = placement_of(planned, pipeline, self.place)
+                return PipelineStep(
+                    sections,
+                    pipeline.micro_batches,
+                    self.place,
+                    check_finite,
+                    "fluid_pipeline",
+                    self.donate,
+                )
             placement = (
                 of_device(planned, self.device)
                 if parallel is None
@@ -230,8 +260,43 @@ class Engine:
                 scope,
                 prepared.feeds,
                 self._key(prepared.program, scope, step) if step.plan.rng else None,
+                prepared.entered,
             )
         return values
+
+    def repeated(
+        self,
+        program: Any,
+        inner: Program,
+        feed: Any,
+        scope: Scope,
+        fetch_list: Any,
+        prepared: Prepared,
+    ) -> Repeat | None:
+        """Return what runs a prepared program, which has run, again with such a feed; None for one
+        that is to be prepared each time.
+
+        Args:
+            program: what the user runs: `inner`, or a CompiledProgram of it.
+        """
+        parallel = getattr(program, "_parallel", None)
+        runs = inner if parallel is None else parallel.rewritten()
+        if prepared.program is not runs:
+            return None  # readers feed it
+        if parallel is not None and prepared.step.plan.rng:
+            return (
+                None  # the seed of the replicas' program is that of the user's when it is prepared
+            )
+        return Repeat.of(
+            program,
+            inner,
+            scope,
+            fetch_list,
+            feed,
+            prepared.step,
+            None if parallel is None else prepared.fetched,
+            lambda: self._key(runs, scope, prepared.step),
+        )
 
     def _read(
         self,

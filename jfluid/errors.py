@@ -45,6 +45,14 @@ class ShapeError(ProgramError):
     """An operator cannot be applied to the shapes or dtypes of its inputs."""
 
 
+class DtypeError(ShapeError, TypeError):
+    """An operator cannot be applied to the dtypes of its inputs."""
+
+
+class DygraphError(ProgramError, AssertionError):
+    """Something of dygraph mode is used outside of it, or in a way in which it cannot be."""
+
+
 class OpError(JFluidError, RuntimeError):
     """An operator failed while its program was lowered or run."""
 

@@ -86,7 +86,7 @@ class Executor:
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
         if self._repeat is not None and return_numpy and not use_prune:
-            values = self._repeat.run(program, feed, fetch_list, scope)
+            values = self._repeat.run(program, feed, fetch_list, scope, return_merged)
             if values is not None:
                 return values
         given, parallel = resolved(program)
@@ -98,8 +98,8 @@ class Executor:
                 given, feed, names, parallel, targets if use_prune else None, return_numpy
             )
             found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
-            if return_numpy and prepared.program is program:
-                latest = Repeat.of(program, scope, fetch_list, prepared.feeds, prepared.step)
+            if return_numpy and not use_prune and prepared.repeats == 1:
+                latest = self.engine.repeated(program, given, feed, scope, fetch_list, prepared)
                 self._repeat = latest or self._repeat
         return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
 

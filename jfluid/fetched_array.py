@@ -40,5 +40,5 @@ class FetchedArray(np.ndarray[Any, Any]):
 
 
 def fetched(value: Any) -> FetchedArray:
-    """A copy of anything that is an array, for the user to keep."""
+    """Return a copy of anything that is an array, for the user to keep."""
     return np.array(value).view(FetchedArray)

@@ -38,6 +38,16 @@ EFFECTIVE = {
     "FLAGS_communicator_send_wait_times": Flag(
         5, "hundredths of a second after which no more gradients are waited for"
     ),
+    "FLAGS_cpu_replicas_joined": Flag(
+        True,
+        "steps of replicas on the CPU that are compiled from then on are one XLA program on all "
+        "processors, where that gives the same numbers; else each replica runs on a device of its own",
+    ),
+    "FLAGS_cudnn_deterministic": Flag(
+        False,
+        "steps that are compiled for GPUs from then on give the same bits each time (XLA's "
+        "xla_gpu_deterministic_ops); those on CPUs always do",
+    ),
     "FLAGS_dataset_max_bytes": Flag(
         0,
         "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
@@ -65,7 +75,6 @@ NO_EFFECT: dict[str, Any] = {
     "FLAGS_conv_workspace_size_limit": 512,
     "FLAGS_cpu_deterministic": False,
     "FLAGS_cudnn_batchnorm_spatial_persistent": False,
-    "FLAGS_cudnn_deterministic": False,
     "FLAGS_cudnn_exhaustive_search": False,
     "FLAGS_eager_delete_scope": True,
     "FLAGS_eager_delete_tensor_gb": 0.0,

@@ -7,9 +7,6 @@ from jfluid import errors
 __all__ = [
     "FLUID_VERSION",
     "VERSION",
-    "disable_dygraph",
-    "enable_dygraph",
-    "in_dygraph_mode",
     "load_op_library",
     "memory_optimize",
     "release_memory",
@@ -46,23 +43,6 @@ def require_version(min_version: str, max_version: str | None = None) -> None:
             f"Fluid {min_version}{f' to {max_version}' if max_version else ' or newer'} is asked "
             f"for; this package has the interface of Fluid {FLUID_VERSION}"
         )
-
-
-def in_dygraph_mode() -> bool:
-    """False: programs are always built first and run then."""
-    return False
-
-
-def enable_dygraph(place: Any = None) -> None:
-    """Raises UnsupportedError: there is no imperative mode in this release."""
-    raise errors.UnsupportedError(
-        "fluid.enable_dygraph: imperative mode is not in this release: build a Program and run it "
-        "with Executor.run"
-    )
-
-
-def disable_dygraph() -> None:
-    """No effect: imperative mode is never on."""
 
 
 def memory_optimize(

@@ -5,6 +5,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.distributed import checkpoint
+from jfluid.feeding.indexed import BatchSampler, Dataset, default_collate_fn
 from jfluid.feeding.loader import DataLoader
 from jfluid.feeding.py_reader import PyReader
 from jfluid.feeding.reader import (
@@ -40,14 +41,17 @@ from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 
 __all__ = [
+    "BatchSampler",
     "ComposeNotAligned",
     "DataLoader",
+    "Dataset",
     "PyReader",
     "batch",
     "buffered",
     "cache",
     "chain",
     "compose",
+    "default_collate_fn",
     "firstn",
     "get_program_parameter",
     "get_program_persistable_vars",
@@ -110,7 +114,7 @@ def save_inference_model(
     Arguments, value and errors are those of `jfluid.files.inference_model.save_inference_model`.
     For a trainer's program (see DistributeTranspiler) this is
     `jfluid.distributed.checkpoint.save_inference_model`, which gets from the servers what they
-    hold; then it raises UnsupportedError where filenames or `program_only` are given.
+    hold; then it raises UnsupportedError where filenames are given.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
@@ -125,12 +129,18 @@ def save_inference_model(
             export_for_deployment,
             program_only,
         )
-    if (model_filename, params_filename) != (None, None) or program_only:
+    if (model_filename, params_filename) != (None, None):
         raise errors.UnsupportedError(
             "save_inference_model: of a program that works with parameter servers the model is "
-            "saved as __model__ and a file for each variable; leave model_filename, params_filename "
-            "and program_only out"
+            "saved as __model__ and a file for each variable; leave model_filename and "
+            "params_filename out"
         )
     return checkpoint.save_inference_model(
-        executor, dirname, feeded_var_names, target_vars, program, export_for_deployment
+        executor,
+        dirname,
+        feeded_var_names,
+        target_vars,
+        program,
+        export_for_deployment,
+        program_only=program_only,
     )

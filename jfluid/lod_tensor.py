@@ -8,6 +8,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import VarType, var_type
+from jfluid.places import CPUPlace, CUDAPlace
 
 
 def is_divided(value: Any) -> bool:
@@ -101,6 +102,12 @@ class LoDTensor:
     def _dtype(self) -> VarType:
         return VarType.FP32 if self.value is None else var_type(self.value.dtype)
 
+    def _place(self) -> "CPUPlace | CUDAPlace":
+        """Return where the value is: the first GPU for one on a GPU, else the CPU."""
+        value = self.value
+        on_gpu = isinstance(value, jax.Array) and any(d.platform == "gpu" for d in value.devices())
+        return CUDAPlace(0) if on_gpu else CPUPlace()
+
     def _is_initialized(self) -> bool:
         return self.value is not None
 
@@ -168,23 +175,58 @@ Tensor = LoDTensor
 class SelectedRows:
     """Some rows of a table, each with its values; all others are zero. A row may occur several
     times.
+
+    Args:
+        rows: which row of the table each value belongs to.
+        height: the rows of the table.
+        values: [number of rows, ...].
     """
 
-    def __init__(self, rows: Sequence[int], values: Any, height: int):
-        self._rows, self._height = [int(r) for r in rows], height
+    def __init__(self, rows: Sequence[int] = (), height: int = 0, values: Any = None):
+        self._rows, self._height = [int(r) for r in rows], int(height)
         self._tensor = LoDTensor(values)
 
     def rows(self) -> list[int]:
-        """Which row of the table each value belongs to."""
+        """Return which row of the table each value belongs to."""
         return list(self._rows)
 
+    def set_rows(self, rows: Sequence[int]) -> None:
+        """Set which row of the table each value belongs to."""
+        self._rows = [int(r) for r in rows]
+
     def height(self) -> int:
-        """The rows of the table."""
+        """Return the rows of the table."""
         return self._height
+
+    def set_height(self, height: int) -> None:
+        """Set the rows of the table."""
+        self._height = int(height)
 
     def get_tensor(self) -> LoDTensor:
         """Return the values [number of rows, ...]."""
         return self._tensor
+
+    def numel(self) -> int:
+        """Return how many numbers the values are."""
+        return 0 if self._tensor.value is None else int(self._tensor.value.size)
+
+    def sync_index(self) -> None:
+        """No effect: rows are found without an index."""
+
+    def check(self, name: str) -> None:
+        """Raise ProgramError, naming the variable `name`, where rows, height and values do not
+        belong together.
+        """
+        found = self._tensor.shape() if self._tensor.value is not None else [0]
+        if found[0] != len(self._rows):
+            raise errors.ProgramError(
+                f"variable {name}: {len(self._rows)} rows of SelectedRows, but values of shape {found}"
+            )
+        wrong = [r for r in self._rows if not 0 <= r < self._height]
+        if wrong:
+            raise errors.ProgramError(
+                f"variable {name}: row {wrong[0]} of SelectedRows of height {self._height}"
+            )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = np.array(self._tensor)

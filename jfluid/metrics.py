@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, layers
+from jfluid.executor import Executor
+from jfluid.ir import unique_name
+from jfluid.ir.program import Program, program_guard
+from jfluid.ir.variable import Variable
+from jfluid.layers.helper import LayerHelper
 
 __all__ = [
     "Accuracy",
@@ -329,21 +334,103 @@ class Auc(MetricBase):
 
 
 class DetectionMAP:
-    """Raises UnsupportedError: the operator detection_map is not in this release."""
+    """The mean average precision of detections: of a batch, and of all batches since the last
+    `reset`. It appends operators to the default main program.
+
+    Args:
+        input: rows (class, score, left, top, right, bottom) with a LoD, from
+            `layers.detection_output`.
+        gt_label: the classes of the truth [rows, 1] with a LoD of as many images.
+        gt_box: its boxes [rows, 4].
+        gt_difficult: [rows, 1]: 1 for boxes that are difficult to find.
+        class_num: how many classes there are; must be given.
+        background_label, overlap_threshold, evaluate_difficult, ap_version: as those of
+            `layers.detection.detection_map`.
+
+    Attributes:
+        cur_map, accum_map: float32 [1] Variables: of the batch, and of all batches.
+        states: Variables of the Scope: boxes of each class, and marks of right and wrong detections.
+        has_state: the int32 [1] Variable that is 0 after `reset`.
+    """
 
     def __init__(
         self,
-        input: Any,
-        gt_label: Any,
-        gt_box: Any,
-        gt_difficult: Any = None,
+        input: Variable,
+        gt_label: Variable,
+        gt_box: Variable,
+        gt_difficult: Variable | None = None,
         class_num: int | None = None,
         background_label: int = 0,
         overlap_threshold: float = 0.5,
         evaluate_difficult: bool = True,
         ap_version: str = "integral",
     ):
-        raise errors.UnsupportedError(
-            "metrics.DetectionMAP needs the operator detection_map, which this release does "
-            "not have; fetch the detections and score them with a tool of your choice"
+        if not isinstance(class_num, int) or class_num < 1:
+            raise errors.AttributeTypeError(
+                f"metrics.DetectionMAP, class_num: expected the number of classes, found {class_num!r}"
+            )
+        columns = [gt_label, gt_box] if gt_difficult is None else [gt_label, gt_difficult, gt_box]
+        columns = [layers.cast(c, gt_box.dtype) for c in columns[:-1]] + columns[-1:]
+        labels = layers.concat(columns, axis=1)
+        settings: dict[str, Any] = {
+            "class_num": class_num,
+            "background_label": background_label,
+            "overlap_threshold": overlap_threshold,
+            "evaluate_difficult": evaluate_difficult,
+            "ap_version": ap_version,
+        }
+        self.helper = LayerHelper("map_eval")
+        self.cur_map = layers.detection_map(input, labels, **settings)
+        self.states = [
+            self._state("accum_pos_count", "int32", [class_num, 1]),
+            self._state("accum_true_pos", "float32", [0, 2]),
+            self._state("accum_false_pos", "float32", [0, 2]),
+        ]
+        self.has_state = self._state("has_state", "int32", [1])
+        self.accum_map = layers.detection_map(
+            input,
+            labels,
+            has_state=self.has_state,
+            input_states=self.states,
+            out_states=self.states,
+            **settings,
         )
+        layers.fill_constant(shape=[1], value=1, dtype="int32", out=self.has_state)
+
+    def _state(self, suffix: str, dtype: str, shape: list[int]) -> Variable:
+        """Make a state, which the startup program fills with `shape` zeros; 0 stands for rows that
+        batches add.
+        """
+        state: Variable = self.helper.create_variable(
+            name=f"{unique_name.generate(self.helper.name)}_{suffix}",
+            persistable=True,
+            dtype=dtype,
+            shape=[n or -1 for n in shape],
+        )
+        block = self.helper.startup_program.global_block()
+        block.create_var(name=state.name, shape=state.shape, dtype=dtype, persistable=True)
+        block.append_op(
+            type="fill_constant",
+            outputs={"Out": [state.name]},
+            attrs={"shape": shape, "dtype": state.dtype, "value": 0.0},
+        )
+        return state
+
+    def get_map_var(self) -> tuple[Variable, Variable]:
+        """Return the Variables to be fetched: of the batch, and of all batches."""
+        return self.cur_map, self.accum_map
+
+    def reset(self, executor: Executor, reset_program: Program | None = None) -> None:
+        """Forget the batches before.
+
+        Args:
+            executor: runs `reset_program`.
+            reset_program: the Program that the operators are appended to; None for a new one.
+        """
+        program = reset_program or Program()
+        with program_guard(program):
+            state = program.global_block().create_var(
+                name=self.has_state.name, shape=[1], dtype="int32", persistable=True
+            )
+            layers.fill_constant(shape=[1], value=0, dtype="int32", out=state)
+        executor.run(program)

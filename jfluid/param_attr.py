@@ -1,6 +1,6 @@
 """The settings of a layer's parameters."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jfluid.initializer import Initializer
 from jfluid.regularizer import WeightDecayRegularizer
@@ -111,7 +111,12 @@ class WeightNormParamAttr(ParamAttr):
     Args:
         dim: the dimension that keeps a length of its own; None for one length in all.
         The others are ParamAttr's.
+
+    Attributes:
+        params_with_weight_norm: of the class: the weights that were made so, of all programs.
     """
+
+    params_with_weight_norm: ClassVar[list[Any]] = []
 
     def __init__(
         self,

@@ -4,22 +4,40 @@ from dataclasses import dataclass
 
 import jax
 
-from jfluid import environment, errors, flags
+from jfluid import cpu_threads, environment, errors, flags, heap
+
+
+class _Questions:
+    """What scripts ask of the place of a tensor."""
+
+    def is_cpu_place(self) -> bool:
+        return isinstance(self, CPUPlace)
+
+    def is_gpu_place(self) -> bool:
+        return isinstance(self, CUDAPlace)
+
+    def is_cuda_pinned_place(self) -> bool:
+        return isinstance(self, CUDAPinnedPlace)
+
+    def _equals(self, other: "Place") -> bool:
+        return self == other
 
 
 @dataclass(frozen=True)
-class CPUPlace:
+class CPUPlace(_Questions):
     """The CPUs of this host."""
 
     def device(self) -> jax.Device:
-        return jax.local_devices(backend="cpu")[0]
+        found = jax.local_devices(backend="cpu")[0]  # JAX starts here
+        cpu_threads.bind()
+        return found
 
     def __repr__(self) -> str:
         return "CPUPlace"
 
 
 @dataclass(frozen=True)
-class CUDAPlace:
+class CUDAPlace(_Questions):
     """The GPU of index `id` among those that JAX sees."""
 
     id: int = 0
@@ -37,12 +55,14 @@ class CUDAPlace:
     def get_device_id(self) -> int:
         return self.id
 
+    gpu_device_id = get_device_id
+
     def __repr__(self) -> str:
         return f"CUDAPlace({self.id})"
 
 
 @dataclass(frozen=True)
-class CUDAPinnedPlace:
+class CUDAPinnedPlace(_Questions):
     """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like
     any other.
     """
@@ -67,7 +87,20 @@ def place_to_run(place: Place | None) -> Place:
     return place
 
 
+def prepare_cpus(number: int) -> None:
+    """Prepare the CPU before JAX starts: let it be `number` devices, whose steps find the memory of
+    the step before.
+    """
+    heap.keep_for_steps()
+    if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
+        try:
+            jax.config.update("jax_num_cpu_devices", number)
+        except RuntimeError:
+            pass  # JAX has started: `devices_of` of jfluid.parallel.devices checks whether there are enough
+
+
 def _gpus() -> list[jax.Device]:
+    prepare_cpus(cpu_number())  # JAX starts here
     try:
         found: list[jax.Device] = jax.local_devices(backend="gpu")
         return found

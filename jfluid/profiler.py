@@ -111,7 +111,7 @@ def profiler(
     profile_path: str = _PATH,
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """A context whose work is profiled. The arguments are those of `start_profiler` and
+    """Return a context whose work is profiled. The arguments are those of `start_profiler` and
     `stop_profiler`.
     """
     _check_outcome(sorted_key, profile_path)

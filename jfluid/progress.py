@@ -9,22 +9,27 @@ On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-l
 draws it and writes the lines to the log file too.
 """
 
+import functools
 import sys
+import threading
 import time
 from collections import deque
 from typing import Any, Protocol, TextIO
-
-import numpy as np
 
 from jfluid import launcher_pipe
 
 _SECONDS_BETWEEN_UPDATES = 0.1
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 5.0
+# Transfers that end earlier say nothing.
+_SECONDS_OF_SMALL_TRANSFERS = 2.0
+_MEGABYTE = 10**6
 
 
 class Display(Protocol):
-    """Shows progress reports, dicts with description, step, total, rate, metrics and done."""
+    """Shows progress reports, dicts with description, step, total, rate, metrics and done; with a
+    unit where not examples are counted.
+    """
 
     def show(self, report: dict[str, Any]) -> None: ...
 
@@ -35,7 +40,8 @@ def line_of(report: dict[str, Any]) -> str:
     """Return a progress report as one line of text."""
     total = f"/{report['total']}" if report["total"] else ""
     metrics = "".join(f"  {name} {_text(value)}" for name, value in report["metrics"].items())
-    return f"{report['description']} {report['step']}{total}  {report['rate']:,.0f} examples/s{metrics}"
+    rate = f"{report['rate']:,.0f} {report.get('unit', 'examples')}/s"
+    return f"{report['description']} {report['step']}{total}  {rate}{metrics}"
 
 
 def _text(value: float) -> str:
@@ -135,9 +141,17 @@ def display_on(stream: TextIO) -> Display:
     return BarDisplay(stream) if stream.isatty() else LineDisplay(stream)
 
 
+# One for a terminal: a loop's bar is on the screen while a checkpoint of it is uploaded.
+_bars_on = functools.lru_cache(1)(BarDisplay)
+
+
 def _own_display() -> Display:
     pipe = launcher_pipe.descriptor()
-    return display_on(sys.stderr) if pipe is None else _ChannelDisplay(pipe)
+    if pipe is not None:
+        return _ChannelDisplay(pipe)
+    # what stands in its place while a bar is on the screen knows it
+    stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return _bars_on(stream) if stream.isatty() else LineDisplay(stream)
 
 
 class Progress:
@@ -178,6 +192,8 @@ class Progress:
             self._metrics = metrics
 
     def _show(self, metrics: dict[str, Any], done: bool) -> None:
+        import numpy as np  # which the launcher, that shows bars too, has no use for
+
         self._metrics = metrics
         (start, before), (end, after) = self._recent[0], self._recent[-1]
         self._display.show(
@@ -194,12 +210,56 @@ class Progress:
         )
 
     def close(self) -> None:
-        """Show the last step and end the display."""
+        """Show the last step."""
         self._show(self._metrics, done=True)
-        self._display.close()
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Transfer:
+    """The progress of an upload or download, which is shown once it has taken some seconds.
+
+    Args:
+        description: stands in front of the numbers.
+        total: how many bytes there are.
+    """
+
+    def __init__(self, description: str, total: int):
+        self._description, self._total = description, total
+        self._display = _own_display()
+        self._lock = threading.Lock()
+        self._begin, self._bytes, self._shown = time.monotonic(), 0, False
+        self._next_update = self._begin + _SECONDS_OF_SMALL_TRANSFERS
+
+    def add(self, count: int) -> None:
+        """Report that so many more bytes have been transferred; by any thread."""
+        with self._lock:
+            self._bytes += count
+            now = time.monotonic()
+            if now >= self._next_update:
+                self._next_update = now + _SECONDS_BETWEEN_UPDATES
+                self._show(now, done=False)
+
+    def close(self) -> None:
+        """Show how far it has come at its end."""
+        with self._lock:
+            if self._shown:
+                self._show(time.monotonic(), done=True)
+
+    def _show(self, now: float, done: bool) -> None:
+        self._shown = True
+        self._display.show(
+            {
+                "description": self._description,
+                "step": self._bytes // _MEGABYTE,
+                "total": -(-self._total // _MEGABYTE),
+                "rate": self._bytes / _MEGABYTE / max(now - self._begin, 1e-9),
+                "unit": "MB",
+                "metrics": {},
+                "done": done,
+            }
+        )

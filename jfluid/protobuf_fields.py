@@ -27,7 +27,8 @@ def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
     more than `most` fields.
     """
     at = count = 0
-    while at < len(data):
+    end = len(data)
+    while at < end:
         begin = at
         count += 1
         if most is not None and count > most:
@@ -38,16 +39,14 @@ def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
         if kind == VARINT:
             value, at = _varint(data, at)
         elif kind == BYTES:
-            size, at = (
-                (data[at], at + 1) if at < len(data) and data[at] < 128 else _varint(data, at)
-            )
+            size, at = (data[at], at + 1) if at < end and data[at] < 128 else _varint(data, at)
             value, at = data[at : at + size], at + size
         elif kind in (FIXED32, FIXED64):
             size = 4 if kind == FIXED32 else 8
             value, at = data[at : at + size], at + size
         else:
             raise DecodeError(f"a field of kind {kind}")
-        if at > len(data):
+        if at > end:
             raise DecodeError("a field goes beyond the end of its message")
         yield Field(key >> 3, kind, value, begin, at)
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from jfluid.lod_tensor import LoDTensor
+from jfluid.lod_tensor import LoDTensor, SelectedRows
 
 
 class ScopeVariable:
@@ -19,12 +19,25 @@ class ScopeVariable:
     def __init__(self, name: str):
         self.name = name
         self.tensor = LoDTensor()
+        self._rows: SelectedRows | None = None
         self.row_initializer: tuple[Any, int] | None = None
         self.saved = ""
 
     def get_tensor(self) -> LoDTensor:
         """Return the tensor; setting its value sets the variable."""
         return self.tensor
+
+    def get_selected_rows(self) -> SelectedRows:
+        """Return the SelectedRows that the variable holds beside its tensor, for operators that
+        run alone (`fluid.op.Operator`) and for files; they are empty at first.
+        """
+        if self._rows is None:
+            self._rows = SelectedRows()
+        return self._rows
+
+    def holds_selected_rows(self) -> bool:
+        """Return whether somebody has asked for the SelectedRows of the variable."""
+        return self._rows is not None
 
 
 class Scope:

@@ -9,10 +9,11 @@ that raises UnsupportedError when it is called.
 
 import functools
 import importlib
+import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.resources import files
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "places",
         "flags",
         "compat.fluid.framework",
+        "compat.fluid.complex_variable",
+        "dygraph.base",
+        "dygraph.varbase",
     ),
     "backward": ("ir.backward",),
     "unique_name": ("ir.unique_name",),
@@ -60,8 +64,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),
+    "layers.device": ("compat.fluid.device",),
+    "learning_rate_decay": ("layers.learning_rate_scheduler",),
     "layers.utils": ("compat.fluid.layers_utils",),
     "layers.layer_function_generator": ("compat.fluid.decorators",),
+    "op": ("compat.fluid.op",),
     "default_scope_funcs": ("compat.fluid.default_scope_funcs",),
     "wrapped_decorator": ("compat.fluid.decorators",),
     "annotations": ("compat.fluid.decorators",),
@@ -69,33 +76,124 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "transpiler.details": ("compat.fluid.transpiler_details",),
     "transpiler.details.program_utils": ("compat.fluid.transpiler_details",),
     "transpiler.details.checkport": ("compat.fluid.transpiler_details",),
+    "contrib.decoder.beam_search_decoder": ("contrib.decoder",),
+    "contrib.extend_optimizer.extend_optimizer_with_weight_decay": ("contrib.weight_decay",),
+    "contrib.memory_usage_calc": ("contrib.statistics",),
+    "contrib.op_frequence": ("contrib.statistics",),
+    "contrib.utils": ("fleet.hdfs", "distributed.lookup_tables"),
+    "contrib.utils.lookup_table_utils": ("distributed.lookup_tables",),
+    "contrib.utils.hdfs_utils": ("fleet.hdfs",),
+    "incubate.fleet.utils.hdfs": ("compat.fluid.fleet_hdfs",),
     "contrib.reader": ("compat.fluid.reader",),
     "contrib.reader.distributed_reader": ("compat.fluid.reader",),
+    "dataloader.batch_sampler": ("feeding.indexed",),
+    "dataloader.dataset": ("feeding.indexed",),
+    "dataloader.dataloader_iter": ("feeding.indexed",),
     "proto.framework_pb2": ("ir.framework_pb2",),
     "proto.data_feed_pb2": ("dataset.data_feed_pb2",),
-    "contrib.layers": ("layers.sequence_lod",),
 }
 # Files here that Fluid has too, with more in them: what they lack is looked for there.
 _WIDER: dict[str, tuple[str, ...]] = {
-    "layers.nn": ("layers",),
+    "contrib": (
+        "contrib.layers",
+        "fleet.hdfs",
+        "compat.fluid.reader",
+        "distributed.lookup_tables",
+    ),
+    "layers.nn": ("layers", "layers.pulled"),
     "layers.tensor": ("layers",),
     "layers.control_flow": ("layers",),
     "layers.io": ("layers",),
     "layers.loss": ("layers",),
     "layers.metric_op": ("layers",),
     "layers.learning_rate_scheduler": ("layers",),
-    "core": ("compat.inference", "compat.fluid.core"),
+    "core": (
+        "compat.inference",
+        "compat.fluid.core",
+        "dygraph.varbase",
+        "dygraph.backward_strategy",
+    ),
     "executor": ("compat.fluid.executor",),
     "initializer": ("compat.fluid.initializer",),
     "io": ("compat.fluid.io",),
+    "transpiler.distribute_transpiler": ("compat.fluid.distribute_transpiler",),
 }
 # Names that in Fluid are a module that can be imported, and a function of the package around it.
 FUNCTIONS_TOO = ("data", "layers.rnn")
 # Modules with other things under names that are known elsewhere.
 _APART = ("dygraph", "contrib.slim", "incubate.hapi", "complex", "dataloader")
 
-# Names of Fluid's top level whose modules cost time to import.
+# Names of the top level, by the modules that have them; a module of the name itself is one, too.
 _LAZY = {
+    name: home
+    for home, names in {
+        "compiler": ("BuildStrategy", "CompiledProgram", "ExecutionStrategy"),
+        "executor": ("Executor",),
+        "feeding.data_feeder": ("DataFeeder",),
+        "feeding.reader": ("batch",),
+        "flags": ("get_flags", "set_flags"),
+        "input": ("data", "embedding", "one_hot"),
+        "installation": (
+            "load_op_library",
+            "memory_optimize",
+            "release_memory",
+            "require_version",
+        ),
+        "interop": ("to_jax",),
+        "io": ("load", "load_program_state", "save", "set_program_state"),
+        "ir.backward": ("append_backward", "backward", "gradients"),
+        "ir.program": (
+            "Program",
+            "default_main_program",
+            "default_startup_program",
+            "device_guard",
+            "name_scope",
+            "program_guard",
+        ),
+        "ir.unique_name": ("unique_name",),
+        "ir.variable": ("Variable",),
+        "lod_tensor": (
+            "LoDTensor",
+            "LoDTensorArray",
+            "Tensor",
+            "create_lod_tensor",
+            "create_random_int_lodtensor",
+        ),
+        "parallel_executor": ("ParallelExecutor",),
+        "param_attr": ("ParamAttr", "WeightNormParamAttr"),
+        "places": (
+            "CPUPlace",
+            "CUDAPinnedPlace",
+            "CUDAPlace",
+            "cpu_places",
+            "cuda_pinned_places",
+            "cuda_places",
+            "is_compiled_with_cuda",
+        ),
+        "scope": ("Scope", "global_scope", "scope_guard"),
+        "transpiler": (
+            "DistributeTranspiler",
+            "DistributeTranspilerConfig",
+            "HashName",
+            "RoundRobin",
+        ),
+    }.items()
+    for name in names
+} | {
+    "VarBase": "dygraph.varbase",
+    "TrainerDesc": "trainer_desc",
+    "MultiTrainer": "trainer_desc",
+    "DistMultiTrainer": "trainer_desc",
+    "PipelineTrainer": "trainer_desc",
+    "ComplexVariable": "compat.fluid.complex_variable",
+    "disable_dygraph": "dygraph.base",
+    "disable_imperative": "dygraph.base",
+    "enable_dygraph": "dygraph.base",
+    "enable_imperative": "dygraph.base",
+    "in_dygraph_mode": "dygraph.base",
+    "load_dygraph": "dygraph.checkpoint",
+    "save_dygraph": "dygraph.checkpoint",
+    "check_import_scipy": "compat.paddle.check_import_scipy",
     "DatasetFactory": "dataset",
     "InMemoryDataset": "dataset",
     "QueueDataset": "dataset",
@@ -104,21 +202,17 @@ _LAZY = {
 
 # What to say of names that are missing, by the start of their path.
 _HINTS = {
-    "dygraph.checkpoint.load_dygraph": "imperative mode is not in this release; fluid.load_program_state reads its files",
-    "dygraph.load_dygraph": "imperative mode is not in this release; fluid.load_program_state reads its files",
-    "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
-    "dataloader": "datasets of imperative mode are not in this release: use fluid.io.DataLoader.from_generator",
+    "dygraph": "this part of imperative mode is not in this release",
+    "dataloader": "fluid.io.DataLoader loads by processes and threads of its own",
     "complex": "complex numbers are not in this release",
     "contrib": "this extension is not in this release",
     "incubate.fleet.parameter_server.pslib": "PSLib is Baidu's own and was never published; fluid.incubate.fleet."
     "parameter_server.distribute_transpiler has the fleet of parameter servers",
-    "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
-    "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
     "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
     "of the fleet",
     "layers.device": "CompiledProgram.with_data_parallel and ParallelExecutor choose their devices themselves",
     "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
-    "layers": "this layer (detection, CTC ...) is not in this release",
+    "layers": "this layer is not in this release",
 }
 
 
@@ -207,16 +301,18 @@ class Missing:
 
 
 def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
-    """What Fluid calls `name` in module `path`. Raises AttributeError when Fluid has no such name
-    there.
+    """Return what Fluid calls `name` in module `path`. Raises AttributeError when Fluid has no such
+    name there.
     """
     if not name.startswith("__"):
+        if path in ALIASES:
+            importlib.import_module("jfluid.layers")
         for source in sources:
             holder = importlib.import_module(f"jfluid.{source}")
             if name in vars(holder) and _offers(holder, path, name):
                 return vars(holder)[name]
-        if not path and name in _LAZY:
-            return getattr(importlib.import_module(f"jfluid.{_LAZY[name]}"), name)
+        if not path and (name in _LAZY or importlib.util.find_spec(f"jfluid.{name}")):
+            return _top(name)
         child = f"{path}.{name}" if path else name
         if _is_module(child):
             return importlib.import_module(f"jfluid.{child}")
@@ -226,10 +322,25 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
             origin, inner = _imported(path)[name]
             module = importlib.import_module(f"jfluid.{origin}")
             return getattr(module, inner) if inner else module
+    # inspect, pytest and others ask each module for private names, and need no suggestion
+    near = "" if name.startswith("_") else errors.close_to(name, NAMES.get(path, ()))
     raise AttributeError(
-        f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}"
-        + errors.close_to(name, NAMES.get(path, ()))
+        f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}{near}"
     )
+
+
+def _top(name: str) -> Any:
+    """What `jfluid` itself has under a name, which it has from now on."""
+    package = vars(sys.modules["jfluid"])
+    # Operators of variables (`a + b`) come with the layers. And threads that are the first to use
+    # names at one time import in one order: from two ends each would find the other's half.
+    if name in _LAZY or _is_module(name):
+        importlib.import_module("jfluid.layers")
+    if name not in _LAZY:
+        return importlib.import_module(f"jfluid.{name}")
+    home = importlib.import_module(f"jfluid.{_LAZY[name]}")
+    package[name] = vars(home).get(name, home)  # some names are of the modules themselves
+    return package[name]
 
 
 def _offers(holder: ModuleType, path: str, name: str) -> bool:
@@ -252,6 +363,8 @@ def _defined_elsewhere(path: str, name: str) -> Any:
     if name not in NAMES.get(path, ()):
         around = [] if path.startswith(_APART) else [path.rpartition(".")[0], ""]
     for package in around if path else ():
+        if not package and name in _LAZY:
+            _top(name)
         holder = vars(importlib.import_module(f"jfluid.{package}" if package else "jfluid"))
         if name in holder and not isinstance(holder[name], ModuleType):
             return holder[name]
@@ -266,7 +379,9 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
 
     def names() -> list[str]:
         return sorted(
-            {n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset())
+            {n for n in vars(module) if not n.startswith("_")}
+            | NAMES.get(path, frozenset())
+            | (frozenset() if path else _LAZY.keys())
         )  # what modules of Fluid import is not shown
 
     module.__dict__.update(__getattr__=get, __dir__=names)
@@ -292,16 +407,39 @@ class _Finder(MetaPathFinder, Loader):
         complete(module, path, ALIASES.get(path, ()))
 
 
+class _Completer(MetaPathFinder):
+    """Completes the modules that are files, and that Fluid has too, when they are imported. It
+    stands first.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        inner = fullname.removeprefix("jfluid.")
+        if inner == fullname or (inner not in NAMES and inner not in MODULES):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(_execute, loader.exec_module, inner)
+        return spec
+
+
+def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleType) -> None:
+    """Execute the file of a module, then complete it."""
+    execute(module)
+    complete(module, path, _WIDER.get(path, ()))
+    for function in FUNCTIONS_TOO:
+        if function.rpartition(".")[0] == path:
+            _import_beside_function(function)
+
+
 def install() -> None:
-    """Complete the modules that are files, and have the others made when they are imported."""
-    if not any(isinstance(f, _Finder) for f in sys.meta_path):
-        sys.meta_path.append(_Finder())
-    for path in {**NAMES, **MODULES}:
-        module = sys.modules.get(f"jfluid.{path}" if path else "jfluid")
-        if module is not None:
-            complete(module, path, _WIDER.get(path, ()))
-    for path in FUNCTIONS_TOO:
-        _import_beside_function(path)
+    """Complete jfluid itself, and have the modules of the table made or completed when they are
+    imported.
+    """
+    sys.meta_path.insert(0, _Completer())
+    sys.meta_path.append(_Finder())
+    complete(sys.modules["jfluid"], "")
+    _import_beside_function("data")
 
 
 def _import_beside_function(path: str) -> None:
@@ -309,6 +447,10 @@ def _import_beside_function(path: str) -> None:
     it in the function's place.
     """
     package, _, name = f"jfluid.{path}".rpartition(".")
-    function = vars(sys.modules[package])[name]
+    names = vars(sys.modules[package])
+    function = names.get(name)
     importlib.import_module(f"jfluid.{path}")
-    vars(sys.modules[package])[name] = function
+    if function is None:
+        del names[name]  # it is found when it is first used
+    else:
+        names[name] = function

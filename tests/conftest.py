@@ -5,30 +5,62 @@ CONTRIBUTING.md says why.
 """
 
 import functools
+import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 
 import jax
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
 
 import jfluid as fluid
-from tests import executed_operators
+from tests import executed_operators, file_order, slow_tests
 
 # XLA has not read its flags yet. Processes of tests, and workers, have them too.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()
 os.environ["XLA_FLAGS"] = f"{QUICK} {FLAGS}"
+# Processes share the processors: XLA's threads may run on any of them.
+os.environ.setdefault("JFLUID_BIND_THREADS", "0")
 # Without kept bytecode each process compiles all modules of jfluid: a second of processor time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 jax.config.update("jax_num_cpu_devices", 4)  # what CPU_NUM may ask for in a test
+# Shells have what they start in the background ignore it, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Contexts(threading.local):
+    """Contexts of MLIR, of which JAX makes one for each program that it passes to XLA: a sixth of
+    the time that a small program takes. Here several programs of a thread share one; not all of
+    them, since it keeps their constants.
+    """
+
+    left, context = 0, None
+
+    def __call__(self, make):
+        if not self.left:
+            self.left, self.context = 50, make()
+        self.left -= 1
+        return self.context
+
+
+mlir.make_ir_context = functools.partial(Contexts(), mlir.make_ir_context)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(executed_operators.Plugin(config))
+    config.pluginmanager.register(file_order)
+    config.pluginmanager.register(slow_tests)
     # workers have the environment of the process that starts them
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = tempfile.mkdtemp(prefix="jfluid-tests-xla-")
@@ -41,15 +73,13 @@ def pytest_configure(config):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, then those with tests that start processes: short ones fill
-    the gap at the end.
-    """
-    marked = {
-        mark: {item.path for item in items if item.get_closest_marker(mark)}
-        for mark in ("slow", "process")
-    }
-    items.sort(key=lambda item: [item.path not in paths for paths in marked.values()])
+def pytest_sessionstart():
+    gc.disable()  # what is collected lives until the end
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +99,11 @@ def optimisations(request):
 
 
 def _all_optimisations(options, *, env_options_overrides, **others):
-    every = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": "True"}
+    every = {
+        "xla_backend_optimization_level": "3",
+        "xla_cpu_use_fusion_emitters": "True",
+        "xla_cpu_parallel_codegen_split_count": "32",
+    }
     return options(env_options_overrides=every | env_options_overrides, **others)
 
 

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 from jfluid.launch import main
-from tests import forked
+from tests import forked, forked_members
 
 COMMAND = [sys.executable, "-m", "jfluid.launch"]
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
-    if not name.startswith(("PADDLE_", "SLURM_", "OMPI_"))
+    if not name.startswith(("PADDLE_", "SLURM_", "OMPI_", "PMI_"))
 } | {
     "PYTHONPATH": os.pathsep.join(sys.path),
     "COLUMNS": "200",
@@ -59,11 +59,14 @@ class Clock:
 
 
 class Launcher(forked.Popen):
-    """The command `jfluid-launch`. It is killed when it takes too long."""
+    """The command `jfluid-launch`. It is killed when it takes too long.
 
-    def __init__(self, *arguments, clock=time.monotonic):
+    With `forks` its members, whose scripts import jfluid, are forked (tests/forked_members.py).
+    """
+
+    def __init__(self, *arguments, clock=time.monotonic, environment=ENVIRONMENT, forks=False):
         self._clock = clock
-        super().__init__(_launch, (arguments, clock), ENVIRONMENT)
+        super().__init__(_launch, (arguments, clock, forks), environment)
         self._watchdog = threading.Timer(LIMIT, self.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -95,20 +98,22 @@ class Launcher(forked.Popen):
 
 
 def _launch(given):
-    arguments, clock = given
+    arguments, clock, forks = given
+    if forks:
+        forked_members.use()
     sys.exit(main(arguments, clock))
 
 
-def launched(*arguments):
-    """A launcher that has ended, as of `subprocess.run`."""
-    launcher = Launcher(*arguments)
+def launched(*arguments, **options):
+    """A launcher that has ended, as of `subprocess.run`; `options` are of Launcher."""
+    launcher = Launcher(*map(str, arguments), **options)
     stdout, stderr = launcher.communicate()
     return subprocess.CompletedProcess(arguments, launcher.returncode, stdout, stderr)
 
 
-def gang(script, *arguments):
-    """Run the script, below PROLOGUE, in several processes."""
-    return launched(*arguments, write("train.py", PROLOGUE + script))
+def gang(script, *arguments, **options):
+    """Run the script, below PROLOGUE, in several processes; `options` are of Launcher."""
+    return launched(*arguments, write("train.py", PROLOGUE + script), **options)
 
 
 def on_terminal(*arguments):

@@ -1,12 +1,12 @@
 """`check`: one operator held against expected values, numeric gradients, inferred shapes, itself
 without jit, and itself with padding rows.
 
-XLA compiles a case once in float32, and in float64 once for all numeric differences and once for
-the gradients. Without jit it compiles every primitive by itself, so that only operators are run so
-that compute with static values, which they may do in another way; others are traced in float64.
+XLA compiles a case once in float32, and once in float64 for the gradients and all numeric
+differences. Without jit it compiles every primitive by itself, so that only operators are run so
+that compute with static values, which they may do in another way. The inference of shapes traces
+operators where 64 bits are allowed.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -101,28 +101,28 @@ def check(
     inputs = _each(inputs, lambda v: v if isinstance(v, LoDTensor) else np.asarray(v))
     program, feeds, out_names = _build(op_type, inputs, attrs, counts)
     flat = [n for names in out_names.values() for n in names]
-    values = dict(zip(flat, _run(program, feeds, flat, {**inputs, **expect}, padded)))
+    run = _runner(program, flat, {**inputs, **expect}, padded)
+    values = dict(zip(flat, run(feeds)))
     got = {slot: [values[n] for n in names] for slot, names in out_names.items()}
     for slot, want in expect.items():
         for name, have, target in zip(out_names[slot], got[slot], _list(want)):
             if infer:
-                _check_inferred(slot, program.global_block().var(name), have, _holds_lod(inputs))
+                unknown = _holds_lod(inputs) or bool(_lod(have))
+                _check_inferred(slot, program.global_block().var(name), have, unknown)
             if target is not None:
                 _compare(f"{op_type}.{slot}", have, target, rtol, atol)
-    if not registry.get(op_type).wants_ctx:
+    definition = registry.get(op_type)
+    if (definition.fold or definition.host) and not definition.wants_ctx:
         _check_without_jit(op_type, inputs, attrs, got)
     if infer:
         _check_unknown_rows(op_type, inputs, attrs, counts, got, inputs if rows is None else rows)
     wide = _each(inputs, _wide)
-    pads = (ragged or _holds_lod(inputs)) and not registry.get(op_type).host
+    pads = (ragged or _holds_lod(inputs)) and not definition.host
     if grad or pads:
         sources = [(s, i) for s in grad for i in range(len(_list(wide[s])))]
-        forward = _compiled(op_type, wide, attrs, sources)
-        outs = _trimmed(forward(wide), expect)
-        if grad:
-            _check_gradient(op_type, wide, attrs, outs, sources, forward, grad_rtol)
+        outs, gradients = _wide_run(op_type, wide, attrs, got, sources, grad_rtol)
         if pads:
-            _check_padding(op_type, wide, attrs, outs, grad, ragged, padded)
+            _check_padding(op_type, wide, attrs, outs, gradients, ragged, padded)
     return got
 
 
@@ -151,22 +151,24 @@ def _holds_lod(values: Mapping[str, Any]) -> bool:
     return any(isinstance(v, LoDTensor) for given in values.values() for v in _list(given))
 
 
-def _run(
-    program: Any, feeds: Mapping[str, Any], fetches: list, values: Mapping[str, Any], padded: bool
-) -> list:
-    """The fetches: arrays; where one of `values` has a lod, LoDTensors for those that have one
-    too.
+def _runner(
+    program: Any, fetches: list, values: Mapping[str, Any], padded: bool
+) -> Callable[[Mapping[str, Any]], list]:
+    """Gives the fetches of feeds: arrays; where one of `values` has a lod, LoDTensors for those
+    that have one too.
     """
-    exe = fluid.Executor(fluid.CPUPlace())
-    if not _holds_lod(values):
-        return exe.run(program, feed=feeds, fetch_list=fetches, scope=fluid.Scope())
-    with warnings.catch_warnings():
-        if not padded:
-            warnings.filterwarnings("ignore", "this program is compiled anew", RuntimeWarning)
-        found = exe.run(
-            program, feed=feeds, fetch_list=fetches, scope=fluid.Scope(), return_numpy=False
-        )
-    return [v if _lod(v) else np.array(v) for v in found]
+    exe, scope, lod = fluid.Executor(fluid.CPUPlace()), fluid.Scope(), _holds_lod(values)
+
+    def run(feeds: Mapping[str, Any]) -> list:
+        with warnings.catch_warnings():
+            if not padded:
+                warnings.filterwarnings("ignore", "this program is compiled anew", RuntimeWarning)
+            found = exe.run(
+                program, feed=feeds, fetch_list=fetches, scope=scope, return_numpy=not lod
+            )
+        return [v if _lod(v) else np.array(v) for v in found] if lod else found
+
+    return run
 
 
 def _check_inferred(slot: str, var: Any, have: Any, unknown: bool) -> None:
@@ -205,7 +207,11 @@ def _arguments(
     }
     if definition.rng:
         kwargs["key"] = jax.random.key(0)
-    return definition, [inputs.get(s.name, [] if s.many else None) for s in definition.ins], kwargs
+    return (
+        definition,
+        [inputs.get(s.name, [] if s.many else None) for s in definition.reads],
+        kwargs,
+    )
 
 
 def _exact(value: Any) -> Any:
@@ -226,28 +232,20 @@ def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> 
 def _check_without_jit(
     op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str, list]
 ) -> None:
-    """Where 64 bits are allowed the outputs have the same types, and, of operators that may compute
-    with static values, the same values (random operators: shapes).
+    """Where 64 bits are allowed the outputs have the same types and values (those of random
+    operators: the same shapes).
     """
-    definition = registry.get(op_type)
-    runs = definition.fold or definition.host
     with jax.enable_x64(True):
-        outs = (
-            _call(op_type, inputs, attrs)
-            if runs
-            else jax.eval_shape(functools.partial(_call, op_type, _each(inputs, _traceable), attrs))
-        )
+        outs = _call(op_type, inputs, attrs)
     for slot, values in got.items():
         for a, b in zip(values, _list(outs[slot])):
-            if runs:
-                b = padding.trimmed(b)
-                assert _lod(a) == _lod(b), f"{slot}: jitted {_lod(a)}, else {_lod(b)}"
-            # traced rows are those of the feeds, without padding
-            a, b = _rows(a), _rows(_ragged_rows(b))
+            b = padding.trimmed(b)
+            assert _lod(a) == _lod(b), f"{slot}: jitted {_lod(a)}, else {_lod(b)}"
+            a, b = _rows(a), _rows(b)
             assert a.shape == b.shape and a.dtype == b.dtype, (
                 f"{slot}: jitted {a.dtype}{a.shape}, else {b.dtype}{b.shape}"
             )
-            if runs and not definition.rng:
+            if not registry.get(op_type).rng:
                 np.testing.assert_allclose(np.asarray(b, a.dtype), a, rtol=1e-4, atol=1e-5)
 
 
@@ -269,35 +267,67 @@ def _check_unknown_rows(
             )
 
 
-def _check_gradient(
+def _wide_run(
     op_type: str,
     wide: Mapping,
     attrs: Mapping,
-    outs: Mapping[str, list],
+    got: Mapping[str, list],
     sources: Sequence[tuple[str, int]],
-    forward: Callable[[Mapping], dict],
     rtol: float,
-) -> None:
-    """Gradients of a weighted sum of the outputs, by gradient operators, against central
-    differences in float64.
-    """
-    weights = _weights(outs)
+) -> tuple[dict[str, list], dict[tuple[str, int], np.ndarray]]:
+    """The outputs in float64, as users see them, by slot, and the gradients by gradient operators
+    of a weighted sum of them, by slot and number: those are held against central differences.
 
-    def loss(values: Mapping) -> float:
-        found = forward(values)  # not trimmed: padding rows come last
+    Args:
+        got: the outputs in float32.
+    """
+    weights = _weights(got)
+    counts = {s: len(ws) for s, ws in weights.items()}
+    program, feeds, out_names = _build(op_type, wide, attrs, counts)
+    grads = _add_gradients(program, feeds, got, weights, out_names, sources) if sources else []
+    flat = [(s, name) for s, names in out_names.items() for name in names]
+    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to
+    # be exact.
+    run = _runner(program, [name for _, name in flat] + grads, {**wide, **got}, False)
+    found = run(feeds)
+    outs: dict[str, list] = {s: [] for s in out_names}
+    for (slot, _), value in zip(flat, found):
+        outs[slot].append(value)
+    flat_weights = [w for ws in weights.values() for w in ws]
+
+    def loss() -> float:
         return sum(
-            float((_front(np.asarray(_ragged_rows(a)), w) * w).sum())
-            for s, ws in weights.items()
-            for a, w in zip(_list(found[s]), ws)
+            float((np.asarray(_rows(a)) * w).sum())
+            for a, w in zip(run(feeds), flat_weights)
             if w is not None
         )
 
-    counts = {s: len(ws) for s, ws in weights.items()}
-    program, feeds, out_names = _build(op_type, wide, attrs, counts)
+    gradients = {}
+    for (slot, i), analytic in zip(sources, found[len(flat) :]):
+        gradients[slot, i] = np.array(_rows(analytic))
+        np.testing.assert_allclose(
+            gradients[slot, i],
+            _numeric(loss, _rows(feeds[f"{slot}_{i}"])),
+            rtol=rtol,
+            atol=1e-6,
+            err_msg=f"gradient of {op_type}.{slot}",
+        )
+    return outs, gradients
+
+
+def _add_gradients(
+    program: Any,
+    feeds: dict[str, Any],
+    got: Mapping[str, list],
+    weights: Mapping[str, list],
+    out_names: Mapping[str, list[str]],
+    sources: Sequence[tuple[str, int]],
+) -> list[Any]:
+    """Gradients of the weighted sum, added to the program; the weights are added to the feeds."""
     block = program.global_block()
     targets, seeds = [], []
     for slot, ws in weights.items():
-        for name, w, out in zip(out_names[slot], ws, outs[slot]):
+        for name, w, out in zip(out_names[slot], ws, got[slot]):
             if w is not None:
                 seed = block.create_var(
                     name=f"{name}_seed",
@@ -311,55 +341,7 @@ def _check_gradient(
                 seeds.append(seed)
     grads = fluid.gradients(targets, [block.var(f"{s}_{i}") for s, i in sources], seeds)
     assert all(g is not None for g in grads), f"no gradient for some of {sources}"
-    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to
-    # be exact.
-    found = _run(program, feeds, grads, {**wide, **outs}, False)
-    for (slot, i), analytic in zip(sources, found):
-        numeric = _numeric(loss, wide, slot, i)
-        np.testing.assert_allclose(
-            _rows(analytic), numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}"
-        )
-
-
-def _compiled(
-    op_type: str, inputs: Mapping, attrs: Mapping, sources: Sequence[tuple[str, int]]
-) -> Callable[[Mapping], dict]:
-    """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may
-    differ from `inputs`.
-    """
-    with jax.enable_x64(True):  # integers may have to be known
-        fixed = _each(inputs, lambda v: _traceable(v) if is_float(_rows(v).dtype) else v)
-
-    def outputs(arrays: Sequence[Any]) -> dict[str, Any]:
-        changed = {slot: list(_list(value)) for slot, value in fixed.items()}
-        for (slot, i), array in zip(sources, arrays):
-            given = changed[slot][i]
-            changed[slot][i] = (
-                LoDTensor(array, given.lod()) if isinstance(given, LoDTensor) else array
-            )
-        return _call(
-            op_type,
-            {s: v if isinstance(inputs[s], list) else v[0] for s, v in changed.items()},
-            attrs,
-        )
-
-    function = outputs if registry.get(op_type).host else jax.jit(outputs)
-
-    def run(values: Mapping) -> dict[str, Any]:
-        with jax.enable_x64(True):
-            return function([_rows(_list(values[s])[i]).copy() for s, i in sources])
-
-    return run
-
-
-def _traceable(value: Any) -> Any:
-    """An array that can be indexed with one that is traced, which one of NumPy cannot."""
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def _trimmed(outs: Mapping[str, Any], expect: Mapping) -> dict[str, list]:
-    """The outputs that `expect` names, as users see them."""
-    return {s: [padding.trimmed(a) for a in _list(v)] for s, v in outs.items() if s in expect}
+    return list(grads)
 
 
 def _weights(outs: Mapping[str, list]) -> dict[str, list]:
@@ -391,18 +373,17 @@ def _wide(value: Any) -> Any:
     return value.astype(np.float64, order="C") if is_float(value.dtype) else value
 
 
-def _numeric(loss: Callable[[Mapping], float], values: Mapping, slot: str, i: int) -> np.ndarray:
-    """Central differences of `loss` in each element of one input."""
-    array = _rows(_list(values[slot])[i])
+def _numeric(loss: Callable[[], float], array: np.ndarray) -> np.ndarray:
+    """Central differences of `loss` in each element of `array`, which it reads."""
     result = np.zeros_like(array)
     flat, out = array.reshape(-1), result.reshape(-1)
     for k in range(flat.size):
         kept = flat[k]
         step = EPS * max(1.0, abs(kept))
         flat[k] = kept + step
-        up = loss(values)
+        up = loss()
         flat[k] = kept - step
-        down = loss(values)
+        down = loss()
         flat[k] = kept
         out[k] = (up - down) / (2 * step)
     return result
@@ -427,19 +408,18 @@ def _check_padding(
     wide: Mapping,
     attrs: Mapping,
     outs: Mapping[str, list],
-    grad: Sequence[str],
+    exact: Mapping[tuple[str, int], np.ndarray],
     ragged: Collection[str],
     padded: bool,
 ) -> None:
-    """In a larger bucket: the same rows, outputs and gradients; no gradient reaches a padding
-    row.
+    """In a larger bucket: the same rows, outputs and gradients (`exact`, without padding); no
+    gradient reaches a padding row.
     """
     grouped = {s: _each({s: v}, _one_level)[s] if s in ragged else v for s, v in wide.items()}
     definition, given, kwargs = _arguments(op_type, grouped, attrs)
     weights = _weights(outs)
-    wanted = [s.name in grad for s in definition.ins]
+    wanted = [s.name in {slot for slot, _ in exact} for s in definition.reads]
     used = [s.name in weights for s in definition.outs]
-    results = []
 
     @jax.jit
     def found_and_gradients(values: list) -> tuple[list, list]:
@@ -449,17 +429,15 @@ def _check_padding(
         )
 
     with jax.enable_x64(True):
-        for bucket in (_exact, _padded):
-            values = [
-                [bucket(v) for v in slot] if isinstance(slot, list) else bucket(slot)
-                for slot in given
-            ]
-            if bucket is _padded and not padded:
-                with pytest.raises(ragged_dispatch.NeedsExactRows):
-                    ragged_dispatch.call(definition, values, kwargs)
-                return
-            results.append(found_and_gradients(values))
-    (_, exact_grads), (found, padded_grads) = results
+        values = [
+            [_padded(v) for v in slot] if isinstance(slot, list) else _padded(slot)
+            for slot in given
+        ]
+        if not padded:
+            with pytest.raises(ragged_dispatch.NeedsExactRows):
+                ragged_dispatch.call(definition, values, kwargs)
+            return
+        found, grads = found_and_gradients(values)
     for slot, out in zip(definition.outs, found):
         for have, target in zip(map(padding.trimmed, _list(out)), outs.get(slot.name, [])):
             if not ragged:
@@ -473,20 +451,19 @@ def _check_padding(
                 atol=1e-9,
                 err_msg=f"{op_type}.{slot.name} with padding rows",
             )
-    for slot, small, large in zip(definition.ins, exact_grads, padded_grads):
-        for a, b in zip(_list(small), _list(large)):
-            if a is not None:
-                a, b = np.asarray(_ragged_rows(a)), np.asarray(_ragged_rows(b))
-                np.testing.assert_allclose(
-                    _front(b, a),
-                    a,
-                    rtol=1e-6,
-                    atol=1e-9,
-                    err_msg=f"gradient of {op_type}.{slot.name} with padding rows",
-                )
-                assert not a.ndim or not b[len(a) :].any(), (
-                    f"{op_type}.{slot.name}: padding rows have a gradient"
-                )
+    by_slot = {slot.name: _list(g) for slot, g in zip(definition.ins, grads)}
+    for (slot, i), a in exact.items():
+        b = np.asarray(_ragged_rows(by_slot[slot][i]))
+        np.testing.assert_allclose(
+            _front(b, a),
+            a,
+            rtol=1e-6,
+            atol=1e-9,
+            err_msg=f"gradient of {op_type}.{slot} with padding rows",
+        )
+        assert not a.ndim or not b[len(a) :].any(), (
+            f"{op_type}.{slot}: padding rows have a gradient"
+        )
 
 
 def _one_level(array: np.ndarray) -> LoDTensor:

@@ -8,9 +8,11 @@ lives.
 import random
 import socket
 
-# Below those that the kernel gives to connections: one of these could take the port of a server
-# that does not listen yet.
-_FIRST, _END, _BLOCK = 10_000, 32_000, 200
+from jfluid.launch.free_ports import is_free
+
+# Below those that the kernel gives to connections, one of which could take the port of a server that
+# does not listen yet; and those that launchers give (jfluid/launch/free_ports.py).
+_FIRST, _END, _BLOCK = 10_000, 20_000, 200
 _ports = iter(range(0))  # what is left of this process's last block
 
 
@@ -23,7 +25,7 @@ def free_ports(count: int) -> list[int]:
         port = next(_ports, None)
         if port is None:
             _take_block()
-        elif _is_free(port):
+        elif is_free(port):
             found.append(port)
     return found
 
@@ -55,12 +57,3 @@ def _take_block() -> None:
         _ports = iter(range(first, first + _BLOCK))
         return
     raise RuntimeError(f"tests that still run have all ports from {_FIRST} to {_END - 1}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

@@ -125,10 +125,6 @@ def test_a_variable_written_twice_keeps_its_versions_apart():
     [
         (lambda: fluid.append_backward(_data("x", [3])), "expected one element"),
         (
-            lambda: fluid.append_backward(_op("mean", {"X": _data("x", [3])})),
-            "no trainable parameter",
-        ),
-        (
             lambda: fluid.gradients(_data("x", [3]), [], [None, None]),
             "1 targets, but 2 target_gradients",
         ),
@@ -211,3 +207,39 @@ def test_an_operator_that_reads_a_variable_twice():
     values = np.arange(6, dtype="float32").reshape(2, 3)
     (found,) = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=[grad])
     np.testing.assert_allclose(found, 2 + 2 * values)
+
+
+def test_a_program_without_parameters_has_gradients_of_what_is_fed():
+    x = _data("x", [3])
+    x.stop_gradient = False
+    loss = _op("mean", {"X": _op("square", {"X": x})})
+    assert fluid.append_backward(loss) == []
+    (got,) = _run({"x": np.array([1, 2, 3], "float32")}, ["x@GRAD"])
+    np.testing.assert_allclose(got, np.array([2, 4, 6]) / 3, rtol=1e-6)
+
+
+def test_a_gradient_operator_is_described_without_being_appended():
+    x = _data("x", [3])
+    _op("elementwise_mul", {"X": x, "Y": _data("y", [3])})
+    block = fluid.default_main_program().global_block()
+    desc, count = block.ops[-1].desc, len(block.ops)
+    (grad,), of = fluid.core.get_grad_op_desc(desc, {"y@GRAD"}, [])
+    out = desc.output("Out")[0]
+    assert (grad.type(), grad.input("Out@GRAD")) == ("elementwise_mul_grad", [out + "@GRAD"])
+    assert (grad.output("X@GRAD"), grad.output("Y@GRAD")) == (["x@GRAD"], ["@EMPTY@"])
+    assert of == {"x@GRAD": "x", out + "@GRAD": out}
+    assert len(block.ops) == count
+    assert grad.attr("axis") == -1 and "axis" in grad.attr_names()
+
+
+def test_a_description_changes_its_operator():
+    _op("scale", {"X": _data("x", [3])}, {"scale": 2.0})
+    op = fluid.default_main_program().global_block().ops[-1]
+    _data("z", [3])
+    op.desc._rename_input("x", "z")
+    op.desc._set_attr("scale", 3.0)
+    assert (op.input("X"), op.attr("scale")) == (["z"], 3.0)
+    op.desc.remove_attr("scale")
+    assert op.attr("scale") == 1.0
+    with pytest.raises(TypeError, match="scale"):
+        op.desc._set_attr("scale", "three")

@@ -57,21 +57,6 @@ def test_loops_without_gradients_run_as_long_as_data_say():
     assert total == [192.0] and steps == [6]
 
 
-def test_a_gradient_needs_a_bound():
-    _, x, feed = _batch(fluid)
-    total = layers.reduce_sum(x)
-    limit = layers.fill_constant([1], "float32", 100.0)
-    going = layers.less_than(total, limit)
-    with layers.While(going).block():
-        layers.assign(layers.scale(total, 2.0), total)
-        layers.less_than(total, limit, cond=going)
-    grad = fluid.append_backward(layers.mean(total))[0][1]
-    with pytest.raises(
-        errors.OpError, match="gradients need a bound on the iterations of the loop"
-    ):
-        _fetch(feed, [grad])
-
-
 def test_arrays_joined_and_stacked():
     _, x, feed = _batch(fluid)
     i = layers.fill_constant([1], "int64", 0)
@@ -176,3 +161,24 @@ def test_a_condition_that_is_known_while_the_step_is_compiled(bound, value, grad
     y = layers.cond(layers.less_than(three, limit), lambda: x * 2.0, lambda: x)
     (dx,) = fluid.gradients(y, x)
     assert [v[0] for v in _fetch({"x": np.full(1, 3, "float32")}, [y, dx])] == [value, gradient]
+
+
+@pytest.mark.parametrize("chosen", [[1, 1, 1], [0, 0, 0], [0, 1, 0]])
+def test_documents_of_which_one_is_empty_in_an_if_else(chosen):
+    x, c = layers.data("x", [1], lod_level=2), layers.data("c", [1])
+    x.stop_gradient = False
+    choice = layers.IfElse(layers.greater_than(c, layers.fill_constant([1], "float32", 0.5)))
+    with choice.true_block():
+        choice.output(layers.scale(choice.input(x), 2.0))
+    with choice.false_block():
+        choice.output(layers.scale(choice.input(x), 3.0))
+    (out,) = choice()
+    (grad,) = fluid.gradients([layers.reduce_sum(out + x)], [x])
+    rows, lengths = np.arange(5, dtype="float32")[:, None], [[2, 0, 1], [1, 3, 1]]
+    feed = {"x": fluid.create_lod_tensor(rows, lengths), "c": np.array(chosen, "float32")[:, None]}
+    exe = fluid.Executor(fluid.CPUPlace())
+    out, grad = exe.run(feed=feed, fetch_list=[out, grad], return_numpy=False)
+    factor = np.repeat(3 - np.array(chosen, "float32"), [4, 0, 1])[:, None]
+    np.testing.assert_array_equal(np.array(out), rows * factor)
+    assert out.recursive_sequence_lengths() == lengths
+    np.testing.assert_array_equal(np.array(grad), factor + 1)

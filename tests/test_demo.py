@@ -8,7 +8,7 @@ import pytest
 
 from tests.example_runs import ROOT, run_example
 
-pytestmark = [pytest.mark.optimised, pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_demo(tmp_path):
@@ -21,7 +21,8 @@ def test_demo(tmp_path):
         "epochs": 2,
         "learning_rate": "1e-2",
     }
-    result = run_example(config, tmp_path, **small, largest_gap=0.15)
+    # so few lines give 0.718, which is 0.073 below the best; 0.02 less is a fault
+    result = run_example(config, tmp_path, as_users=True, **small, largest_gap=0.093)
     assert result.returncode == 0, result.stdout + result.stderr
     auc, best, gap = map(
         float,
@@ -29,7 +30,7 @@ def test_demo(tmp_path):
             r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)", result.stdout
         ).groups(),
     )
-    assert auc > 0.65 and 0.75 < best < 0.85 and abs(gap - (best - auc)) < 2e-4
+    assert auc > 0.698 and 0.75 < best < 0.85 and abs(gap - (best - auc)) < 2e-4
     rows = re.findall(
         r"^epoch (?:1|2)\.00: test AUC 0\.\d+, .* ([\d,]+) rows in the tables$",
         result.stdout,

@@ -1,15 +1,20 @@
 """The examples in small, run by their job files, and what they are made of."""
 
 import importlib
-import os
+import random
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests.example_runs import ROOT, run_example
+from tests.launch_case import launched
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    """Job files name scripts as seen from there."""
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
@@ -35,10 +40,10 @@ def is_picture(path):
 
 @pytest.mark.process
 def test_recognize_digits(tmp_path):
-    result = run_example("recognize_digits", tmp_path)
+    result = run_example("recognize_digits", tmp_path, epochs=20)
     assert result.returncode == 0, result.stdout + result.stderr
     assert float(*printed(result, r"test accuracy: ([\d.]+)% of 360 digits")) >= 97
-    assert re.search(r"train 880/880 .* examples/s  loss ", result.stderr)
+    assert re.search(r"train 440/440 .* examples/s  loss ", result.stderr)
     assert "reloaded with the same predictions" in result.stdout
     assert is_picture(tmp_path / "digits.png")
     assert (tmp_path / "model" / "__model__").stat().st_size > 1000
@@ -100,10 +105,10 @@ def test_ctr_dnn_with_a_whole_table_in_another_strategy(tmp_path):
         strategy="geo",
         push_every=4,
         is_distributed="false",
-        largest_gap=0.15,
+        largest_gap=0.093,  # 0.02 more than there is of so few lines
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert float(*printed(result, r"test AUC: ([\d.]+)")) > 0.65
+    assert float(*printed(result, r"test AUC: ([\d.]+)")) > 0.698
     assert "; 5,001 rows in the tables" in result.stdout
 
 
@@ -258,24 +263,101 @@ def test_labels_of_reviews_follow_their_clauses(example):
     assert 0.4 < np.mean(labels) < 0.6 and len(set(texts)) > 390
 
 
+# ---- shapes ----
+
+
+@pytest.mark.process
+def test_detection(tmp_path):
+    few = {"images": 480, "test_images": 48, "epochs": 4, "minimum_precision": 0.1}
+    result = run_example("detection", tmp_path, **few)
+    assert result.returncode == 0, result.stdout + result.stderr
+    precision, pictures = printed(result, r"mean average precision: ([\d.]+) on (\d+) test")
+    assert float(precision) > 0.1 and pictures == "48"
+    assert re.search(r"train 60/60 .* examples/s  loss ", result.stderr)
+    assert is_picture(tmp_path / "detection.png")
+
+
+def test_boxes_of_drawn_objects_hold_their_pixels(example):
+    detection = example("detection")
+    for shape in (1, 2, 3):
+        rows, columns = np.nonzero(detection.inside(shape, (10.2, 20.4, 30.2, 40.4)))
+        assert 10 <= columns.min() <= 11 and 29 <= columns.max() <= 30
+        assert 20 <= rows.min() <= 22 and 39 <= rows.max() <= 40
+        share = len(rows) / 400
+        assert share == pytest.approx({1: np.pi / 4, 2: 1, 3: 0.5}[shape], abs=0.05)
+    image, boxes, labels = detection.picture(np.random.RandomState(3))
+    assert image.shape == (3, 64, 64) and image.dtype == "float32"
+    assert len(boxes) == len(labels) >= 1 and (boxes[:, :2] < boxes[:, 2:]).all()
+    assert boxes.min() > 0 and boxes.max() < 1
+
+
+@pytest.mark.process
+def test_ocr(tmp_path):
+    few = {"images": 640, "test_images": 32, "epochs": 1, "maximum_error": 2}
+    result = run_example("ocr", tmp_path, **few)
+    assert result.returncode == 0, result.stdout + result.stderr
+    printed(result, r"error rate: ([\d.]+) of the digits, [\d.]+ of 32 test lines")
+    (loss,) = re.findall(r"train 20/20 .* examples/s  loss ([\d.]+)", result.stderr)[-1:]
+    assert float(loss) < 20  # it begins above 50
+    assert is_picture(tmp_path / "ocr.png")
+
+
+def test_drawn_digits_stand_one_after_the_other(example):
+    ocr = example("ocr")
+    image, digits = ocr.line(np.random.RandomState(3))
+    assert image.shape == (1, 16, 80) and image.dtype == "float32"
+    assert 2 <= len(digits) <= 5 and digits.shape[1] == 1 and digits.dtype == "int32"
+    # every glyph has ink in each of its rows, and no two are alike
+    assert all(glyph.any(1).all() for glyph in ocr.GLYPHS)
+    assert len({glyph.tobytes() for glyph in ocr.GLYPHS}) == 10
+
+
 @pytest.mark.process
 def test_collective_digits(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "jfluid.launch",
-        "configs/collective_digits.yaml",
-        "--set=args.epochs=8",
-        f"--set=log_dir={tmp_path}",
-    ]
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    values = "--set=args.epochs=8", f"--set=log_dir={tmp_path}"
+    result = launched("configs/collective_digits.yaml", *values, forks=True)
     assert result.returncode == 0, result.stdout + result.stderr
     (accuracy,) = map(float, printed(result, r"2 processes, test accuracy ([\d.]+)"))
     assert accuracy >= 0.95
+
+
+# ---- imperative mode ----
+
+
+@pytest.mark.process
+@pytest.mark.optimised
+def test_gan_digits(tmp_path):
+    few = {"epochs": 5, "reader_epochs": 6, "minimum_share": 0.3}
+    result = run_example("gan_digits", tmp_path, **few)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pattern = r"reads ([\d.]+)% of real digits[\s\S]*reads ([\d.]+)% of the drawings as meant"
+    real, drawn = map(float, printed(result, pattern))
+    assert real >= 85 and drawn >= 30
+    assert is_picture(tmp_path / "gan_digits.png")
+    assert (tmp_path / "generator.pdparams").stat().st_size > 1000
+
+
+@pytest.mark.process
+def test_tagger(tmp_path):
+    result = run_example("tagger", tmp_path, epochs=2, width=16, minimum_f1=0.7)
+    assert result.returncode == 0, result.stdout + result.stderr
+    tagger, baseline = map(float, printed(result, r"F1 of names: ([\d.]+); .* tag: ([\d.]+)"))
+    assert tagger > baseline + 0.2
+    assert is_picture(tmp_path / "tagger.png")
+    assert (tmp_path / "tagger.pdparams").stat().st_size > 1000
+
+
+def test_names_that_the_tagger_is_scored_by(example):
+    tagger = example("tagger")
+    none, begins, goes_on, place = 0, 1, 2, 3
+    assert tagger.TAGS[begins] == "person begins" and tagger.TAGS[place] == "place begins"
+    tags = [begins, goes_on, begins, none, goes_on, place]
+    assert tagger.names_in(tags) == {("person", 0, 2), ("person", 2, 3), ("place", 5, 6)}
+    assert tagger.f1([[begins, goes_on, begins, none, none, none]], [(None, tags)]) == 0.8
+    chance = random.Random(0)
+    for words, numbers in (tagger.sentence(chance) for _ in range(50)):
+        assert len(words) == len(numbers) <= tagger.PLACES
+        for word, number in zip(words, numbers, strict=True):
+            kind = tagger.TAGS[number].split()[0]
+            known = tagger.FIRST.get(kind, []) + tagger.LAST.get(kind, []) + tagger.MIDDLE
+            assert (word in known) == (number > 0), (word, kind)

@@ -220,7 +220,7 @@ def test_wrong_arguments_of_save_inference_model(exe, tmp_path):
         io.save_inference_model(str(tmp_path), ["image"], ["fc_0.tmp_2"], exe, program)
     with pytest.raises(TypeError, match="main_program"):
         io.save_inference_model(str(tmp_path), ["image"], fetches, exe, "program")
-    with pytest.raises(errors.UnsupportedError, match="pserver_endpoints"):
+    with pytest.raises(errors.ProgramError, match="none of the model's look-ups asks servers"):
         io.load_inference_model(str(MODELS / "separate"), exe, pserver_endpoints=["127.0.0.1:1"])
     assert os.listdir(tmp_path) == []
 
@@ -568,3 +568,46 @@ def test_saved_arrays_name_only_what_old_and_new_numpy_know(tmp_path):
     assert b"numpy.core.multiarray\n_reconstruct" in data and b"_core" not in data
     found = load_arrays(tmp_path / "p")
     assert found["a"].shape == (2, 2) and found["scalar"].shape == ()
+
+
+def test_selected_rows_are_saved_and_loaded(exe, tmp_path):
+    block = fluid.default_main_program().global_block()
+    var = block.create_var(
+        name="rows",
+        type=fluid.core.VarDesc.VarType.SELECTED_ROWS,
+        shape=[10, 3],
+        dtype="float32",
+        persistable=True,
+    )
+    rows = fluid.global_scope().var("rows").get_selected_rows()
+    rows.set_rows([1, 3])
+    rows.set_height(10)
+    with pytest.raises(errors.ProgramError, match="rows: 2 rows of SelectedRows, but values"):
+        fluid.io.save_vars(exe, tmp_path, vars=[var])
+    rows.get_tensor().set(np.ones((2, 3), "float32"))
+    fluid.io.save_vars(exe, tmp_path, vars=[var])
+    rows.set_rows([0, 0])
+    fluid.io.load_vars(exe, tmp_path, vars=[var])
+    assert (rows.rows(), rows.height(), rows.numel()) == ([1, 3], 10, 6)
+    rows.set_rows([1, 10])
+    with pytest.raises(errors.ProgramError, match="row 10 of SelectedRows of height 10"):
+        fluid.io.save_vars(exe, tmp_path, vars=[var])
+    var._shape = (11, 3)
+    with pytest.raises(errors.FileFormatError, match="rows: expected shape"):
+        fluid.io.load_vars(exe, tmp_path, vars=[var])
+
+
+def test_the_layer_load_reads_a_file_each_time(exe, tmp_path):
+    w = fluid.layers.create_parameter([2], "float32", name="w")
+    exe.run(fluid.default_startup_program())
+    read = fluid.layers.create_tensor("float32")
+    fluid.layers.load(read, str(tmp_path / "w"))
+    half = fluid.layers.create_tensor("float16")
+    fluid.layers.load(half, str(tmp_path / "w"), load_as_fp16=True)
+    for value in ([1, 2], [3, 4]):
+        fluid.global_scope().find_var("w").get_tensor().set(np.array(value, "float32"))
+        fluid.io.save_vars(exe, tmp_path, vars=[w])
+        whole, narrow = exe.run(fetch_list=[read, half])
+        assert whole.tolist() == narrow.tolist() == value and narrow.dtype == np.float16
+    with pytest.raises(TypeError, match="load: expected a Variable"):
+        fluid.layers.load("w", str(tmp_path / "w"))

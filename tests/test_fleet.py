@@ -122,6 +122,52 @@ def test_wrong_variables(variables, said):
         PaddleCloudRoleMaker(is_collective=True).generate_role()
 
 
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    "variables", [MPI, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}], ids=["openmpi", "mpich"]
+)
+def test_mpi_makes_a_server_and_a_trainer_of_each_pair(variables):
+    rank = "PMI_RANK" if "PMI_SIZE" in variables else "OMPI_COMM_WORLD_RANK"
+    makers = []
+    for i in range(4):
+        with _environment(variables | {rank: str(i)}):
+            maker = MPISymetricRoleMaker()
+            maker.generate_role()
+        makers.append(maker)
+    assert [m.is_server() for m in makers] == [True, False, True, False]
+    assert [m.worker_index() for m in makers] == [0, 0, 1, 1]
+    assert {m.worker_num() for m in makers} == {2} and makers[0].server_num() == 2
+    endpoints = makers[0].get_pserver_endpoints() + makers[0].get_trainer_endpoints()
+    assert len(set(endpoints)) == 4 and makers[3].get_local_endpoint() == endpoints[3]
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "said"),
+    [
+        ({}, errors.ProgramError, "there is no MPI job of several processes"),
+        (MPI | {"OMPI_COMM_WORLD_SIZE": "3"}, errors.ProgramError, "3 processes; of each pair"),
+        (
+            MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            errors.UnsupportedError,
+            "on several hosts.*mpirun -np HOSTS jfluid-launch",
+        ),
+    ],
+)
+def test_mpi_jobs_without_pairs_on_this_host(variables, error, said):
+    with (
+        _environment(variables | {"OMPI_COMM_WORLD_RANK": "0"}),
+        pytest.raises(error, match=said),
+    ):
+        MPISymetricRoleMaker().generate_role()
+
+
+def test_fluids_ways_of_finding_each_other_have_no_effect():
+    with pytest.warns(RuntimeWarning, match="http_ip_port: no effect: processes find each other"):
+        GeneralRoleMaker(http_ip_port="a:1", path="")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
@@ -155,16 +201,6 @@ def test_wrong_variables(variables, said):
             lambda: UserDefinedCollectiveRoleMaker(0, []),
             errors.ProgramError,
             "at least one endpoint",
-        ),
-        (
-            MPISymetricRoleMaker,
-            errors.UnsupportedError,
-            "use PaddleCloudRoleMaker, and start the job with jfluid-launch",
-        ),
-        (
-            lambda: GeneralRoleMaker(http_ip_port="a:1"),
-            errors.UnsupportedError,
-            "http_ip_port: trainers find each other by",
         ),
         (
             lambda: GeneralRoleMaker(paht="x"),
@@ -345,7 +381,12 @@ def test_what_a_collective_job_does_not_need(method):
             errors.ProgramError,
             'needs mode "collective", found "nccl2"',
         ),
-        ({"use_dist_fc": True}, errors.UnsupportedError, "a fully connected layer is not divided"),
+        ({"use_dist_fc": True}, errors.ProgramError, "use_dist_fc needs dist_fc_config"),
+        (
+            {"use_dist_fc": True, "dist_fc_config": DistFCConfig(), "use_local_sgd": True},
+            errors.ProgramError,
+            "use_dist_fc does not go with use_local_sgd",
+        ),
         (
             {"use_localsgd": True},
             errors.ProgramError,
@@ -384,10 +425,6 @@ def test_wrong_optimizers():
         CollectiveOptimizer(fluid.optimizer.SGD(0.1), fluid.BuildStrategy())
     with pytest.raises(TypeError, match="strategy: expected a DistributedStrategy, found NoneType"):
         CollectiveOpBasedOptimizer(fluid.optimizer.SGD(0.1))
-    with pytest.raises(errors.UnsupportedError, match="use_dist_fc"):
-        DistFCConfig()
-    with pytest.raises(errors.UnsupportedError, match="deep gradient compression"):
-        fluid.optimizer.DGCMomentumOptimizer(0.1, 0.9, 0)
 
 
 def test_recomputation_and_16_bits(joined):
@@ -504,7 +541,8 @@ def test_checkpoints(where, tmp_path, joined, monkeypatch):
         ("\udcff", "expected"),
         ('{"epoch_no": 1e999}', "found inf"),
         ('{"epoch_no": 9223372036854775808}', "below"),
-        (" " * 70_000, "70000 bytes"),
+        (" " * (2 << 20), "2097152 bytes"),
+        ('{"epoch_no": 1, "files": {"a": "b"}}', "files: expected the bytes of each"),
     ],
 )
 def test_checkpoints_that_cannot_be_read(text, said, tmp_path, joined):
@@ -577,3 +615,10 @@ def test_file_systems(tmp_path):
         BDFS("memory://x", "", time_out=3)
     with pytest.raises(NotImplementedError, match=r"FS\.stat"):
         FS().stat("x")
+
+
+def test_divided_layers_are_whole():
+    strategy = DistributedStrategy()
+    strategy.use_dist_fc, strategy.dist_fc_config = True, DistFCConfig()
+    with pytest.warns(RuntimeWarning, match="use_dist_fc: no effect: each process holds the whole"):
+        assert strategy.collective() is None

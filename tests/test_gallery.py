@@ -7,7 +7,6 @@ import json
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
+from tests.launch_case import launched
 from tests.parity.gallery import PROGRAMS, STEPS
 from tests.test_compat_paddle import installed  # noqa: F401  # a fixture
 
@@ -63,6 +64,7 @@ def run(installed, monkeypatch, tmp_path, capsys):  # noqa: F811
 
 # in the transformer's beam search the rows of hypotheses meet those of the encoder
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
+@pytest.mark.usefixtures("lowers_for_cuda")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_alone(run, tmp_path, program):
     steps, gap = SHORT[program]
@@ -93,7 +95,7 @@ def test_a_program_fails_where_it_is_too_far_from_the_best(run):
 
 @pytest.mark.process
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_by_its_job_file(tmp_path, program):
+def test_by_its_job_file(tmp_path, monkeypatch, program):
     """In an empty folder: on two CPU devices, or by two parameter servers and two trainers."""
     values = {
         "script": GALLERY / f"{program}.py",
@@ -102,14 +104,12 @@ def test_by_its_job_file(tmp_path, program):
         "args.output_dir": "losses",
         "log_dir": "log",
     }
-    command = [sys.executable, "-m", "jfluid.launch", str(GALLERY / f"{program}.yaml")]
-    result = subprocess.run(
-        [*command, *(f"--set={key}={value}" for key, value in values.items())],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    monkeypatch.chdir(tmp_path)
+    result = launched(
+        GALLERY / f"{program}.yaml",
+        *(f"--set={key}={value}" for key, value in values.items()),
+        environment=os.environ | {"PYTHONPATH": str(ROOT)},
+        forks=True,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     way = "servers" if PROGRAMS[program] else "replicas"

@@ -11,6 +11,7 @@ import jfluid as fluid
 from jfluid import core, errors, layers
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
+FUSED = Path(__file__).parent / "golden" / "models"
 IDS, LOD = np.array([[1], [2], [3]], np.int64), [[0, 1, 3]]
 
 
@@ -203,3 +204,21 @@ def test_the_rest_of_core():
     core.globals()["FLAGS_check_nan_inf"] = before
     assert "FLAGS_check_nan_inf" in core.globals()
     assert not isinstance(3, core.VarBase)
+
+
+@pytest.mark.parametrize("name", ["fused_image", "fused_image_onednn", "fused_text"])
+def test_models_that_fluids_passes_have_fused_give_what_fluid_gives(name):
+    folder = FUSED / name
+    expected = np.load(folder / "expected.npz")
+    exe = fluid.Executor(fluid.CPUPlace())
+    with fluid.scope_guard(fluid.Scope()):
+        program, feeds, targets = fluid.io.load_inference_model(
+            str(folder), exe, model_filename="model", params_filename="params"
+        )
+        assert {"fc", "fusion_repeated_fc_relu", "fusion_gru"} & {
+            op.type for op in program.global_block().ops
+        }
+        x = expected["x"]
+        value = x.astype("float32") if x.ndim == 4 else fluid.core.LoDTensor(x, [[0, 3, 4, 7]])
+        (found,) = exe.run(program, feed={feeds[0]: value}, fetch_list=targets)
+    np.testing.assert_allclose(found, expected["out"], rtol=1e-5, atol=1e-6)

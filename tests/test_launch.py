@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jfluid import launch
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, on_terminal, write
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, launched, on_terminal, write
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def launched(*arguments, **options):
+def launched_as_users_do(*arguments, **options):
     return subprocess.run(
         [*COMMAND, *arguments],
         env=ENVIRONMENT,
@@ -169,7 +169,7 @@ class TestRuns:
             "print('to stderr', file=sys.stderr)\nprint('no newline', end='')",
         )
         write("job.yaml", "script: train.py\nargs: {epochs: 2}\nenv: {A: 1}\nlog_dir: logs")
-        result = launched("job.yaml")
+        result = launched_as_users_do("job.yaml")
         assert result.returncode == 0
         assert result.stdout == "to stdout ['--epochs', '2'] 1\nno newline"
         assert "to stderr\n" in result.stderr
@@ -201,7 +201,7 @@ class TestRuns:
 
     def test_input_reaches_the_script(self, folder):
         write("train.py", "print(input())")
-        assert launched("train.py", input="hello\n").stdout == "hello\n"
+        assert launched_as_users_do("train.py", input="hello\n").stdout == "hello\n"
 
     def test_a_process_left_behind_does_not_hold_the_launcher(self, folder):
         write(
@@ -222,7 +222,7 @@ class TestRuns:
             "with Progress(total=3) as progress:\n"
             "    for step in range(3): progress.step(examples=8, loss=0.5)\n",
         )
-        result = launched("train.py")
+        result = launched("train.py", forks=True)
         for text in (result.stderr, Path("mylog/workerlog.0").read_text()):
             assert "train 3/3  " in text
             assert "examples/s  loss 0.5\n" in text

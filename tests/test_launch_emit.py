@@ -73,7 +73,10 @@ def test_kubernetes(capsys, monkeypatch):
     assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
     (container,) = pod["containers"]
     assert container["image"] == "registry/train:1"
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert container["resources"] == {
+        "requests": {"cpu": "2"},
+        "limits": {"nvidia.com/gpu": "2"},
+    }
     folder = container["volumeMounts"][0]["mountPath"]
     assert container["command"] == ["jfluid-launch", f"{folder}/job.yaml"]
     # In the second pod:
@@ -89,7 +92,8 @@ def test_kubernetes_with_one_pod(capsys):
         emitted(capsys, "--emit", "k8s", "--image", "i", "train.py")
     )
     assert indexed["spec"]["completions"] == 1
-    assert "resources" not in indexed["spec"]["template"]["spec"]["containers"][0]
+    (container,) = indexed["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "1"}}
     assert "mode: local" in config["data"]["job.yaml"]
 
 
@@ -111,7 +115,7 @@ def test_slurm(capsys):
 
 def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
     described = job("mode: ps\nservers: 2\ntrainers: 2\nnodes: 3\nsnapshots: {folder: /data/cuts}")
-    _, config, service, indexed = yaml.safe_load_all(
+    _, config, _, service, indexed = yaml.safe_load_all(
         emitted(capsys, "--emit", "k8s", "--image", "i", described)
     )
     assert indexed["spec"]["completions"] == 3 and service["spec"]["clusterIP"] == "None"
@@ -132,6 +136,7 @@ def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
         and "#SBATCH --cpus-per-task=4\n" in text
         and "\nservers: 2\ntrainers: 2\n" in text
     )
+    assert "#SBATCH --requeue\n" in text and "${SLURM_RESTART_COUNT:+--set snapshots.resume" in text
     task = {
         "SLURM_STEP_NUM_TASKS": "3",
         "SLURM_PROCID": "1",
@@ -183,7 +188,7 @@ def test_secrets_of_manifests(capsys, monkeypatch):
     for text, found, own in zip(texts, documents, made):
         assert text.count(own) == 1, "in the Secret, and nowhere else"
         (container,) = found[-1]["spec"]["template"]["spec"]["containers"]
-        assert container["env"] == [
+        assert container["env"][1:] == [
             {
                 "name": "JFLUID_JOB_TOKEN",
                 "valueFrom": {
@@ -211,11 +216,11 @@ def test_secrets_of_manifests(capsys, monkeypatch):
     [
         (
             ["--emit", "k8s", "train.py"],
-            "--emit k8s and --image NAME (a container image with jfluid and the script) go together",
+            "--emit k8s (or jobset) and --image NAME (a container image with jfluid and the script) go together",
         ),
         (
             ["--image", "x", "train.py"],
-            "--emit k8s and --image NAME (a container image with jfluid and the script) go together",
+            "--emit k8s (or jobset) and --image NAME (a container image with jfluid and the script) go together",
         ),
         (
             ["--emit", "slurm", "--gpus", "all", "train.py"],

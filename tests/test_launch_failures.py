@@ -1,11 +1,18 @@
 """A gang ends together, whatever ends it, and the member that failed first is named."""
 
+import contextlib
+import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from jfluid.launch.supervise import SECONDS_TO_END
+from jfluid.environment import PROGRESS_CHANNEL
+from jfluid.launch.gang import Member
+from jfluid.launch.logs import Log
+from jfluid.launch.output import Console
+from jfluid.launch.supervise import SECONDS_TO_END, Signals, Supervisor
 from tests.launch_case import PROLOGUE, Clock, Launcher, alive, gang, numbers, wait_until, write
 
 pytestmark = pytest.mark.process
@@ -112,6 +119,7 @@ time.sleep(1000)
 """,
         "--cpus",
         "2",
+        forks=True,
     )
     assert result.returncode == code
     assert f"rank 1 failed first (exit code {code})" in result.stderr
@@ -137,6 +145,7 @@ else:
 """,
         "--cpus",
         "2",
+        forks=True,
     )
     assert result.returncode == 0, result.stderr
 
@@ -163,6 +172,7 @@ for step in range(1000):
 """,
         "--cpus",
         "3",
+        forks=True,
     )
     assert result.returncode == 128 + 9
     assert "rank 1 failed first (signal SIGKILL)" in result.stderr
@@ -189,6 +199,7 @@ os._exit(9)
 """,
         "--cpus",
         "3",
+        forks=True,
     )
     assert result.returncode == 1
     assert "rank 1 failed first (exit code 1)" in result.stderr
@@ -207,7 +218,7 @@ atexit.register(ready)
 raise RuntimeError("out of luck")
 """,
     )
-    with Launcher("train.py", clock=Clock()) as launcher:
+    with Launcher("train.py", clock=Clock(), forks=True) as launcher:
         wait_until(Path("pid.0").exists)
         launcher.set_clock_forward(1000.0)
         Path("late").touch()
@@ -240,7 +251,13 @@ with Progress(total=50000) as progress:
 """,
     )
     with Launcher(
-        "--cpus", "2", "--stall-timeout", "10", "train.py", clock=Clock(stands_still=True)
+        "--cpus",
+        "2",
+        "--stall-timeout",
+        "10",
+        "train.py",
+        clock=Clock(stands_still=True),
+        forks=True,
     ) as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
         launcher.set_clock_forward(6.0)
@@ -284,6 +301,40 @@ def test_a_launcher_that_is_killed_takes_all_with_it():
         launcher.kill()
         launcher.communicate()
     wait_until(lambda: not any(map(alive, numbers() + numbers("child.*"))))
+
+
+def test_what_a_process_says_at_its_end_is_read_before_it_is_judged(capfd):
+    """It says that all have to start again, so that it is not started again by itself, and ends
+    after the launcher has read what there was, and before it looks who has ended.
+    """
+    report = json.dumps({"ending": 1, "time": 0.0, "restarts_all": True}).encode() + b"\n"
+    says = f"""
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+os.write(int(os.environ["{PROGRESS_CHANNEL}"].split(":")[0]), {report!r})
+raise SystemExit(1)
+"""
+    members = [
+        Member("trainer", rank, [sys.executable, "-S", "-c", text], {}, Path(f"{rank}"), restarts=1)
+        for rank, text in enumerate(["", says])
+    ]
+
+    class Late(Supervisor):
+        def _pass_on(self, *given, **more):
+            read = super()._pass_on(*given, **more)
+            if self._running[0].code == 0 and not Path("go").exists():
+                Path("go").touch()
+                wait_until(self._exits.qsize)
+            return read
+
+    console = Console(shows=lambda member: True, prefixed=False, alone=False)
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        logs = [stack.enter_context(Log(m.log, False, 1 << 20, 1, print)) for m in members]
+        failure = Late(members, console, logs, signals).run()
+    assert (failure.label, failure.exit_code) == ("rank 1", 1)
+    assert "is started again" not in capfd.readouterr().err
 
 
 def test_restarts():

@@ -1,14 +1,18 @@
 """Gangs of processes: what each is given, where its output goes."""
 
 import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from jfluid.job import CollectiveJob, JobError
+from jfluid.launch import free_ports
 from jfluid.launch.devices import assigned_gpus
 from jfluid.launch.failure import excerpt_of
 from jfluid.launch.gang import collective_gang
+from tests import ports
 from tests.launch_case import PROLOGUE, gang, launched, on_terminal, write
 
 
@@ -49,6 +53,20 @@ def test_environment_of_processes_with_gpus(monkeypatch):
     }
     assert (environment["LEVEL"], environment["JFLUID_JOB_TOKEN"]) == ("1", "secret")
     assert "http_proxy" not in environment
+
+
+def test_free_ports_are_reserved_until_their_launcher_ends(monkeypatch):
+    """Nobody listens there for seconds, in which the kernel gives them to no other process."""
+    there = ports.free_ports(3)
+    monkeypatch.setattr(free_ports, "_PORTS", there)
+    monkeypatch.setattr(free_ports, "_kernel_gives_others", lambda: True)
+    with ExitStack() as one, ExitStack() as other:
+        with socket.create_server(("", there[0])):
+            assert set(free_ports.free_ports(2, one)) == set(there[1:])
+        (another,) = free_ports.free_ports(1, other)
+        assert another not in there[1:]
+    with ExitStack() as later:
+        assert set(free_ports.free_ports(3, later)) == set(there)
 
 
 def test_processes_on_the_cpu_see_no_gpu(monkeypatch):

@@ -87,6 +87,9 @@ def test_lists_of_addresses():
         0, 2, "10.0.0.1", ("10.0.0.1", 6999), 7000
     )
     assert found(ips=["203.0.113.9", "127.0.0.1"]).rank == 1, "127.0.0.1 is an address of this host"
+    assert found(ips=["fd77::0:1", "[FD77::2]"], options={"rank": 1}) == Node(
+        1, 2, "[fd77::2]", ("[fd77::1]", 6069), 6070
+    )
 
 
 def test_paddlecloud():
@@ -174,6 +177,16 @@ def test_openmpi():
     )
     with pytest.raises(JobError, match="Say --coordinator HOST:PORT"):
         found(environment=environment)
+
+
+def test_mpich():
+    environment = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "3"}
+    assert found(environment=environment, coordinator="a:7000") == Node(
+        3, 4, None, ("a", 7000), task=3, tasks=4
+    )
+    assert found(environment=environment).coordinator[0] == "127.0.0.1"
+    with pytest.raises(JobError, match="Say --coordinator HOST:PORT"):
+        found(environment=environment | {"MPI_LOCALNRANKS": "2"})
 
 
 def test_kubernetes(monkeypatch):
@@ -285,6 +298,26 @@ def test_launchers_agree_on_the_endpoints():
         thread.join(LIMIT)
         assert agreed == [members]
         assert members.endpoints == [["127.0.0.1:1"], ["127.0.0.1:7", "127.0.0.1:8"]]
+        second.close()
+
+
+def test_a_run_that_ends_before_a_host_has_seen_that_it_began():
+    """Its launcher had no processor meanwhile: it learns of both at once."""
+    port, clock = free_port(), Clock()
+    with head(2, port, clock=clock) as (first, _, thread):
+        second = follower(1, 2, port)
+        looks = itertools.count()
+
+        def interrupted():
+            if next(looks) == 1:  # it has joined, and is about to look for an answer
+                thread.join(LIMIT)
+                first.failed(Failure("rank 0", 3, "exit code 3", "", ""), age=0.0)
+                clock.seconds.value += rendezvous.SECONDS_TO_COMPARE
+                first.look()
+            return False
+
+        assert second.rendezvous([7], interrupted) is not None
+        assert second.verdict == first.verdict and second.verdict.failure.exit_code == 3
         second.close()
 
 

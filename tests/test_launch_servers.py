@@ -84,7 +84,7 @@ def test_servers_and_trainers_of_one_host():
         {
             name: member.env[name]
             for name in member.env
-            if name.startswith(("PADDLE", "POD", "TRAINING", "FLAGS", "CUDA", "JFLUID"))
+            if name.startswith(("PADDLE", "POD", "TRAINING", "FLAGS", "CUDA", "JFLUID_JOB"))
         }
         for member in members
     )

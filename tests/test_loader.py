@@ -33,7 +33,8 @@ def prefetching():
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    gc.collect()
+    if prefetching():
+        gc.collect()  # takes a second where many tests ran before
     wait_until(lambda: not prefetching())
 
 
@@ -324,7 +325,7 @@ def test_wrong_use_is_refused():
         errors.ReaderError, match=r"start\(\) is for loaders made with iterable=False"
     ):
         loader_of(batches(1)).start()
-    with pytest.raises(errors.UnsupportedError, match="DataLoader.from_generator"):
+    with pytest.raises(TypeError, match="from_generator"):
         fluid.io.DataLoader([1, 2, 3])
     with pytest.raises(TypeError, match="expected what layers.py_reader returns, found Variable"):
         fluid.layers.read_file(x)

@@ -216,9 +216,17 @@ def test_ctrl_c_ends_everything(separate):
     wait_until(lambda: not alive(pid))
 
 
-def test_ctrl_c_of_the_terminal_reaches_the_process_too_and_the_parent_decides():
-    handled = "os.kill(pid, signal.SIGINT); print(exe.run(fetch_list=[total])[0][0])"
-    with start("time.sleep(0.5); yield np.array([[5]]),", end=handled) as script:
+def test_ctrl_c_of_the_terminal_reaches_the_process_too_and_the_parent_decides(tmp_path):
+    sent = str(tmp_path / "sent")
+    last = f"""
+    while not os.path.exists({sent!r}):
+        time.sleep(0.01)
+    yield np.array([[5]]),"""
+    handled = f"""
+os.kill(pid, signal.SIGINT)
+open({sent!r}, "w").close()
+print(exe.run(fetch_list=[total])[0][0])"""
+    with start(last, end=handled) as script:
         out, err = script.communicate(timeout=120)
     assert out.splitlines()[-1] == "5", err
 

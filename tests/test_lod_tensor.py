@@ -78,3 +78,11 @@ def test_places(monkeypatch):
             fluid.cuda_places()
     with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(99\)"):
         fluid.cuda_places([99])
+
+
+def test_a_tensor_tells_its_place():
+    tensor = fluid.LoDTensor()
+    tensor.set(np.ones(2, "float32"), fluid.CPUPlace())
+    place = tensor._place()
+    assert place.is_cpu_place() and not place.is_gpu_place() and not place.is_cuda_pinned_place()
+    assert place._equals(fluid.CPUPlace()) and not place._equals(fluid.CUDAPinnedPlace())

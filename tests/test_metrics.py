@@ -120,8 +120,8 @@ def test_auc_refuses_what_is_no_score():
         metrics.Auc("auc", curve="XX")
 
 
-def test_detection_map_is_refused():
-    with pytest.raises(NotImplementedError, match="detection_map"):
+def test_detection_map_needs_the_number_of_classes():
+    with pytest.raises(ValueError, match="class_num"):
         metrics.DetectionMAP(None, None, None)
 
 

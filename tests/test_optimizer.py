@@ -293,12 +293,12 @@ def test_float64_parameters_get_float64_state():
         (lambda o: o.SGD("fast"), TypeError, "found str"),
         (lambda o: o.SGD(0.1, grad_clip=3), TypeError, "grad_clip: expected a gradient clip"),
         (lambda o: o.SGD(0.1).minimize(3), TypeError, "loss: expected a Variable"),
-        (lambda o: o.SGD(0.1).state_dict(), errors.UnsupportedError, "fluid.save"),
-        (lambda o: o.SGD(0.1).set_dict({}), errors.UnsupportedError, "fluid.load"),
-        (lambda o: o.SGD(0.1).clear_gradients(), errors.UnsupportedError, "anew"),
+        (lambda o: o.SGD(0.1).state_dict(), errors.DygraphError, "fluid.save"),
+        (lambda o: o.SGD(0.1).set_dict({}), errors.DygraphError, "fluid.load"),
+        (lambda o: o.SGD(0.1).clear_gradients(), errors.DygraphError, "anew"),
         (
             lambda o: o.SGD(0.1).current_step_lr(),
-            errors.UnsupportedError,
+            errors.DygraphError,
             "Fetch the learning rate",
         ),
         (lambda o: o.LookaheadOptimizer(None), TypeError, "inner_optimizer"),
@@ -323,12 +323,35 @@ def test_float64_parameters_get_float64_state():
             errors.UnsupportedError,
             "fluid.load",
         ),
+        (lambda o: o.DGCMomentumOptimizer(0.1, 0.9, -1), ValueError, "rampup_begin_step"),
+        (lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0, 1, [1.0]), ValueError, "sparsity"),
         (
-            lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0),
-            errors.UnsupportedError,
-            "fluid.optimizer.Momentum",
+            lambda o: o.DGCMomentumOptimizer(
+                0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByValue(1.0)
+            ),
+            TypeError,
+            "GradientClipByNorm",
         ),
-        (lambda o: o.PipelineOptimizer(o.SGD(0.1)), errors.UnsupportedError, "RecomputeOptimizer"),
+        (
+            lambda o: o.DGCMomentumOptimizer(
+                0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByNorm(1.0)
+            ),
+            ValueError,
+            "num_trainers",
+        ),
+        (lambda o: o.PipelineOptimizer(None), TypeError, "expected an optimizer"),
+        (lambda o: o.PipelineOptimizer(o.SGD(0.1), [["x"]]), TypeError, "lists of Variables"),
+        (lambda o: o.PipelineOptimizer(o.SGD(0.1), None, ["cpu"]), TypeError, "expected places"),
+        (
+            lambda o: o.PipelineOptimizer(o.SGD(0.1), [[net()], [net()]], [fluid.CPUPlace()] * 4),
+            ValueError,
+            "2 or 3 places",
+        ),
+        (
+            lambda o: o.PipelineOptimizer(o.SGD(0.1), num_microbatches=0),
+            ValueError,
+            "num_microbatches",
+        ),
     ],
 )
 def test_errors(make, error, text):

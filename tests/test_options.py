@@ -1,8 +1,11 @@
 """What XLA is told for each program."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
+import jfluid as fluid
 from jfluid.compile import options
 
 CPU = jax.devices("cpu")[0]
@@ -17,7 +20,10 @@ def on_x86(monkeypatch):
 
 def test_options_of_a_program(monkeypatch):
     assert set(options.options(CPU)) == {NAME}
-    assert set(options.options(CPU, quickly=True)) == {NAME, "xla_backend_optimization_level"}
+    long = set(options.options(CPU, quickly=True, operators=5000))
+    assert long == {NAME, "xla_backend_optimization_level"}
+    short = set(options.options(CPU, quickly=True, operators=100))
+    assert short == long | {"xla_cpu_use_fusion_emitters"}
     monkeypatch.setattr(options.platform, "machine", lambda: "aarch64")
     assert options.options(CPU) == {}
 
@@ -35,3 +41,13 @@ def test_xla_has_all_of_them_or_does_without(monkeypatch):
         options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"}
     )
     assert set(options.options(CPU)) == {NAME}
+
+
+def test_steps_on_gpus_are_deterministic_where_the_flag_says_so():
+    gpu = SimpleNamespace(platform="gpu")
+    assert options.options(gpu) == {}
+    fluid.set_flags({"FLAGS_cudnn_deterministic": True})
+    try:
+        assert options.options(gpu) == {"xla_gpu_deterministic_ops": True}
+    finally:
+        fluid.set_flags({"FLAGS_cudnn_deterministic": False})

@@ -41,6 +41,7 @@ _SOURCES = {
     "paddle.distributed.launch": "jfluid/launch/command.py",
     "jfluid.ps_server": "jfluid/ps_server/__main__.py",
     "jfluid.security": "jfluid/security/__main__.py",
+    "jfluid.check_device": "jfluid/check_device/__main__.py",
     "jfluid doctor": "jfluid/command/doctor.py",
     "jfluid inspect": "jfluid/command/inspect.py",
     "jfluid export": "jfluid/command/export.py",
@@ -139,6 +140,7 @@ def _read(stream, processes):
 def run_page(page):
     """Run the blocks of a page without a title, top to bottom."""
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
     names = {"__name__": "example"}
     for line, title, text in blocks(page, "python"):
         if not title:
@@ -209,7 +211,7 @@ def _commands(page):
         words = (
             shlex.split(line, comments=True)
             if line.count('"') % 2 == 0 and "'" not in line
-            else line.split()
+            else line.partition(" #")[0].split()
         )
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
@@ -245,13 +247,16 @@ def _stale(words):
         program, rest = f"jfluid {rest[0]}", own
     if program in _OTHER_PROGRAMS or program in READERS_OWN:
         return []
+    if program.startswith("scripts.") and program not in _SOURCES:
+        program = program.replace(".", "/") + ".py"
     source = ROOT / _SOURCES.get(program, program)
     if not source.is_file():
         return [program]
     ends = [at for at, word in enumerate(rest) if word.endswith(".py")]
-    # what follows is the script's
-    ends += [at for at, word in enumerate(rest) if word == "--"]
-    own = rest[: min(ends)] if ends and (program == "jfluid-launch" or "--" in rest) else rest
+    # what follows is the script's, or another program's
+    ends += [at for at, word in enumerate(rest) if word in ("--", "sbatch")]
+    others = program == "jfluid-launch" or {"--", "sbatch"} & set(rest)
+    own = rest[: min(ends)] if ends and others else rest
     options = [word.split("=")[0] for word in own if word.startswith("--")]
     files = [
         word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN
@@ -274,8 +279,9 @@ def test_options_named_alone_are_those_of_some_command():
     known += "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     for page in PAGES:
         for option in re.findall(r"`(--[\w-]+)", _BLOCK.sub("", page.read_text())):
-            # of a script
-            assert f'"{option}"' in known or option == "--epochs", (page.name, option)
+            # of a script, or of sbatch
+            of_others = option in ("--epochs", "--requeue")
+            assert f'"{option}"' in known or of_others, (page.name, option)
 
 
 def test_stale_commands_are_found():

@@ -22,6 +22,8 @@ def test_weight_norm_trains_as_in_fluid(dim):
     y = fluid.layers.fc(
         x, 4, param_attr=fluid.WeightNormParamAttr(dim=dim, name="w"), bias_attr=False
     )
+    weight = fluid.WeightNormParamAttr.params_with_weight_norm[-1]
+    assert weight.shape == (3, 4) and weight.op.type == "elementwise_mul"
     loss = fluid.layers.mean(fluid.layers.square(y))
     fluid.optimizer.SGD(0.1).minimize(loss)
     names = {p.name: p.shape for p in fluid.default_main_program().all_parameters()}

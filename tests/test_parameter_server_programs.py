@@ -16,6 +16,7 @@ from jfluid.ir.types import VarType
 from jfluid.ops import registry
 from jfluid.transpiler.parameter_server.server import copy_op
 from jfluid.transpiler.ps_dispatcher import HashName, PSDispatcher
+from tests.op_case import check
 from tests.parity.parameter_server import (
     CASES,
     ENDPOINTS,
@@ -431,7 +432,7 @@ def test_geo_trainers_update_and_begin_alike():
 
 
 def test_geo_trainers_hold_whole_tables():
-    with pytest.raises(errors.UnsupportedError, match="geo_sgd_mode: table table is distributed"):
+    with pytest.warns(RuntimeWarning, match="table table is not distributed: with geo_sgd_mode"):
         transpile(
             table_net(is_sparse=True, is_distributed=True), sync_mode=False, geo_sgd_mode=True
         )
@@ -666,3 +667,18 @@ def test_trainers_wait_until_servers_listen(monkeypatch):
     config = transpiler.config
     config.wait_port = False
     assert transpiler.get_trainer_program() is fluid.default_main_program()
+
+
+def test_merge_ids():
+    def ids(*values):
+        return np.array(values, "int64").reshape(-1, 1)
+
+    values = [np.array([[1, 2], [3, 4]], "float32"), np.array([[5, 6], [7, 8]], "float32")]
+    first = np.array([[5, 6], [1, 2], [np.nan] * 2], "float32")
+    check(
+        "merge_ids",
+        {"Ids": [ids(1, 2, 9), ids(4, 3, 4)], "Rows": [ids(2, 4), ids(1, 3)], "X": values},
+        expect={"Out": [first, np.array([[3, 4], [7, 8], [3, 4]], "float32")]},
+    )
+    with pytest.raises(errors.ShapeError, match="merge_ids: expected values for each part"):
+        check("merge_ids", {"Ids": [ids(1)], "Rows": [], "X": values}, expect={"Out": values[:1]})

@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
 from tests.parity.programs import PROGRAMS, train
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
-pytestmark = pytest.mark.optimised
 # Batch norm divides by the deviation of a small batch: rounding grows from step to step.
 TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
+# They are compiled as for users, which takes three times as long.
+OPTIMISED = ("digits_mlp", "digits_conv", "word2vec")
 
 
-@pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)
+def case(build):
+    name = build.__name__
+    marks = [pytest.mark.optimised] * (name in OPTIMISED)
+    return pytest.param(build, id=name, marks=marks)
+
+
+@pytest.mark.usefixtures("lowers_for_cuda")
+@pytest.mark.parametrize("build", [case(build) for build in PROGRAMS])
 def test_losses_and_state_equal_fluids(build):
     want = GOLDEN[build.__name__]
     rtol = TOLERANCE.get(build.__name__, 1e-4)

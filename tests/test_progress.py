@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jfluid import environment, launcher_pipe, progress
-from jfluid.progress import BarDisplay, LineDisplay, Progress
+from jfluid.progress import BarDisplay, LineDisplay, Progress, Transfer
 
 
 class Terminal(io.StringIO):
@@ -49,6 +49,36 @@ def test_the_rate_forgets_a_slow_start(monkeypatch, clock):
 def test_a_metric_must_be_one_number():
     with pytest.raises(ValueError, match="size 1"):
         Progress().step(examples=1, loss=np.zeros(3))
+
+
+def test_transfers_that_take_long_say_how_far_they_are(monkeypatch, clock):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    for seconds in (0.1, 1.0):
+        transfer = Transfer("upload a/b", 9_500_000)
+        for _ in range(9):
+            clock[0] += seconds
+            transfer.add(1_000_000)
+        transfer.add(500_000)
+        transfer.close()
+    assert stream.getvalue().splitlines() == [
+        "upload a/b 2/10  1 MB/s",
+        "upload a/b 7/10  1 MB/s",
+        "upload a/b 9/10  1 MB/s",
+    ]
+
+
+def test_a_bar_of_a_transfer_is_beside_that_of_a_loop(monkeypatch, clock):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress(total=2) as loop:
+        loop.step(examples=1)
+        transfer = Transfer("upload", 4_000_000)
+        clock[0] += 3
+        transfer.add(4_000_000)
+        transfer.close()
+        assert loop._display.live and transfer._display is loop._display
+    assert not loop._display.live and "4/4" in stream.getvalue()
 
 
 def test_bar():

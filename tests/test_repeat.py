@@ -75,7 +75,7 @@ def test_other_batches_take_the_long_way(net):
         net.run(X[0])
     with pytest.raises(errors.FeedError, match="the program reads x"):
         net.exe.run(feed={}, fetch_list=[net.loss])
-    with pytest.raises(errors.FeedError, match="feed y: the program has no such variable"):
+    with pytest.warns(UserWarning, match="feed y: the program has no such variable"):
         net.exe.run(feed={"x": X, "y": X}, fetch_list=[net.loss])
     assert net.exe.run(feed=[{"x": X}], fetch_list=[net.loss])[0].shape == (1,)
     assert not net.run()[1]
@@ -117,10 +117,100 @@ def test_a_flag_that_was_set_is_seen(net):
         fluid.set_flags({"FLAGS_check_nan_inf": False})
 
 
-def test_programs_that_draw_take_the_long_way(net):
+def test_programs_that_draw_draw_anew(net):
     drawn = fluid.layers.uniform_random([2])
-    found = [tuple(net.run(fetch=[drawn])[0]) for _ in range(3)]
-    assert len(set(found)) == 3
+    found = [net.run(fetch=[drawn, net.loss]) for _ in range(3)]
+    assert len({tuple(value) for value, _ in found}) == 3
+    fetch = [drawn]
+    again = [net.run(fetch=fetch) for _ in range(3)]
+    assert [long for _, long in again] == [True, False, False]
+    assert len({tuple(value) for value, _ in again}) == 3
+
+
+def test_replicas_take_the_short_way(net, monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(net.loss.name)
+    rows, fetch = np.concatenate([X, X[:1] * 2]), [net.loss, "w"]
+    found = []
+    for x in (rows, rows, rows + 1, rows[:3], rows):
+        before = net.long
+        loss, w = net.exe.run(program, feed={"x": x}, fetch_list=fetch)
+        found.append((net.long > before, loss.shape, w.shape))
+    assert [long for long, *_ in found] == [True, False, False, True, True]
+    assert {tuple(shapes) for _, *shapes in found} == {((2,), (8, 2))}
+    (alone,) = net.exe.run(feed={"x": rows[:2]}, fetch_list=[net.loss])
+    merged = net.exe.run(program, feed={"x": rows}, fetch_list=fetch, return_merged=False)
+    assert len(merged[0]) == 2 and merged[0][0].shape == alone.shape
+
+
+def test_batches_of_a_loader_take_the_short_way(net):
+    loader = fluid.io.DataLoader.from_generator([net.hidden.block.var("x")], capacity=2)
+    loader.set_batch_generator(lambda: iter([(X,), (X + 1,), (X[:2],)]), fluid.CPUPlace())
+    long, fetch = [], [net.loss]
+    for feed in loader():
+        before, start = net.long, np.array(weight())
+        (loss,) = net.exe.run(feed=feed, fetch_list=fetch)
+        x = np.asarray(feed[0]["x"])
+        np.testing.assert_allclose(loss, [(x @ start).mean()], rtol=1e-5)
+        long.append(net.long > before)
+    assert long == [True, False, True]
+
+
+def test_sequences_take_the_short_way(net):
+    program, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(program, startup):
+        ids = fluid.data("ids", [None, 1], lod_level=1)
+        weight = fluid.ParamAttr("v", fluid.initializer.Constant(1.0))
+        rows = fluid.layers.fc(ids, 1, param_attr=weight, bias_attr=False)
+        total = [fluid.layers.sequence_pool(rows, "sum")]
+    net.exe.run(startup)
+
+    def run(lengths, rows=None):
+        values = np.ones((sum(lengths) if rows is None else rows, 1), "float32")
+        before, tensor = net.long, fluid.LoDTensor(values, [np.cumsum([0, *lengths])])
+        (found,) = net.exe.run(program, feed={"ids": tensor}, fetch_list=total)
+        return found.ravel().tolist(), net.long > before
+
+    assert run([2, 1]) == ([2, 1], True)
+    assert run([3, 1]) == ([3, 1], False)
+    assert run([1, 1, 4]) == ([1, 1, 4], False)  # compiled anew, for three sequences
+    with pytest.raises(errors.FeedError, match="does not describe its 3 rows"):
+        run([2, 2], rows=3)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_sequences_of_replicas_take_the_short_way(net, monkeypatch, levels):
+    """What each replica has is what the long way gives it, also where sequences are of one length."""
+    monkeypatch.setenv("CPU_NUM", "2")
+    program, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(program, startup):
+        ids = [fluid.data(n, [None, 1], lod_level=levels) for n in ("a", "b")]
+        weight = fluid.ParamAttr("v", fluid.initializer.Constant(1.0))
+        rows = [fluid.layers.fc(x, 1, param_attr=weight, bias_attr=False) for x in ids]
+        for _ in range(levels):
+            rows = [fluid.layers.sequence_pool(x, "sum") for x in rows]
+        totals = rows
+    net.exe.run(startup)
+    parallel = fluid.CompiledProgram(program).with_data_parallel()
+
+    def run(lengths):
+        lod = [np.cumsum([0, *lengths])]
+        if levels == 2:
+            lod.insert(0, np.arange(len(lengths) + 1))  # a sequence of one sequence each
+        rows = np.arange(1.0, sum(lengths) + 1, dtype="float32").reshape(-1, 1)
+        feed = {n: fluid.LoDTensor(rows * k, lod) for n, k in (("a", 1), ("b", 10))}
+        before = net.long
+        a, b = net.exe.run(parallel, feed=feed, fetch_list=totals)
+        sums = [rows[i:j].sum() for i, j in zip(lod[-1], lod[-1][1:])]
+        assert a.ravel().tolist() == sums and b.ravel().tolist() == [10 * s for s in sums]
+        return net.long > before
+
+    assert run([2, 1, 3, 1])
+    assert not run([1, 3, 1, 2])
+    assert not run([0, 9, 1, 1])
+    assert not run([2, 2, 2, 2])
+    assert run([2, 1, 3])  # replicas have two and one
+    assert run([2, 1, 3, 1]) is False
 
 
 def test_a_closed_executor_says_so(net):

@@ -109,8 +109,7 @@ def train(loss, prediction, batch_of, args):
         if step >= args.steps - args.steps // 4:
             predicted.append((batch, np.array(found)))
     executor.close()
-    if not os.path.isdir(args.output_dir):
-        os.makedirs(args.output_dir)
+    os.makedirs(args.output_dir, exist_ok=True)  # another trainer may make it at the same time
     name = "losses.json" if trainers == 1 else "losses-%d.json" % trainer
     with open(os.path.join(args.output_dir, name), "w") as file:
         json.dump(losses, file)

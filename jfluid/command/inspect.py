@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def described(model: SavedModel) -> dict[str, Any]:
-    """What a model holds, as JSON has it."""
+    """Return what a model holds, as JSON has it."""
     block = model.program.global_block()
     types = Counter(op.type for b in model.program.blocks for op in b.ops)
     parameters = [

@@ -44,7 +44,7 @@ def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namesp
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any free one. Raises OSError that names the address."""
+    """Return a socket that listens; port 0 is any free one. Raises OSError that names the address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)

@@ -6,7 +6,7 @@ from jfluid.errors import DependencyError
 
 
 def pillow() -> ModuleType:
-    """The module PIL.Image. Raises DependencyError."""
+    """Return the module PIL.Image. Raises DependencyError."""
     try:
         from PIL import Image
     except ImportError:

@@ -18,7 +18,8 @@ long_type = int
 
 
 def to_text(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """Bytes as a str; of a list, set or dict each of its items (with `inplace` in the same object).
+    """Return bytes as a str; of a list, set or dict each of its items (with `inplace` in the same
+    object).
 
     A str, bool, float or None stays as it is. Raises TypeError for anything else, and
     UnicodeDecodeError for bytes of another encoding.
@@ -35,7 +36,8 @@ def to_text(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
 
 
 def to_bytes(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """A str as bytes; of a list or set each of its items (with `inplace` in the same object).
+    """Return a str as bytes; of a list or set each of its items (with `inplace` in the same
+    object).
 
     Bytes and None stay as they are. Raises TypeError for anything else, and UnicodeEncodeError for
     what the encoding lacks.
@@ -85,5 +87,5 @@ def floor_division(x: Any, y: Any) -> Any:
 
 
 def get_exception_message(exc: BaseException) -> str:
-    """The text of an exception."""
+    """Return the text of an exception."""
     return str(exc)

@@ -4,6 +4,8 @@ Each function takes the lowering, the operator and the values by name, and retur
 what the operator writes. It changes nothing else, so that gradients can be taken through it.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -20,7 +22,35 @@ from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
 UNROLLED = 4  # a loop of at most so many iterations, if known while tracing, is unrolled
+# The same where shapes in its body differ by iteration.
+UNROLLED_FOR_SHAPES = 64
+COUNTER = "@ITERATIONS@"
 Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The loop whose iterations are counted while its operators are lowered.
+
+    Attributes:
+        name: its `counter`.
+        most: one that writes arrays ends after one iteration more than so many.
+    """
+
+    name: str
+    most: int
+
+
+NOT_COUNTING = Counting("", 0)
+
+
+def counter(op: Operator) -> str:
+    """The name under which the iterations of a loop are counted and known."""
+    return f"{COUNTER}{op.attrs['sub_block'].idx}"
+
+
+class OtherShape(errors.OpError):
+    """A variable changes its shape in a loop or a condition."""
 
 
 class BlockLowering(Protocol):
@@ -29,13 +59,17 @@ class BlockLowering(Protocol):
     Attributes:
         key: the step's random key; None when no operator draws.
         reversible: whether gradients are taken through what is being lowered.
+        loops: bounds of loops that do not follow from their conditions, by `counter`.
+        counting: the loop that is counted.
     """
 
     key: Any
     reversible: bool
+    loops: Mapping[str, Any]
+    counting: Counting
 
-    def block(self, block: Block, env: Values, key: Any = None) -> Values:
-        """Lower a block over a copy of `env`; returns that copy."""
+    def block(self, block: Block, env: Values, key: Any = None, ops: slice = slice(None)) -> Values:
+        """Lower a block, or some of its operators, over a copy of `env`; returns that copy."""
         ...
 
 
@@ -43,7 +77,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
     """Run the inner block if the condition holds; otherwise its outputs keep their values."""
     block = op.attrs["sub_block"]
     conditions = [env[n] for n in op.inputs.get("Cond", ())]
-    writes = sorted(outer_names(block)[1])
+    writes = _writes(lowering, block)
     if not op.attrs.get("is_scalar_condition", False):
         # A block of IfElse: it runs on the selected rows. Other rows do it no harm.
         return _chosen(lowering.block(block, env), writes)
@@ -58,15 +92,39 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
             for n in writes
             if n not in env and _only_selected(op, n)
         }
-    before = _before(lowering, op, block, writes, env)
 
     def taken(values: Values) -> Values:
         after = lowering.block(block, env | values)
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     truth = jnp.all(jnp.stack([jnp.all(c) for c in conditions]))
-    after: dict[str, Any] = jax.lax.cond(truth, taken, lambda values: values, before)
+    try:
+        before = _before(lowering, op, block, writes, env)
+        after: dict[str, Any] = jax.lax.cond(truth, taken, lambda values: values, before)
+        after = {n: _fixed(v, _is_fixed(env.get(n))) for n, v in after.items()}
+    except (static_values.Unknown, OtherShape) as error:
+        if isinstance(error, static_values.Unknown) and (
+            error.value is None or any(error.value is leaf for leaf in jax.tree.leaves(env))
+        ):
+            raise
+        # Shapes in the block follow from values in it: only the block that is taken is compiled.
+        condition = next(c for c in conditions if not static_values.is_static(c))
+        raise static_values.unknown(condition, "a condition with shapes of its own") from error
     return after
+
+
+def _writes(lowering: BlockLowering, block: Block) -> list[str]:
+    """The outer names that a block writes, and the counter of a loop in it that is counted."""
+    counting = lowering.counting.name
+    loops = {counter(op) for op in _operators(block) if op.type == "while"} if counting else ()
+    return sorted(outer_names(block)[1]) + [counting] * (counting in loops)
+
+
+def _operators(block: Block) -> Iterator[Operator]:
+    for op in block.ops:
+        yield op
+        for inner in op.sub_blocks():
+            yield from _operators(inner)
 
 
 def _chosen(values: Values, names: list[str]) -> Values:
@@ -79,7 +137,8 @@ def _before(
     """The values of the block's outputs when it does not run. Those of `layers.cond` are never read
     then.
     """
-    missing = [n for n in writes if n not in env]
+    arrays = _arrays_before(lowering, block, writes, env)
+    missing = [n for n in writes if n not in env and n not in arrays]
     if missing:
         lost = [n for n in missing if not _only_selected(op, n)]
         if lost:
@@ -87,11 +146,45 @@ def _before(
                 f"{', '.join(lost)} would have no value where the condition does not hold: "
                 "give it one before, for example with layers.fill_constant"
             )
-    found = {n: jax.tree.map(jnp.asarray, env[n]) for n in writes if n in env}
+    found = {n: jax.tree.map(jnp.asarray, env[n]) for n in writes if n in env} | arrays
     if missing:
         shapes = jax.eval_shape(lambda: _chosen(lowering.block(block, env), missing))
         found |= jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return found
+
+
+def _arrays_before(lowering: BlockLowering, block: Block, writes: list[str], env: Values) -> Values:
+    """The arrays that a block writes, as buffers in which what it writes has room."""
+    variables = {n: block.find_var_recursive(n) for n in writes}
+    names = [
+        n
+        for n, v in variables.items()
+        if v is not None and v.type == VarType.LOD_TENSOR_ARRAY and not _is_fixed(env.get(n))
+    ]
+    if not names:
+        return {}
+    after = jax.eval_shape(lambda: _chosen(lowering.block(block, env), names))
+    found = {}
+    for n in names:
+        before, room = env.get(n, TensorArray()), after[n].capacity
+        if before.capacity:
+            found[n] = _fixed(before.stacked(room), True)
+        else:
+            stacked = jax.eval_shape(lambda a, room=room: a.stacked(room), after[n]).buffer
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), stacked)
+            found[n] = TensorArray(buffer=zeros, length=jnp.int64(0), fixed=True)
+    return found
+
+
+def _is_fixed(value: Any) -> bool:
+    return isinstance(value, TensorArray) and value.fixed
+
+
+def _fixed(value: Any, fixed: bool) -> Any:
+    """An array that can, or cannot, grow; other values as they are."""
+    if isinstance(value, TensorArray) and value.buffer is not None:
+        return replace(value, fixed=fixed)
+    return value
 
 
 def _only_selected(op: Operator, name: str) -> bool:
@@ -109,19 +202,42 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     have no effect.
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
-    writes = sorted(outer_names(block)[1])
-    state = {n: env[n] for n in writes if n in env}
+    state = {n: env[n] for n in _writes(lowering, block) if n in env}
     bound = loop_bounds.bound(block, condition, env)
     unknown = bound is None or (bound.most > UNROLLED and _bears_loop(block, state))
     limit = 0 if bound is not None and unknown else (UNROLLED if bound is None else bound.most)
+    state, ended = _unrolled(lowering, op, env, state, limit)
+    if ended:
+        return state
+    try:
+        return _loop(lowering, op, env, state, bound)
+    except static_values.Unknown as need:
+        outside = need.value is None or any(need.value is leaf for leaf in jax.tree.leaves(env))
+        if bound is None or outside:
+            raise
+        # Shapes in the body differ by iteration.
+        state, ended = _unrolled(lowering, op, env, state, UNROLLED_FOR_SHAPES)
+        if not ended:
+            raise
+        return state
+
+
+def _unrolled(
+    lowering: BlockLowering, op: Operator, env: Values, state: Values, most: int
+) -> tuple[Values, bool]:
+    """The values after at most so many iterations of a loop whose condition is known, and whether
+    it has ended.
+    """
+    block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
+    writes = _writes(lowering, block)
     while static_values.is_static(truth := rows_of(state.get(condition, env[condition]))):
         if not np.all(truth):
-            return state
-        if limit == 0:
+            return state, True
+        if most == 0:
             break
-        limit -= 1
+        most -= 1
         state = _chosen(lowering.block(block, env | state), writes)
-    return _loop(lowering, op, env, state, bound)
+    return state, False
 
 
 def _bears_loop(block: Block, state: Values) -> bool:
@@ -146,20 +262,23 @@ def _loop(
     bound: loop_bounds.Bound | None,
 ) -> Values:
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
-    writes = sorted(outer_names(block)[1])
+    writes = _writes(lowering, block)
+    counted = lowering.counting.name == counter(op)
     outer = {n: op.block.find_var_recursive(n) for n in writes}
     arrays = {n for n, v in outer.items() if v is not None and v.type == VarType.LOD_TENSOR_ARRAY}
     start = {n: state.get(n, TensorArray()) for n in arrays} | {
         n: v for n, v in state.items() if n not in arrays
     }
-    places = {
-        n: loop_bounds.places(block, n, env | state, bound, start[n].capacity) for n in arrays
-    }
-    if bound is None and any(places[n] is None for n in arrays):
-        raise errors.OpError(
-            f"a loop that writes arrays needs a bound on its iterations, which {condition} does not tell: "
-            "compare a counter with a constant, or with the length of sequences"
-        )
+    if counted and arrays:
+        bound = loop_bounds.Bound(lowering.counting.most + 1, False)
+
+    def places_of(name: str) -> int | None:
+        return loop_bounds.places(block, name, env | state, bound, start[name].capacity)
+
+    places = {n: places_of(n) for n in arrays}
+    if bound is None and (lowering.reversible or any(places[n] is None for n in arrays)):
+        bound = _counted_bound(lowering, op)
+        places = {n: places_of(n) for n in arrays}
     start = _shaped(lowering, block, env, start, places, writes)
 
     def step(values: Values, i: Any) -> Values:
@@ -171,16 +290,16 @@ def _loop(
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     if not lowering.reversible or bound is None:
-        if lowering.reversible:
-            raise errors.OpError(
-                f"gradients need a bound on the iterations of the loop, which {condition} does not tell: "
-                "compare a counter with a constant, or with the length of sequences"
-            )
-        return jax.lax.while_loop(
-            lambda c: jnp.all(rows_of(c[1][condition])),
+        most = bound.most if counted and bound is not None else np.iinfo(np.uint32).max
+        iterations, after = jax.lax.while_loop(
+            lambda c: jnp.all(rows_of(c[1][condition])) & (c[0] < most),
             lambda c: (c[0] + 1, step(c[1], c[0])),
             (jnp.uint32(0), start),
-        )[1]
+        )
+        if counted:
+            name = counter(op)
+            after[name] = jnp.maximum(env[name], iterations.astype(jnp.int64))
+        return {n: _fixed(v, _is_fixed(state.get(n))) for n, v in after.items()}
 
     def guarded(values: Values, i: Any) -> tuple[Values, None]:
         if bound.exact:
@@ -196,7 +315,24 @@ def _loop(
             for n, a in after.items()
         }, None
 
-    return jax.lax.scan(guarded, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
+    after = jax.lax.scan(guarded, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
+    return {n: _fixed(v, _is_fixed(state.get(n))) for n, v in after.items()}
+
+
+def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
+    """The bound of a loop whose condition tells none. Raises Unknown until its iterations have been
+    counted.
+    """
+    name = counter(op)
+    if name in lowering.loops:
+        return loop_bounds.Bound(int(lowering.loops[name]), False)
+    asked = static_values.Unknown(
+        f"a loop that gradients go through, or that writes arrays, needs a bound on its iterations, "
+        f"which {op.inputs['Condition'][0]} does not tell: compare a counter with a constant, or "
+        "with the length of sequences"
+    )
+    asked.name = name
+    raise asked
 
 
 def _shaped(
@@ -216,7 +352,7 @@ def _shaped(
         return {n: after[n] for n in writes if n in after}
 
     start = {
-        n: v.stacked(places[n] or v.capacity)
+        n: _fixed(v.stacked(places[n] or v.capacity), True)
         if isinstance(v, TensorArray) and v.capacity
         else (v if isinstance(v, TensorArray) else jax.tree.map(jnp.asarray, v))
         for n, v in start.items()
@@ -230,7 +366,7 @@ def _shaped(
         elif isinstance(value, TensorArray) and not value.capacity:
             n = max(places[name] or 1, 1)
             buffer = jax.tree.map(lambda s, n=n: jnp.zeros((n, *s.shape[1:]), s.dtype), like.buffer)
-            value = TensorArray(buffer=buffer, length=jnp.int64(0))
+            value = TensorArray(buffer=buffer, length=jnp.int64(0), fixed=True)
         elif isinstance(like, Ragged) and not isinstance(value, Ragged) and not like.levels:
             value = Ragged(value, (), jnp.int32(value.shape[0]))
         shaped[name] = value
@@ -252,7 +388,7 @@ def _matched(value: Any, like: Any, name: str) -> Any:
     if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [
         int(np.prod(s)) for s in shapes[1]
     ]:
-        raise errors.OpError(
+        raise OtherShape(
             f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}"
         )
     leaves = [jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)]
@@ -288,5 +424,60 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     return jax.lax.scan(step, start, (steps, sequences), reverse=op.attrs.get("reverse", False))[1]
 
 
+def select_output(lowering: BlockLowering, op: Operator, env: Values) -> Values:
+    """Give the value of X to the output that Mask, an index, names; the others keep what they had,
+    or are zero.
+    """
+    x, mask, names = env[op.input("X")[0]], rows_of(env[op.input("Mask")[0]]), op.output("Out")
+    if static_values.is_static(mask):
+        chosen = int(np.asarray(mask).reshape(()))
+        if not 0 <= chosen < len(names):
+            raise errors.OpError(
+                f"select_output: Mask is {chosen}, but there are {len(names)} outputs"
+            )
+        return {names[chosen]: x}
+    index = mask.reshape(())
+
+    def other(name: str) -> Any:
+        return _matched(env[name], x, name) if name in env else jax.tree.map(jnp.zeros_like, x)
+
+    return {
+        n: jax.tree.map(lambda a, b, i=i: jnp.where(index == i, a, b), x, other(n))
+        for i, n in enumerate(names)
+    }
+
+
+def delete_var(lowering: BlockLowering, op: Operator, env: Values) -> Values:
+    """Forget variables: what reads them later finds no value. XLA frees memory by itself."""
+    for name in op.input("X"):
+        env.pop(name, None)
+    return {}
+
+
+def run_program(lowering: BlockLowering, op: Operator, env: Values) -> Values:
+    """Run the operators `start_op_index` ... `end_op_index` - 1 of a block, which reads the inputs
+    by their names.
+    """
+    block, names = op.attrs["global_block"], op.output("Out")
+    first, last = op.attrs["start_op_index"], op.attrs["end_op_index"]
+    if not 0 <= first <= last <= len(block.ops):
+        raise errors.AttributeTypeError(
+            f"run_program: operators {first} to {last} of a block of {len(block.ops)}"
+        )
+    found = lowering.block(block, env, ops=slice(first, last))
+    missing = [n for n in names if n not in found]
+    if missing:
+        raise errors.OpError(f"run_program: nothing computes {', '.join(missing)}")
+    return _chosen(found, names)
+
+
 # What lowers each operator that is declared without a function (jfluid/ops/structure.py).
-STRUCTURES = {"conditional_block": conditional_block, "while": while_, "recurrent": recurrent}
+STRUCTURES = {
+    "conditional_block": conditional_block,
+    "conditional_block_infer": conditional_block,
+    "delete_var": delete_var,
+    "recurrent": recurrent,
+    "run_program": run_program,
+    "select_output": select_output,
+    "while": while_,
+}

@@ -1,5 +1,6 @@
 """Users' feeds, checked against the program's variables before anything is compiled."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,16 +35,20 @@ def named(feed: Any) -> dict[str, Any]:
 
 
 def checked(program: Program, feed: Any) -> dict[str, Any]:
-    """The feeds as arrays, each checked against its variable. Raises FeedError."""
+    """The feeds as arrays, each checked against its variable. Raises FeedError; a feed that the
+    program has no variable for warns.
+    """
     block = program.global_block()
     found = {}
     for name, value in named(feed).items():
         var = block.vars.get(name)
         if var is None:
-            raise errors.FeedError(
-                f"feed {name}: the program has no such variable"
-                + errors.close_to(str(name), block.vars)
+            likened = errors.close_to(str(name), block.vars)
+            warnings.warn(
+                f"feed {name}: the program has no such variable{likened}; it is left out",
+                stacklevel=2,
             )
+            continue
         found[name] = _checked(var, value)
     return found
 
@@ -94,12 +99,14 @@ def _checked_array(var: Variable, value: Any) -> Any:
             f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
             f'convert it with .astype("{var.np_dtype}")'
         )
+    if not var.need_check_feed:  # declared by `layers.data`, whose shape binds no feed
+        return value
     if var._shape is not None and len(var._shape) != value.ndim:
         raise errors.FeedError(
             f"feed {var.name}: expected rank {len(var._shape)} (shape {list(var._shape)}), "
             f"found shape {list(value.shape)}"
         )
-    if var.need_check_feed and any(w not in (-1, g) for w, g in zip(var._shape or (), value.shape)):
+    if any(w not in (-1, g) for w, g in zip(var._shape or (), value.shape)):
         raise errors.FeedError(
             f"feed {var.name}: expected shape {list(var.shape)} (-1 is any), found {list(value.shape)}"
         )

@@ -91,7 +91,7 @@ class Host:
 
     def _blocks(self, op: Operator, env: dict[str, Any], key: Any, scope: Any) -> None:
         """Run a loop, or a condition, whose block contains host operators."""
-        if op.type not in ("while", "conditional_block"):
+        if op.type not in ("while", "conditional_block", "conditional_block_infer"):
             raise errors.UnsupportedError(
                 f"{op.type}: its block holds operators that run on the host (print, py_func, "
                 "beam_search ...), which only While and conditions may"
@@ -109,7 +109,7 @@ class Host:
             inner = dict(env)
             step.run_segments(inner, scope, None if key is None else _fold(key, i))
             env.update((n, inner[n]) for n in step.plan.fetches if n in inner)
-            if op.type == "conditional_block":
+            if op.type != "while":
                 return
         raise errors.OpError(
             f"a loop ran {MOST_ITERATIONS} times and {', '.join(conditions)} still holds"

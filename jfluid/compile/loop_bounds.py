@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ops import static_values
@@ -157,8 +158,9 @@ def places(
 ) -> int | None:
     """The size that an array needs in the loop; None if unknown."""
     walk = _Walk(block, env)
-    needed = held
+    needed, appended = held, 0
     for op, counters in zip(block.ops, walk.before):
+        appended += _writes_inside(op, array)
         if op.type != "write_to_array" or array not in op.output_arg_names:
             continue
         index = op.input("I")[0]
@@ -166,11 +168,29 @@ def places(
         start = _number(env.get(found.base)) if found else None
         last = walk.at(found.base) if found else None
         if found is None or start is None or last is None or last.base != found.base:
-            return None if bound is None else held + bound.most + 1
-        if last.offset == 0:
+            appended += 1
+        elif last.offset == 0:
             needed = max(needed, start + found.offset + 1)
         elif bound is None:
             return None
         else:
             needed = max(needed, start + (bound.most - 1) * last.offset + found.offset + 1)
-    return needed
+    if not appended:
+        return needed
+    return None if bound is None else max(needed, held + appended * bound.most + 1)
+
+
+def _writes_inside(op: Operator, array: str) -> int:
+    """How often the blocks of an operator write an array, whose index may be any."""
+    found = 0
+    for inner in op.sub_blocks():
+        for other in inner.ops:
+            writes = _writes_inside(other, array)
+            writes += other.type == "write_to_array" and array in other.output_arg_names
+            if writes and op.type == "while":
+                raise errors.UnsupportedError(
+                    f"{array} is written in a loop within a loop, so that its size has no bound: "
+                    "write it in one loop, or stack what the inner one writes\n  " + other.callsite
+                )
+            found += writes
+    return found

@@ -3,6 +3,8 @@ operators.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,17 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control
+from jfluid.compile import control, update_order
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
-from jfluid.ir.block import Block
+from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
+from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import batched_random, gradients, ragged_dispatch
+from jfluid.ops import batched_random, gradients, ragged_dispatch, static_values
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
+from jfluid.ops.tensor_array import TensorArray
 
 Item = tuple[int, Operator, OpDef]
+# The position of an operator, after those of the operators in whose blocks it stands.
+Path = tuple[int, ...]
+Known = Mapping[Path, Mapping[str, Any]]
+NOTHING: Known = MappingProxyType({})
 GRAD = gradients.GRAD
 
 
@@ -32,34 +40,66 @@ class Lowering:
         key: the step's random key; None when no operator draws.
         watch: collects (operator, slot, all finite) of every floating output, for
             FLAGS_check_nan_inf.
+        known: by path of an operator, what is known of its inputs and of its loops.
     """
 
-    def __init__(self, items: Iterable[Item], key: Any = None, watch: list[Any] | None = None):
+    def __init__(
+        self,
+        items: Iterable[Item],
+        key: Any = None,
+        watch: list[Any] | None = None,
+        known: Known = NOTHING,
+    ):
         self.items = list(items)
+        self.known = known
         self.key = key
         self.watch = watch
         self.closures: dict[int, Any] = {}
         # position of a gradient operator -> position of its forward operator
-        self.pairs = _pairs(self.items)
+        self.pairs = pairs_of(self.items)
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
-        # by position: the random numbers of operators
-        self.drawn: dict[int, batched_random.Drawn] = {}
+        # by place in `items`: the random numbers of operators, or keys of their own
+        self.drawn: dict[int, Any] = {}
         self.inner = False  # whether this is a block inside another
         self.reversible = False  # whether gradients are taken through what is being lowered
+        self.path: Path = ()  # of the operator in whose block this is
+        self.here: Path = ()  # of the current operator
+        self.loops: Mapping[str, Any] = {}  # what is known of the loops in the current operator
+        self.counting = control.NOT_COUNTING
+        self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
+        self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values, outputs included."""
         self._draw()
         for at, (position, op, definition) in enumerate(self.items):
+            self.here = (*self.path, position)
+            if self.until is not None and self.until[0] == self.here:
+                raise Reached(env[self.until[1]])
+            if self.here in self.known:
+                known = self.known[self.here]
+                self.loops = {**self.loops, **known}
+                self._know(known, env)
             try:
                 with jax.named_scope(op.type):
-                    outs = self._apply(at, op, definition, env)
+                    given = self._after(at, op, env) if at in self.awaited else env
+                    outs = self._apply(at, op, definition, given)
+            except Reached:
+                raise
+            except static_values.Unknown as e:
+                raise _traced_back(self.here, op, env, e) from e
             except Exception as e:
                 raise _located(position, op, env, e) from e
             if outs is not None:
                 self._store(op, definition, outs, env)
         return env
+
+    def _after(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
+        """The values for an update, which waits for what is computed from its parameter."""
+        rate = op.input(update_order.RATE)[0]
+        values = [env[n] for n in self.awaited[at] if n in env]
+        return env | {rate: update_order.after(env[rate], values)}
 
     def _draw(self) -> None:
         """Draw the numbers of all operators that only draw, all of one distribution at once."""
@@ -106,15 +146,27 @@ class Lowering:
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
             uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
-            kwargs["key"] = (
-                self.drawn.pop(at)
-                if at in self.drawn
-                else jax.random.fold_in(self.key, np.uint32(uid))
-            )
+            kwargs["key"] = self.drawn.pop(at) if at in self.drawn else self._key(uid)
+        if definition.wants_shared:
+            kwargs["shared"] = definition.is_shared(op)
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
-        return ragged_dispatch.call(definition, inputs, kwargs) if outs is None else outs
+        return self._call(at, definition, inputs, kwargs) if outs is None else outs
+
+    def _key(self, uid: int) -> Any:
+        """The random key of an operator."""
+        return jax.random.fold_in(self.key, np.uint32(uid))
+
+    def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
+        """Put what is known of the current operator's inputs into `env`."""
+        env.update((n, with_known(env[n], v)) for n, v in known.items() if n in env)
+
+    def _call(
+        self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Run an operator whose gradient nobody wants."""
+        return ragged_dispatch.call(definition, inputs, kwargs)
 
     def _fold(
         self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
@@ -140,8 +192,11 @@ class Lowering:
             for s in definition.reads
         ]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
-        outs, pull = gradients.vjp(definition, inputs, kwargs, wanted, used)
-        self.closures[at] = pull
+
+        def function(*values: Any) -> tuple[Any, ...]:
+            return self._call(at, definition, list(values), kwargs)
+
+        outs, self.closures[at] = gradients.vjp_of(function, inputs, wanted, used)
         return outs
 
     def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
@@ -201,14 +256,19 @@ class Lowering:
         forward = definition.forward
         assert forward is not None
         cotangents = [
-            _gather(op, s, env) for s in definition.ins[len(definition.ins) - len(forward.outs) :]
-        ]
-        cotangents = [
             self._without_padding(op.inputs.get(s.name + GRAD, ()), c)
-            for s, c in zip(forward.outs, cotangents)
+            for s, c in zip(forward.outs, self._cotangents(at, op, definition, env))
         ]
         grads = self.closures.pop(self.pairs[at])(cotangents)
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
+
+    def _cotangents(
+        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
+    ) -> list[Any]:
+        """The gradients of its forward operator's outputs that a gradient operator reads."""
+        assert definition.forward is not None
+        outs = definition.ins[len(definition.ins) - len(definition.forward.outs) :]
+        return [_gather(op, s, env) for s in outs]
 
     def _without_padding(self, names: Iterable[str], cotangent: Any) -> Any:
         """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or
@@ -216,10 +276,13 @@ class Lowering:
         """
         parts = cotangent if isinstance(cotangent, list) else [cotangent]
         found = [
-            v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v
+            self._unpadded(n, v) if isinstance(v, Ragged) and n not in self.derived else v
             for n, v in zip(names, parts)
         ]
         return found if isinstance(cotangent, list) else (found[0] if found else None)
+
+    def _unpadded(self, name: str, value: Ragged) -> Ragged:
+        return value.like(value.zeroed())
 
     def _store(
         self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]
@@ -249,13 +312,29 @@ class Lowering:
         var = op.block.find_var_recursive(name)
         return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
 
-    def block(self, block: Block, env: dict[str, Any], key: Any = None) -> dict[str, Any]:
-        """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally:
-        nothing is watched.
+    def block(
+        self, block: Block, env: dict[str, Any], key: Any = None, ops: slice = slice(None)
+    ) -> dict[str, Any]:
+        """Lower an inner block, or some of its operators, over a copy of `env`; returns that copy.
+        It may run conditionally: nothing is watched.
         """
-        inner = Lowering(live_ops(block), self.key if key is None else key)
+        inner = Lowering(live_ops(block)[ops], self.key if key is None else key)
         inner.inner, inner.reversible = True, self.reversible
+        inner.known, inner.path, inner.until = self.known, self.here, self.until
+        inner.loops, inner.counting = self.loops, self.counting
         return inner.run(dict(env))
+
+
+class Reached(Exception):  # no error
+    """The lowering has come to where it was to end.
+
+    Attributes:
+        value: of the variable that was asked for.
+    """
+
+    def __init__(self, value: Any):
+        super().__init__("reached")
+        self.value = value
 
 
 class _Seeded:
@@ -297,13 +376,16 @@ def _gather(op: Operator, slot: Any, env: Mapping[str, Any]) -> Any:
 
 def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> Any:
     if name not in env:
+        variable = op.block.find_var_recursive(name)
+        if variable is not None and variable.type == VarType.LOD_TENSOR_ARRAY:
+            return TensorArray()  # nothing was written to it yet
         if optional:
             return None
         raise errors.OpError(f"input {name} has no value: nothing before this operator writes it")
     return env[name]
 
 
-def _pairs(items: list[Item]) -> dict[int, int]:
+def pairs_of(items: list[Item]) -> dict[int, int]:
     """For each derived gradient operator the position of its forward operator, where both are in
     `items`.
     """
@@ -329,8 +411,13 @@ def _pairs(items: list[Item]) -> dict[int, int]:
 
 
 def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
-    """Whether every slot that the gradient operator names agrees with the forward operator."""
+    """Whether every slot and attribute that the gradient operator names agrees with the forward
+    operator.
+    """
     seen = False
+    for name in forward.attrs:
+        if name in op.attrs and name in grad_op.attrs and op.attrs[name] != grad_op.attrs[name]:
+            return False
     for slot in forward.ins + forward.outs:
         names = grad_op.inputs.get(slot.name)
         if names:
@@ -338,6 +425,45 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
                 return False
             seen = True
     return seen
+
+
+def known_part(value: Any) -> Any:
+    """The part of a variable's value that an operator may have to know."""
+    if isinstance(value, TensorArray):
+        return value.length
+    return value.values if isinstance(value, Ragged) else value
+
+
+def with_known(value: Any, number: Any) -> Any:
+    """The value with its `known_part` known; unchanged where that has another shape, as in a part of
+    a batch.
+    """
+    if jnp.shape(known_part(value)) != np.shape(number):
+        return value
+    if isinstance(value, TensorArray):
+        return value if value.buffer is None else replace(value, length=number)
+    return value.like(number) if isinstance(value, Ragged) else number
+
+
+def _traced_back(
+    here: Path, op: Operator, env: Mapping[str, Any], error: static_values.Unknown
+) -> static_values.Unknown:
+    """The error with the operator that asked, and the variable that holds the value; the outermost
+    that does.
+    """
+    found = _located(here[-1], op, env, error)
+    assert isinstance(found, static_values.Unknown)  # `_located` keeps the class
+    found.value, found.path, found.name = error.value, error.path or here, error.name
+    if error.value is None:
+        found.path = here
+        return found
+    if error.path and op.type != "conditional_block":
+        found.name = None  # it may change from one iteration to the next
+    for name in dict.fromkeys([*op.input_arg_names, *sorted(reads_of(op))]):
+        if name in env and known_part(env[name]) is error.value:
+            found.path, found.name = here, name
+            break
+    return found
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:

@@ -7,29 +7,40 @@ import platform
 
 import jax
 
-from jfluid import environment
+from jfluid import environment, flags
 
 # With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN
 # and Eigen, which are faster on x86: see "XLA's options" in docs/performance.md.
 _LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 # LLVM's last passes take most of the time to compile a program for the CPU.
 _QUICK: dict[str, str | int] = {"xla_backend_optimization_level": 1}
+# Without MLIR fusions take two thirds of the processor time, and give the same numbers. But it grows
+# with the square of the program: six times as much for 3000 operators.
+_SMALL: dict[str, str | int] = {"xla_cpu_use_fusion_emitters": False}
+_FEW = 1000  # operators of a small program
+_DETERMINISTIC = "FLAGS_cudnn_deterministic"  # its steps on GPUs give the same bits each time
 _KNOWN = (0, 10)  # the versions of JAX whose XLA has all of these
 
 
-def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
+def options(device: jax.Device, quickly: bool = False, operators: int = 0) -> dict[str, str | int]:
     """`compiler_options` of `jax.jit` for programs on a device.
 
     Args:
         quickly: the program runs once: compile it fast rather than well.
+        operators: how many the program has.
     """
     if device.platform != "cpu":
-        return {}
+        # No others: steps that were compiled for an H200 with and without XLA's latency hiding
+        # had the same schedule, and gradients come in buckets that no threshold combines further.
+        deterministic = flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]
+        return {"xla_gpu_deterministic_ops": True} if deterministic else {}
     found = dict(_QUICK) if quickly else {}
+    if quickly and operators <= _FEW:
+        found |= _SMALL
     if platform.machine().lower() in ("x86_64", "amd64"):
         found |= _LIBRARIES
-    flags = environment.text("XLA_FLAGS", "")
-    found = {name: value for name, value in found.items() if name not in flags}
+    given = environment.text("XLA_FLAGS", "")
+    found = {name: value for name, value in found.items() if name not in given}
     return (
         found
         if jax.__version_info__[:2] == _KNOWN

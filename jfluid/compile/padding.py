@@ -10,6 +10,7 @@ there are.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import le
 from typing import Any
 
 import jax
@@ -52,10 +53,10 @@ class Size:
 
     @classmethod
     def of(cls, lod: list[np.ndarray]) -> "Size":
-        lengths = [np.diff(level) for level in lod]
-        longest = tuple(int(n.max(initial=0)) for n in lengths)
+        lengths = [level[1:] - level[:-1] for level in lod]
+        longest = tuple([int(n.max()) if len(n) else 0 for n in lengths])
         uniform = len(lod) == 1 and len(lengths[0]) > 1 and int(lengths[0].min()) == longest[0] > 0
-        return cls(int(lod[-1][-1]), tuple(len(n) for n in lengths), longest, uniform)
+        return cls(int(lod[-1][-1]), tuple([len(n) for n in lengths]), longest, uniform)
 
     def rounded(self) -> "Size":
         if self.uniform:
@@ -67,8 +68,11 @@ class Size:
         """Whether a batch that needs `self` can be padded to `other`."""
         if other.uniform or self.numbers[:1] != other.numbers[:1]:
             return self == other
-        mine, theirs = (s.numbers + s.longest for s in (self, other))
-        return self.rows <= other.rows and all(a <= b for a, b in zip(mine, theirs))
+        return (
+            self.rows <= other.rows
+            and all(map(le, self.longest, other.longest))
+            and all(map(le, self.numbers, other.numbers))
+        )
 
     def joined(self, other: "Size") -> "Size":
         """The smallest size that both fit."""
@@ -124,7 +128,8 @@ class Buckets:
 
     def __init__(self) -> None:
         self.exact = False
-        self._known: list[Sizes] = []
+        # by names and numbers of sequences: the sizes, and their rows together
+        self._known: dict[frozenset[Any], list[tuple[Sizes, int]]] = {}
 
     def pad(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds with every LoDTensor as `Ragged`."""
@@ -145,21 +150,24 @@ class Buckets:
 
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""
-        batch = {n: s.numbers[:1] for n, s in need.items()}
-        alike = [k for k in self._known if {n: s.numbers[:1] for n, s in k.items()} == batch]
-        rows = sum(s.rows for s in need.values())
-        fitting = [k for k in alike if all(s.fits(k[n]) for n, s in need.items())]
-        best = min(fitting, key=lambda k: sum(s.rows for s in k.values()), default=None)
-        if best is not None:
-            padded = sum(s.rows for s in best.values())
-            if len(alike) >= MOST or padded * (1 - WASTE) <= max(rows, SMALLEST):
-                return best
+        names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
+        alike = self._known.setdefault(names, [])
+        rows = sum([s.rows for s in need.values()])
+        best: tuple[Sizes, int] | None = None
+        for known in alike:
+            fewer = known[1] >= rows and (best is None or known[1] < best[1])
+            if fewer and all(s.fits(known[0][n]) for n, s in need.items()):
+                best = known
+        if best is not None and (
+            len(alike) >= MOST or best[1] * (1 - WASTE) <= max(rows, SMALLEST)
+        ):
+            return best[0]
         new = {n: s.rounded() for n, s in need.items()}
         if len(alike) >= MOST:
-            for k in alike:
+            for k, _ in alike:
                 new = {n: s.joined(k[n]) for n, s in new.items()}
             new = {n: s.roomier() for n, s in new.items()}
-        self._known.append(new)
+        alike.append((new, sum(s.rows for s in new.values())))
         return new
 
 
@@ -173,9 +181,10 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
     )
     missing = size.rows - values.shape[0]
     if missing:
-        values = np.asarray(values)
-        row = values[:1] if len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
-        values = np.concatenate([values, np.broadcast_to(row, (missing, *values.shape[1:]))])
+        rows = np.asarray(values)
+        values = np.empty((size.rows, *rows.shape[1:]), rows.dtype)
+        values[: len(rows)] = rows
+        values[len(rows) :] = rows[0] if len(rows) else 0
     return Ragged(values, levels, exact=exact)
 
 
@@ -203,7 +212,7 @@ def trimmed(value: Any) -> Any:
         rows, values = rows[kept], np.asarray(value.values)[kept]
         if value.summed:
             rows, values = _added_up(rows, values)
-        return SelectedRows(rows.tolist(), values, value.height)
+        return SelectedRows(rows.tolist(), value.height, values)
     if not isinstance(value, Ragged):
         return value
     lod, number = [], None
@@ -220,6 +229,8 @@ def trimmed(value: Any) -> Any:
     if value.total is not None:
         number = int(np.asarray(value.total))
     rows = np.asarray(value.values)
+    if value.columns is not None:
+        rows = rows[:, : int(np.asarray(value.columns))]
     return LoDTensor(rows if number is None or value.exact else rows[:number].copy(), lod)
 
 

@@ -6,18 +6,21 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import collective_jit, padding, trace
+from jfluid.compile import collective_jit, filter_orders, kept_executables, padding, trace
 from jfluid.compile.device_feeds import ready
 from jfluid.compile.host import Host
+from jfluid.compile.image_layout import Order
+from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
-from jfluid.lod_tensor import whole
+from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
 
@@ -31,9 +34,13 @@ class Placement(ABC):
 
     Attributes:
         hosts: how many times the host runs a host operator in one step, at most.
+        on_gpus: whether its devices are GPUs.
+        held: variables of the Scope whose dimensions segments take, and give, in another order.
     """
 
     hosts = 1
+    on_gpus = False
+    held: Mapping[str, Order] = MappingProxyType({})
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -50,23 +57,70 @@ class Placement(ABC):
     def enter(self, feeds: Any) -> Env:
         """Checked feeds in the form that segments take."""
 
+    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
+        """A user's feed of the form that another one had, which was checked, in the form that
+        segments take; None where it is to be prepared as at first.
+        """
+        return None
+
     @abstractmethod
     def context(self) -> AbstractContextManager[Any]:
         """The context in which a step runs."""
 
     @abstractmethod
-    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
-        """Trace segment `at` of the plan over values by name, and add its outputs to them. `key` is
-        uint32 [2].
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
+        """Trace segment `at` of the plan over values by name, and add its outputs to them.
+
+        Args:
+            key: uint32 [2].
+            known: numbers that shapes follow from (see `trace.lower`).
+            first: lower these operators only.
         """
 
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
         """Segment `at`, jitted. The first arguments are donated."""
 
+    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+        """The executable on disk of segment `at`; None where none is kept.
+
+        Args:
+            names: of the segment's inputs and outputs.
+        """
+        return None
+
     @abstractmethod
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call a compiled segment."""
+
+    def replan(self, plan: Plan) -> bool:
+        """Take a plan with other segments of the same operators; return whether that is possible."""
+        return False
+
+    def unpacked(self, results: Any) -> Any:
+        """What the function of a compiled segment has returned."""
+        return results
+
+    def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
+        """A value on which shapes in segment `at` depend, for tracing. Raises UnsupportedError if
+        there are several.
+
+        Args:
+            value: of a feed or the Scope; if `computed`, of operators that ran before the segment.
+        """
+        return np.asarray(value)
+
+    def largest(self, at: int, value: Any) -> int:
+        """The largest of the numbers that operators before segment `at` gave."""
+        return int(np.asarray(value))
 
     @abstractmethod
     def inner(self, plan: Plan, number: int) -> "Placement":
@@ -84,15 +138,27 @@ class Placement(ABC):
         """The parts of a fetch on each device of this process."""
         return [value]
 
+    def merged(self, name: str, value: Any) -> np.ndarray | None:
+        """A fetch with the rows of all parts in order, for the user to keep; None where they have to
+        be joined first.
+        """
+        return None
+
 
 class OneDevice(Placement):
     """A device of this process. Sequences are padded to few sizes, unless an operator needs exact
     rows.
+
+    Attributes:
+        keeps: whether nothing but the plan and the device says what its segments are, so that
+            executables can be kept on disk.
     """
+
+    keeps = True
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan)
-        self.device = device
+        self.device, self.on_gpus = device, device.platform != "cpu"
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._buckets = padding.Buckets()
 
@@ -108,20 +174,49 @@ class OneDevice(Placement):
     def enter(self, feeds: Mapping[str, Any]) -> Env:
         return self._buckets.pad(ready(feeds, self.device, self._buckets.exact))
 
+    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
+        return self.enter({n: _unwrapped(v) for n, v in feeds.items()})
+
+    def replan(self, plan: Plan) -> bool:
+        self.plan, self.held = plan, {}
+        return True
+
     def context(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(jax.enable_x64(True))
         stack.enter_context(jax.default_device(self.device))
         return stack
 
-    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
-        return trace.lower(self.plan.segments[at].ops, env, trace.random_key(key), watch)
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
+        if first is None:
+            items, on_cpu = self.plan.segments[at].ops, self.device.platform == "cpu"
+            return trace.lower(
+                items, env, trace.random_key(key), watch, known, on_cpu=on_cpu, held=self.held
+            )
+        env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
+        env.update(trace.lower_first(first, env, trace.random_key(key), known))
+        return env
 
     def compiled(self, at: int, function: Function) -> Function:
+        return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
+
+    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+        if not self.keeps:
+            return None
+        names = [*names, [f"{name} {order}" for name, order in sorted(self.held.items())]]
+        return kept_executables.entry(self.plan, at, names, self.device, self._options())
+
+    def _options(self) -> dict[str, str | int]:
         once = not self.plan.state and not self.plan.feeds  # a program that reads nothing
-        return jax.jit(
-            function, donate_argnums=(0,), compiler_options=options(self.device, quickly=once)
-        )
+        return options(self.device, quickly=once, operators=len(self.plan.block.ops))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call the segment; when an operator does not support padded rows, without padding from now
@@ -156,16 +251,48 @@ class Processes(OneDevice):
     program of all processes.
     """
 
-    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
         segment = self.plan.segments[at]
         if not segment.collective:
-            return super().lower(at, env, key, watch)
+            return super().lower(at, env, key, watch, known, first)
         own = (
             None
             if key is None
             else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
         )
-        return trace.lower(collective_jit.fused(segment.ops), env, own, watch)
+        if first is None:
+            on_cpu = self.device.platform == "cpu"
+            return trace.lower(
+                collective_jit.fused(segment.ops), env, own, watch, known, on_cpu=on_cpu
+            )
+        env.update(trace.lower_first(first, env, own, known))
+        return env
+
+    def largest(self, at: int, value: Any) -> int:
+        found = super().largest(at, value)
+        if self.plan.segments[at].collective:
+            found = int(processes.all_gather(np.int64(found)).max())
+        return found
+
+    def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
+        found = super().known(at, name, value, computed)
+        if self.plan.segments[at].collective:
+            everywhere = processes.all_gather(found)
+            if any(not np.array_equal(other, found) for other in everywhere):
+                raise errors.UnsupportedError(
+                    f"{name}: shapes depend on its value, which differs by process "
+                    f"({[other.tolist() for other in everywhere]}), but all processes run one "
+                    "program: give all of them the same"
+                )
+        return found
 
     def compiled(self, at: int, function: Function) -> Function:
         return (
@@ -174,13 +301,27 @@ class Processes(OneDevice):
             else super().compiled(at, function)
         )
 
+    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+        collective = self.plan.segments[at].collective
+        return None if collective else super().entry(at, names)
+
     def inner(self, plan: Plan, number: int) -> Placement:
         return Processes(plan, self.device)
 
 
 def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     """A device of this process, of which there may be others."""
-    return Processes(plan, device) if processes.count() > 1 else OneDevice(plan, device)
+    if processes.count() > 1:
+        return Processes(plan, device)
+    found = OneDevice(plan, device)
+    if not found.on_gpus:
+        found.held = filter_orders.of(plan)
+    return found
+
+
+def _unwrapped(value: Any) -> Any:
+    """The array of a tensor without a lod."""
+    return value.value if type(value) is LoDTensor and not value._lod else value
 
 
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jfluid import errors
-from jfluid.ir.block import Block, outer_names, reads_of, writes_of
+from jfluid.ir.block import Block, kept, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -134,9 +134,11 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
     state: dict[str, None] = {}
     for segment in segments:
         inside: set[str] = set()
-        for _, op, _ in segment.ops:
+        for _, op, definition in segment.ops:
             for name in (
-                _structure_reads(op, inside | written) if op.sub_blocks() else op.input_arg_names
+                _structure_reads(op, inside | written)
+                if op.sub_blocks()
+                else op.input_arg_names + _kept_outputs(op, definition)
             ):
                 if name in inside or name == EMPTY_NAME or name in segment.reads:
                     continue
@@ -168,6 +170,65 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
         }
     rng = any(d.rng for b in block.program.blocks for _, _, d in live_ops(b))
     return Plan(block, segments, feeds, fetches, list(state), updated, rng)
+
+
+def _kept_outputs(op: Operator, definition: OpDef) -> list[str]:
+    """The persistable outputs whose value of the step before the operator reads."""
+    names = [n for slot in definition.carries for n in op.output(slot)]
+    found = [op.block.find_var_recursive(n) for n in names]
+    return [
+        v.name for v in found if v is not None and v.persistable and v.type == VarType.LOD_TENSOR
+    ]
+
+
+def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
+    """The operators that compute the values of variables, as they are before an operator."""
+    wanted, found = set(names), []
+    for item in reversed([i for i in items if i[0] < position]):
+        _, op, definition = item
+        written = writes_of(op) & wanted
+        if not written:
+            continue
+        found.append(item)
+        if not op.sub_blocks() and not definition.carries:
+            wanted -= written  # it does not matter what they held before
+        wanted |= (reads_of(op) | set(op.input_arg_names)) - {EMPTY_NAME}
+    return found[::-1]
+
+
+def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
+    """The plan with a loop or condition of segment `at` run by the host, between two segments.
+
+    The first has only what the loop needs, so that other loops stay together with their gradients.
+    None for any other operator, for a loop that gradients are taken through, and where operators
+    overwrite each other's values so that their order cannot change.
+    """
+    ops = plan.segments[at].ops
+    item = next(item for item in ops if item[0] == position)
+    op = item[1]
+    differentiated = {
+        o.attrs.get("sub_block") for s in plan.segments for _, o, _ in s.ops if "_grad" in o.type
+    }
+    if op.type not in ("while", "conditional_block") or op.attrs["sub_block"] in differentiated:
+        return None
+    first = before(ops, position, reads_of(op))
+    rest = [other for other in ops if other not in first and other is not item]
+    if not _may_follow([other for other in rest if other[0] < position], [*first, item]):
+        return None
+    segments = [Segment(s.ops, s.host) for s in plan.segments]
+    parts = (Segment(first, False), Segment([item], True), Segment(rest, False))
+    segments[at : at + 1] = [part for part in parts if part.ops]
+    return joined(plan.block, segments, plan.feeds, plan.fetches)
+
+
+def _may_follow(items: list[Item], others: list[Item]) -> bool:
+    """Whether operators may run after others before which they stand."""
+    return not any(
+        writes_of(op) & (reads_of(other) | writes_of(other)) or reads_of(op) & writes_of(other)
+        for position, op, _ in items
+        for at, other, _ in others
+        if position < at
+    )
 
 
 def _is_collective(op: Operator, definition: OpDef) -> bool:
@@ -203,7 +264,7 @@ def _handles_array(op: Operator) -> bool:
 def _structure_reads(op: Operator, written: set[str]) -> list[str]:
     """The inputs of an operator with blocks that have a value: arrays may be empty at first, and
     some names are only written."""
-    read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks()))
+    read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks())) | kept(op)
     found = []
     for name in sorted(reads_of(op)):
         var = op.block.find_var_recursive(name)

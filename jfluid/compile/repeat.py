@@ -1,79 +1,121 @@
 """Repeat: a step that is run again as it was, without looking anything up."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfluid import flags
-from jfluid.compile.fetches import to_numpy
+from jfluid.compile.device_feeds import DeviceTensor
+from jfluid.compile.fetches import Fetched, to_numpy
 from jfluid.compile.step import Step
+from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
+from jfluid.lod_tensor import LoDTensor
+from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope
+
+# What feeds that a step takes alike have in common.
+Form = tuple[Any, ...]
 
 
 class Repeat:
-    """A repeated step: the same program, scope and fetches, NumPy feeds of the same names and
-    shapes.
+    """A repeated step: the same program, scope and fetches, feeds of the same names and forms.
 
     Everything that a step has to look up is known then. A step of XLA evicts the host's code from
     the core's caches, so that with small steps every function call counts.
+
+    Args:
+        program: what the user runs, a Program or a CompiledProgram.
+        inner: the Program in it.
+        feed: the user's.
+        step: it has run.
+        fetched: gives the fetches of the step's values, where it runs in replicas; None on one
+            device.
+        key: gives the next random key.
     """
 
     def __init__(
         self,
         program: Any,
+        inner: Program,
         scope: Scope,
         fetch_list: Sequence[Any],
-        feeds: Mapping[str, np.ndarray],
+        feed: Any,
         step: Step,
+        fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
+        key: Callable[[], Any],
     ):
         assert step.whole is not None  # `of`
-        self._program, self._version = program, program._version
+        feed = feed if fetched is not None else _only(feed)
+        self._program, self._inner, self._version = program, inner, inner._version
+        self._parallel = getattr(program, "_parallel", None)
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._names = step.plan.fetches
-        self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
-        self._segment, self._call = step.whole, step.placement.call
+        self._feeds = [(n, _form(v)) for n, v in feed.items()]
+        self._as_it_is = fetched is None and all(type(v) is np.ndarray for v in feed.values())
+        self._segment, self._placement = step.whole, step.placement
+        self._fetched, self._key = fetched, key if step.plan.rng else None
         # it refers to the arrays of the scope, and must be dropped with it
         self._state = weakref.ref(step._states[scope])
 
     @classmethod
     def of(
-        cls, program: Any, scope: Scope, fetch_list: Any, feeds: Mapping[str, Any], step: Step
+        cls,
+        program: Any,
+        inner: Program,
+        scope: Scope,
+        fetch_list: Any,
+        feed: Any,
+        step: Step,
+        fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
+        key: Callable[[], Any],
     ) -> "Repeat | None":
-        """The repetition of a step that has run: one XLA segment on plain arrays that draws no
-        random numbers, with fetches in a flat list. None for any other.
+        """The repetition of a step that has run: one XLA segment, with fetches in a flat list and
+        feeds that have a form. None for any other.
         """
+        given = feed if fetched is not None else _only(feed)
         plain = (
             type(fetch_list) is list
             and fetch_list
             and all(isinstance(f, (Variable, str)) for f in fetch_list)
-            and all(type(v) is np.ndarray for v in feeds.values())
+            and type(given) is dict
+            and given.keys() == set(step.plan.feeds)
+            and all(_form(v) is not None for v in given.values())
         )
-        if not plain or step.whole is None or step.plan.rng:
+        if not plain or step.whole is None:
             return None
-        return cls(program, scope, fetch_list, feeds, step)
+        return cls(program, inner, scope, fetch_list, feed, step, fetched, key)
 
-    def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope) -> list[Any] | None:
+    def run(
+        self, program: Any, feed: Any, fetch_list: Any, scope: Scope, merged: bool = True
+    ) -> list[Any] | None:
         """Run the step; returns its fetches as NumPy arrays. None, and nothing has run, if anything
         differs.
         """
+        if type(feed) is list and self._fetched is None:
+            feed = _only(feed)
         if (
             program is not self._program
-            or program._version != self._version
+            or self._inner._version != self._version
             or type(feed) is not dict
             or len(feed) != len(self._feeds)
             or type(fetch_list) is not list
             or len(fetch_list) != len(self._fetch_list)
+            or getattr(program, "_parallel", None) is not self._parallel
         ):
             return None
         for fetch, before in zip(fetch_list, self._fetch_list):
             if fetch is not before:
                 return None
-        for name, dtype, shape in self._feeds:
+        for name, form in self._feeds:
             value = feed.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+            if type(value) is np.ndarray:
+                if form != (value.dtype, value.shape):
+                    return None
+            elif _form(value) != form:
                 return None
         state = self._state()
         if (
@@ -83,5 +125,44 @@ class Repeat:
             or flags.get("FLAGS_check_nan_inf") != self._flag
         ):
             return None
-        values = state.run(self._call, self._segment, feed, None)
-        return [to_numpy(name, value) for name, value in zip(self._names, values)]
+        entered = feed if self._as_it_is else self._placement.enter_again(feed)
+        if entered is None:
+            return None
+        key = self._key() if self._key is not None else None
+        values = state.run(self._placement.call, self._segment, entered, key)
+        if self._fetched is None:
+            return [to_numpy(name, value) for name, value in zip(self._names, values)]
+        rows = self._placement.merged
+        found = [rows(n, v) if merged else None for n, v in zip(self._names, values)]
+        if any(v is None for v in found):
+            return [f.numpy(merged) for f in self._fetched(values)]
+        return found
+
+
+def _only(feed: Any) -> Any:
+    """The feed in the list that a DataLoader with one place yields."""
+    return feed[0] if type(feed) is list and len(feed) == 1 else feed
+
+
+def _form(value: Any) -> Form | None:
+    """What must not change of a feed that was checked; None for one that is to be checked each
+    time. A lod that does not describe its rows has no form.
+    """
+    if type(value) is np.ndarray:
+        return value.dtype, value.shape
+    if type(value) is DeviceTensor:
+        inner = value.device_value()
+        if isinstance(inner, Ragged):
+            return DeviceTensor, inner.dtype, inner.shape[1:], len(inner.levels)
+        if isinstance(inner, (np.ndarray, jax.Array)):
+            return DeviceTensor, inner.dtype, inner.shape
+        return None
+    if type(value) is not LoDTensor or type(array := value.value) is not np.ndarray:
+        return None
+    if not value._lod:
+        return LoDTensor, array.dtype, array.shape
+    rows, levels = array.shape[0], value._lod
+    plain = len(levels) == 1 and levels[0][-1] == rows
+    if rows >= 2**31 or not (plain or value.has_valid_recursive_sequence_lengths()):
+        return None
+    return LoDTensor, array.dtype, array.shape[1:], len(levels)

@@ -8,10 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile import scalars
 from jfluid.compile.host import Host
-from jfluid.compile.placement import Placement
-from jfluid.compile.plan import Plan
+from jfluid.compile.lower import Known
+from jfluid.compile.placement import Function, Placement
+from jfluid.compile.plan import Plan, with_host_loop
+from jfluid.compile.specialize import Specialized
 from jfluid.compile.step_state import StepState
+from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
 
@@ -45,24 +49,30 @@ class CompiledSegment:
             set(plan.updated),
         )
 
-        def run(
-            donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
-        ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-            return self._trace(donated, kept, key)
+        def function(known: Known) -> Function:
+            def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+                return self._trace(donated, kept, key, known)
 
-        # XLA's name of the module: profiles tell programs apart by it
-        run.__name__ = run.__qualname__ = name
-        self.call = placement.compiled(at, run)
+            # XLA's name of the module: profiles tell programs apart by it
+            run.__name__ = run.__qualname__ = name
+            return run
+
+        # What is watched is known from tracing.
+        names = (self.donated, self.kept, self.gives)
+        entry = None if check_finite else placement.entry(at, names)
+        self.call = Specialized(at, placement, function, names[:2], name, entry)
 
     def _trace(
-        self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
+        self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, known: Known
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {
             n: v for n, v in zip(self.kept, kept) if v is not None
         }
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list[Any] | None = [] if self._check else None
-        self._placement.lower(self.at, env, key, watch)
+        if self._placement.on_gpus:
+            scalars.read_together(env, self.donated)
+        self._placement.lower(self.at, env, key, watch, known)
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None
@@ -109,22 +119,26 @@ class Step:
         donate: bool = True,
     ):
         self.plan, self.placement = plan, placement
-        self.segments = [
-            s
-            if s.host
-            else CompiledSegment(at, plan, placement, check_finite, f"{name}_{at}", donate)
-            for at, s in enumerate(plan.segments)
-        ]
+
+        def compiled(at: int) -> CompiledSegment:
+            return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donate)
+
+        self._compiled = compiled
+        # If values in the Scope determine the device, nothing else has to.
+        whole = (
+            len(plan.segments) == 1
+            and not plan.segments[0].host
+            and bool(plan.state)
+            and not check_finite
+            and set(plan.fetches) <= set(plan.segments[0].gives)
+        )
+        if not whole:
+            placement.held = {}
+        self.segments = [s if s.host else compiled(at) for at, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
-        # If values in the Scope determine the device, nothing else has to.
-        only = self.segments[0] if len(self.segments) == 1 and plan.state else None
-        whole = (
-            isinstance(only, CompiledSegment)
-            and not check_finite
-            and set(plan.fetches) <= set(only.gives)
-        )
-        self.whole = only if whole else None
+        only = self.segments[0] if whole else None
+        self.whole = only if isinstance(only, CompiledSegment) else None
 
         def host(number: int) -> Host:
             return Host(
@@ -136,17 +150,26 @@ class Step:
 
         self._hosts = [host(number) for number in range(placement.hosts)]
 
-    def run(self, scope: Scope, feeds: Any, key: np.ndarray | None) -> list[Any]:
+    def run(
+        self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False
+    ) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches
         (device or NumPy).
+
+        Args:
+            entered: the feeds are what `placement.enter` returned.
         """
         state = self._states.get(scope)
         if state is None or state.stale():
             state = self._states[scope] = StepState(self.plan, scope, self.placement)
-        entered = self.placement.enter(feeds)
+        values = feeds if entered else self.placement.enter(feeds)
         if self.whole is not None:
-            return state.run(self.placement.call, self.whole, entered, key)
-        env = dict(entered)
+            try:
+                return state.run(self.placement.call, self.whole, values, key)
+            except Unknown as need:
+                self._use_host(0, need)
+                return self.run(scope, feeds, key, entered)
+        env = dict(values)
         state.read(env)
         with self.placement.context():
             self.run_segments(env, scope, key, state)
@@ -156,26 +179,45 @@ class Step:
         self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None
     ) -> None:
         """Run all segments on the values in `env`, and add their outputs to it."""
-        for at, segment in enumerate(self.segments):
+        at = 0
+        while at < len(self.segments):
+            segment = self.segments[at]
             if isinstance(segment, CompiledSegment):
-                self._run_xla(segment, env, key)
+                donated = tuple([env[n] for n in segment.donated])
+                kept = tuple([env.get(n) for n in segment.kept])
+                try:
+                    gives, flags = self.placement.call(segment, donated, kept, key)
+                except Unknown as need:
+                    self._use_host(at, need)
+                    continue
+                if flags:
+                    refuse_infinite(segment, flags)
+                env.update(zip(segment.gives, gives))
             else:
                 self.placement.run_host(at, self._hosts, env, key, scope)
             if state is not None:
                 state.write(env, segment.gives)
+            at += 1
 
-    def _run_xla(self, segment: CompiledSegment, env: dict[str, Any], key: Any) -> None:
-        donated, kept = (
-            tuple([env[n] for n in segment.donated]),
-            tuple([env.get(n) for n in segment.kept]),
-        )
-        gives, flags = self.placement.call(segment, donated, kept, key)
-        if flags:
-            _refuse_infinite(segment, flags)
-        env.update(zip(segment.gives, gives))
+    def _use_host(self, at: int, need: Unknown) -> None:
+        """Have the host run a loop or condition of segment `at`, in which shapes follow from values
+        that change there. What comes before the segment stays as it is: it has run. Raises `need`
+        where the host cannot.
+        """
+        if need.name is not None:
+            raise need
+        changed = with_host_loop(self.plan, at, need.path[0])
+        if changed is None or not self.placement.replan(changed):
+            raise need
+        self.plan, self.whole = changed, None
+        self.segments[at:] = [
+            s if s.host else self._compiled(i)
+            for i, s in enumerate(changed.segments[at:], start=at)
+        ]
+        self._states.clear()
 
 
-def _refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
+def refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
     for (op, name), finite in zip(segment.watched, jax.device_get(flags)):
         if not finite:
             raise errors.OpError(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
+from jfluid.compile.filter_orders import HeldTensors
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
 from jfluid.ir import schema
@@ -33,12 +34,18 @@ class StepState:
         found = {n: scope.find_var(n) for n in plan.state}
         self.missing = [n for n, v in found.items() if v is None]
         self.plan = plan
+        tensors = {n: v.tensor for n, v in found.items() if v is not None}
+        self._held = HeldTensors(
+            {n: t for n, t in tensors.items() if n in placement.held},
+            placement.held,
+            placement.home,
+        )
         self.reads: list[tuple[str, LoDTensor]] = [
-            (n, v.tensor) for n, v in found.items() if v is not None
+            (n, t) for n, t in tensors.items() if n not in placement.held
         ]
         self._tensors = [tensor for _, tensor in self.reads]
-        # their values as the last step left them
-        self.seen: list[Any] = [_ABSENT] * len(self.reads)
+        # their values as the last step left them, and after them those of `_held`
+        self.seen: list[Any] = [_ABSENT] * len(tensors)
         self.writes: dict[str, LoDTensor] = {}
         self._wiring: tuple[list[Any], list[Any], list[Any], list[Any]] | None = None
 
@@ -56,11 +63,15 @@ class StepState:
         """
         if self.missing:
             self.read({})
-        donated, kept, targets, fetches = self._wiring or self._wire(segment)
-        seen = self.seen
+        held, seen = self._held, self.seen
         # This runs before every step, so all tensors are read in one call.
         if not all(map(is_, map(_VALUE, self._tensors), seen)):
             self.read({})
+        if held.names:
+            if not held.are_held():
+                self._hold()
+            seen[len(self._tensors) :] = [holder.value for holder in held.holders]
+        donated, kept, targets, fetches = self._wiring or self._wire(segment)
         with jax.enable_x64(True):
             gives, _ = call(
                 segment,
@@ -79,10 +90,12 @@ class StepState:
         """Positions of the segment's inputs, of its outputs, and of the fetches."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
-        at = {name: i for i, (name, _) in enumerate(self.reads)}
+        names = [*(name for name, _ in self.reads), *self._held.names]
+        at = {name: i for i, name in enumerate(names)}
         updated = set(self.plan.updated)
+        holders = dict(zip(self._held.names, self._held.holders))
         tensors = [
-            (scope.find_var(n) or scope.var(n)).tensor if n in updated else None
+            holders.get(n) or (scope.find_var(n) or scope.var(n)).tensor if n in updated else None
             for n in segment.gives
         ]
         self._wiring = (
@@ -103,18 +116,30 @@ class StepState:
             self._admit(new)
         env.update((name, tensor.value) for name, tensor in self.reads)
 
+    def _hold(self) -> None:
+        """Have all of `_held` held in their order, with their values checked and on their devices."""
+        found = self._held.open()
+        absent = [n for n, t in found if t.value is None]
+        if absent:
+            _refuse_absent(self.plan, absent)
+        self._place([(n, t) for n, t in found if self._is_strange(n, t)])
+        self._held.hold()
+        self._wiring = None  # it names those who held them before
+
+    def _place(self, strange: Sequence[tuple[str, LoDTensor]]) -> None:
+        """Move values to their devices, all at once."""
+        with jax.enable_x64(True):
+            placed = self._placement.place({name: tensor.value for name, tensor in strange})
+        for name, tensor in strange:
+            tensor.value = placed[name]
+
     def _admit(self, new: list[int]) -> None:
         """Check the values that the last step did not write, and move them to their devices, all at
         once.
         """
-        strange = [i for i in new if self._is_strange(*self.reads[i])]
+        strange = [self.reads[i] for i in new if self._is_strange(*self.reads[i])]
         if strange:
-            with jax.enable_x64(True):
-                placed = self._placement.place(
-                    {self.reads[i][0]: self.reads[i][1].value for i in strange}
-                )
-            for i in strange:
-                self.reads[i][1].value = placed[self.reads[i][0]]
+            self._place(strange)
         for i in new:
             self.seen[i] = self.reads[i][1].value
 

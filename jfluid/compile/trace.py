@@ -2,12 +2,18 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jfluid.compile.lower import Lowering
+from jfluid.compile import image_layout, update_order
+from jfluid.compile.control import NOT_COUNTING, Counting
+from jfluid.compile.image_layout import Order
+from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.plan import Item
 
 # A floating output: its operator, its name, whether all of it is finite.
@@ -20,18 +26,85 @@ def random_key(data: Any) -> Any:
 
 
 def lower(
-    items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: list[Watched] | None = None
+    items: Sequence[Item],
+    env: dict[str, Any],
+    key: Any = None,
+    watch: list[Watched] | None = None,
+    known: Known = NOTHING,
+    keys: Mapping[int, Any] = MappingProxyType({}),
+    on_cpu: bool = False,
+    reversible: bool = False,
+    held: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Trace operators over values by name, and return the values with the operators' outputs.
 
     Args:
         key: a JAX key, if one of the operators draws.
         watch: collects every floating output (see FLAGS_check_nan_inf).
+        known: numbers that shapes follow from, by the path of the operator that needs them and by
+            name.
+        keys: JAX keys of operators that have one of their own, by place in `items`.
+        on_cpu: the program is for a CPU, where convolutions want images with channels last.
+        reversible: make loops so that gradients can be taken through all of it.
+        held: which values have their dimensions in another order, before and after; on CPUs only.
 
     Raises OpError, with the operator's place in the user's script, for one that fails.
     """
+    lowering = Lowering(items, key, watch, known)
+    lowering.drawn.update(keys)
+    lowering.reversible = reversible
+    return run(lowering, env, on_cpu, held)
+
+
+def run(
+    lowering: Lowering,
+    env: dict[str, Any],
+    on_cpu: bool = False,
+    held: Mapping[str, Order] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Trace the operators of a lowering, as `lower` does."""
+    if on_cpu:
+        lowering.awaited = update_order.awaited(lowering.items)
+    convolves = any(definition.convolves for _, _, definition in lowering.items)
     with _without_collector():
-        return Lowering(items, key, watch).run(env)
+        # What is watched belongs to the trace that it was found in.
+        if on_cpu and convolves and lowering.watch is None:
+            turned = {n: (env[n], order) for n, order in held.items() if n in env}
+            env.update(image_layout.channels_last(lambda given: lowering.run(env | given), turned))
+            return env
+        assert not held  # `filter_orders` gives no order where images stay as they are
+        return lowering.run(env)
+
+
+@dataclass(frozen=True)
+class First:
+    """Operators of a segment that run before it.
+
+    Attributes:
+        name: the variable whose value they compute.
+        until: the path of the operator in a block before which the variable has that value; empty
+            for one that has it after them.
+        counting: the loop whose iterations they count; its counter is `name` then.
+    """
+
+    items: list[Item]
+    name: str
+    until: Path = ()
+    counting: Counting = NOT_COUNTING
+
+
+def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> dict[str, Any]:
+    """Trace operators that run before a segment; returns the values with that of `first.name`."""
+    if first.counting.name:
+        env[first.name] = jnp.int64(0)
+    with _without_collector():
+        lowering = Lowering(first.items, key, None, known)
+        lowering.counting = first.counting
+        lowering.until = (first.until, first.name) if first.until else None
+        try:
+            return lowering.run(env)
+        except Reached as reached:
+            return env | {first.name: reached.value}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,9 @@
-"""Extensions of Fluid: mixed precision. The other names raise UnsupportedError when they are
-called.
+"""Extensions of Fluid: mixed precision, quantization, statistics of programs, optimizers with decoupled
+weight decay, decoders and more layers. The other names raise UnsupportedError when they are called.
 """
 
-from jfluid.contrib import mixed_precision
+from jfluid.contrib import decoder, layers, mixed_precision, quantize, statistics, weight_decay
+from jfluid.contrib.decoder import BeamSearchDecoder, InitState, StateCell, TrainingDecoder
+from jfluid.contrib.quantize import QuantizeTranspiler
+from jfluid.contrib.statistics import memory_usage, op_freq_statistic
+from jfluid.contrib.weight_decay import extend_with_decoupled_weight_decay

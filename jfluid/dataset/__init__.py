@@ -2,11 +2,6 @@
 (`Executor.train_from_dataset`).
 """
 
-import sys
-
-from jfluid import surface
 from jfluid.dataset.datasets import DatasetBase, DatasetFactory, InMemoryDataset, QueueDataset
 
 __all__ = ["DatasetBase", "DatasetFactory", "InMemoryDataset", "QueueDataset"]
-
-surface.complete(sys.modules[__name__], "dataset")

@@ -46,7 +46,7 @@ class DataFeedDesc:
             self._slot(name).is_used = True
 
     def desc(self) -> str:
-        """The description as prototxt."""
+        """Return the description as prototxt."""
         return text_format.MessageToString(self.proto_desc)
 
     def _slot(self, name: str) -> Any:
@@ -58,14 +58,14 @@ class DataFeedDesc:
 
 
 def positive(what: str, value: int) -> int:
-    """The value, if it is a whole number above 0. Raises DataError."""
+    """Return the value, if it is a whole number above 0. Raises DataError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise errors.DataError(f"{what}: expected a whole number above 0, found {value!r}")
     return value
 
 
 def text_of(feed: str, batch_size: int, slots: Sequence[Slot], pipe_command: str) -> str:
-    """The prototxt of a dataset."""
+    """Return the prototxt of a dataset."""
     desc = proto.DataFeedDesc(name=feed, batch_size=batch_size, pipe_command=pipe_command)
     for slot in slots:
         line = desc.multi_slot_desc.slots.add(

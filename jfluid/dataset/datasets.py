@@ -23,7 +23,7 @@ class DatasetFactory:
     """Makes datasets by the name of their class."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "DatasetBase":
-        """A new dataset: "QueueDataset" or "InMemoryDataset". Raises ValueError for another
+        """Return a new dataset: "QueueDataset" or "InMemoryDataset". Raises ValueError for another
         name.
         """
         classes = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
@@ -109,7 +109,7 @@ class DatasetBase:
         self._bad.skip = on_bad_lines == "skip"
 
     def bad_lines(self) -> int:
-        """How many lines were skipped."""
+        """Return how many lines were skipped."""
         return self._bad.count
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
@@ -133,7 +133,7 @@ class DatasetBase:
         positive("set_pv_batch_size", pv_batch_size)
 
     def desc(self) -> str:
-        """The description of the dataset's slots, as prototxt."""
+        """Return the description of the dataset's slots, as prototxt."""
         return text_of(self._feed, self._batch_size, self._slots, self._source.pipe_command)
 
     def _batches(self, threads: int = 0) -> "ReaderThreads":
@@ -334,13 +334,13 @@ class InMemoryDataset(DatasetBase):
         self._records = shuffle.with_slots_of(self._unmixed, np.isin(names, list(slots)), donors)
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """How many records are in memory, of all trainers if `fleet` is given."""
+        """Return how many records are in memory, of all trainers if `fleet` is given."""
         own = 0 if self._records is None else len(self._records)
         return own if fleet is None else exchange.total(own, fleet)
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """How many records the last `global_shuffle` between trainers returned, to all trainers if
-        `fleet` is given.
+        """Return how many records the last `global_shuffle` between trainers returned, to all
+        trainers if `fleet` is given.
         """
         return self._received if fleet is None else exchange.total(self._received, fleet)
 
@@ -387,10 +387,11 @@ class InMemoryDataset(DatasetBase):
         )
 
     def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
-        """Raises UnsupportedError unless False: tables are filled when their rows are first
-        used.
+        """Check `shard_num`, the shards that keys would be collected in for
+        `generate_local_tables_unlock`. Nothing is collected: tables here are filled when their rows
+        are first used.
         """
-        _box_only("set_generate_unique_feasigns", generate_uni_feasigns)
+        positive("shard_num", shard_num)
 
     def generate_local_tables_unlock(
         self,

@@ -93,7 +93,7 @@ def shuffled(
 
 
 def total(own: int, fleet: Any) -> int:
-    """The sum of a number, 0 or more, over all trainers."""
+    """Return the sum of a number, 0 or more, over all trainers."""
     number = fleet.worker_num()
     if number == 1:
         return own
@@ -108,8 +108,8 @@ def total(own: int, fleet: Any) -> int:
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
-    """The arrays of all trainers, stacked; they have one shape and dtype. All trainers call it
-    equally often.
+    """Return the arrays of all trainers, stacked; they have one shape and dtype. All trainers call
+    it equally often.
     """
     if len(endpoints) == 1:
         return value[None]
@@ -127,14 +127,14 @@ def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
 
 
 def decode_number(data: bytes) -> int:
-    """A number, 0 or more. Raises MessageError."""
+    """Return a number, 0 or more. Raises MessageError."""
     if not re.fullmatch(rb"[0-9]{1,19}", data):
         raise errors.MessageError(f"expected a number, found {data[:20]!r}")
     return int(data)
 
 
 def decode_array(data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> np.ndarray:
-    """An array of this dtype and shape. Raises MessageError for another one."""
+    """Return an array of this dtype and shape. Raises MessageError for another one."""
     head, _, rest = data.partition(b"\n")
     expected = _described(dtype, shape)
     if head != expected or len(rest) != dtype.itemsize * int(np.prod(shape)):
@@ -149,8 +149,9 @@ def _described(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
 
 
 def decode_hello(data: bytes) -> tuple[int, int, int]:
-    """(the exchange, counted from 1, the trainer, the number of trainers) of a trainer's first
-    message. Raises MessageError."""
+    """Return (the exchange, counted from 1, the trainer, the number of trainers) of a trainer's
+    first message. Raises MessageError.
+    """
     if len(data) != _HELLO.size:
         raise errors.MessageError(
             f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}"
@@ -258,7 +259,7 @@ class _Exchange:
         threading.Thread(target=guarded, name="jfluid-exchange", daemon=True).start()
 
     def over(self) -> bool:
-        """Whether all shares were sent and received, or the exchange has failed."""
+        """Return whether all shares were sent and received, or the exchange has failed."""
         done = len(self._received) == len(self._sent) == len(self.others)
         missing = len(self._came) < len(self.others) or len(self._admitted) < len(self.others)
         # The threads that wait for missing trainers report the reason, a moment after the deadline.
@@ -269,7 +270,7 @@ class _Exchange:
         )
 
     def result(self) -> dict[int, list[Any]]:
-        """The received shares. Raises DataError if some are missing."""
+        """Return the received shares. Raises DataError if some are missing."""
         cause = self._failures[0] if self._failures else None
         if isinstance(cause, errors.SecretError):
             raise cause

@@ -12,12 +12,12 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def most_bytes() -> int:
-    """The limit that was set, or three quarters of the memory of the machine or container."""
+    """Return the limit that was set, or three quarters of the memory of the machine or container."""
     return int(flags.get(FLAG)) or memory_bytes() * 3 // 4
 
 
 def memory_bytes() -> int:
-    """The bytes of memory of the machine or container."""
+    """Return the bytes of memory of the machine or container."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in _LIMITS:
         try:

@@ -8,6 +8,7 @@ moves only places.
 import base64
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,21 +27,19 @@ from jfluid.lod_tensor import LoDTensor
     COUNT,
     NO_VALUES,
     TOO_MANY,
-    DENSE_SIZE,
     ENDS,
     WHOLE,
     WHOLE_RANGE,
     DECIMAL,
     DECIMAL_RANGE,
     REST,
-) = range(1, 13)
+) = range(1, 12)
 _WRONG = {
     BLANK: "the line is blank; expected a count",
     TAG_COUNT: "expected the count 1 of an instance id or its content, found {found}",
     COUNT: "expected a count of values, found {found}",
     NO_VALUES: "the count is {found}; it must be at least 1 (write a padding value for a slot that is empty)",
     TOO_MANY: "the count is {found}, more than a line may hold",
-    DENSE_SIZE: "the count is {found}; the variable takes {size} values a record",
     ENDS: "the line ends before all values of the slot",
     WHOLE: "expected a whole number, found {found}",
     WHOLE_RANGE: "{found} does not fit 64 bits",
@@ -112,7 +111,7 @@ class Records:
         )
 
     def part(self, begin: int, end: int) -> "Records":
-        """Records begin..end, without copying."""
+        """Return records begin..end, without copying."""
         first, last = self.starts[begin], self.starts[end]
         return Records(
             self.values[first:last],
@@ -302,7 +301,7 @@ def _any_decimal(at):
 
 
 @njit(cache=True, nogil=True)
-def _count(at, end, size):
+def _count(at, end):
     """(count of a slot's values, where it ends, what is wrong)."""
     count = np.int64(_byte(at)) - np.int64(_ZERO)
     if 0 < count <= 9 and _byte(at + 1) == _SPACE:  # as nearly every one
@@ -318,7 +317,7 @@ def _count(at, end, size):
             return 0, at, NO_VALUES
         if wrong or not 0 < count <= _MOST_VALUES:
             return 0, at, TOO_MANY
-    return count, at, (DENSE_SIZE if size >= 0 and count != size else 0)
+    return count, at, 0
 
 
 @njit(cache=True, nogil=True)
@@ -361,7 +360,7 @@ def _parse(
         while not wrong and slot < len(decimals):
             before, dropping = used, drop_zeros and sizes[slot] < 0
             place = _word(at)
-            count, at, wrong = _count(place, end, sizes[slot])
+            count, at, wrong = _count(place, end)
             while not wrong and count > 0:
                 count -= 1
                 place = _word(at)
@@ -455,9 +454,10 @@ class Parser:
         self._kept = np.array([s.used for s in slots], np.bool_)
         self._shortest = 4 * (len(self.slots) + tags)  # bytes of a line
         self._scratch: Any = None
+        self._warned: set[tuple[str, int]] = set()
 
     def parse(self, text: Any, line: int, bad: Callable[[BadLine], None]) -> tuple[Records, int]:
-        """The records of whole lines, and the number of lines.
+        """Return the records of whole lines, and the number of lines.
 
         Args:
             text: uint8 [n], the last one a newline.
@@ -514,7 +514,7 @@ class Parser:
         else:
             chosen, where = self.slots[-1], "end of the line"
         found = repr(shown[:40] + "..." * (len(shown) > 40)) if shown else "the end of the line"
-        return BadLine(line, where, _WRONG[wrong].format(found=found, size=chosen.size))
+        return BadLine(line, where, _WRONG[wrong].format(found=found))
 
     @staticmethod
     def _tags(text: Any, places: Any) -> Any:
@@ -528,8 +528,9 @@ class Parser:
         return tags
 
     def batch(self, records: Records, order: Any) -> dict[str, Any]:
-        """The feed of the records at positions `order` (int64 [b]): arrays [b, ...] for dense
-        slots, LoDTensors [n, 1].
+        """Return the feed of the records at positions `order` (int64 [b]): for dense slots arrays
+        [rows, ...], whose rows the values of all records fill one after the other, as in Fluid;
+        LoDTensors [n, 1] for ragged ones.
         """
         lengths = records.counts[order]
         totals = lengths.sum(0, dtype=np.int64)
@@ -560,6 +561,24 @@ class Parser:
                 feed[slot.name] = (
                     LoDTensor(rows.reshape(-1, 1), [offsets[i]])
                     if slot.shape is None
-                    else rows.reshape(len(order), *slot.shape)
+                    else self._filled(slot, rows, lengths[:, i])
                 )
         return feed
+
+    def _filled(self, slot: Slot, values: Any, counts: Any) -> Any:
+        """The rows [n, ...] that values fill. What is left over is dropped, as Fluid does."""
+        assert slot.shape is not None
+        if len(values) != len(counts) * slot.size and (counts % slot.size).any():
+            key = (slot.name, slot.size)
+            if key not in self._warned:
+                self._warned.add(key)
+                wrong = int(counts[counts % slot.size != 0][0])
+                warnings.warn(
+                    f"dataset slot {slot.name}: a record has {wrong} values, and the variable takes {slot.size} "
+                    f"a row: values of other records of the batch fill its rows, and {len(values) % slot.size} are "
+                    "left out",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        rows = len(values) // slot.size
+        return values[: rows * slot.size].reshape(rows, *slot.shape)

@@ -35,7 +35,7 @@ class BadLines:
 def records_of(
     path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes
 ) -> Iterator[Records]:
-    """The records of a file, block by block."""
+    """Return the records of a file, block by block."""
     lines = 0
     for text in source.blocks(path, started):
         records, count = parser.parse(

@@ -18,7 +18,7 @@ _HEADER = struct.Struct("<4sIQQI")  # magic, slots, n, m, width
 
 
 def encode(records: Records) -> bytes:
-    """The records as bytes."""
+    """Return the records as bytes."""
     count, slots = records.counts.shape
     width = 0 if records.tags is None else records.tags.dtype.itemsize
     parts: list[Any] = [
@@ -32,7 +32,8 @@ def encode(records: Records) -> bytes:
 
 
 def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
-    """The records in `data`, of a dataset with these slots, whose records have ids if `tagged`.
+    """Return the records in `data`, of a dataset with these slots, whose records have ids if
+    `tagged`.
 
     Takes memory in proportion to the data. Raises MessageError for invalid data: each count and
     size is checked against the length of the data, and the slots.
@@ -76,8 +77,7 @@ def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
 def _check_counts(counts: np.ndarray, values: int, slots: Sequence[Slot]) -> None:
     for i, slot in enumerate(slots):
         least, most = int(counts[:, i].min()), int(counts[:, i].max())
-        low = 0 if not slot.used else slot.size if slot.shape is not None else 1
-        high = values if slot.used and slot.shape is None else low
+        low, high = (1, values) if slot.used else (0, 0)
         if not low <= least <= most <= high:
             raise errors.MessageError(
                 f"records: slot {slot.name}: expected {low} to {high} values a record, found "

@@ -15,7 +15,7 @@ def generator() -> np.random.Generator:
 
 
 def taken(records: Records, order: Any) -> Records:
-    """The records at the positions `order`."""
+    """Return the records at the positions `order`."""
     starts = np.zeros(len(order) + 1, np.int64)
     np.cumsum(records.starts[order + 1] - records.starts[order], out=starts[1:])
     values = np.empty(starts[-1], np.int64)
@@ -32,8 +32,8 @@ def _take(values, starts, order, to, out):
 
 
 def with_slots_of(records: Records, chosen: Any, donors: Any) -> Records:
-    """Each record with the slots in `chosen` (bool [slots]) of the record that `donors` (int64 [n])
-    names for it.
+    """Return each record with the slots in `chosen` (bool [slots]) of the record that `donors`
+    (int64 [n]) names for it.
     """
     counts = np.where(chosen, records.counts[donors], records.counts)
     starts = np.zeros(len(records) + 1, np.int64)

@@ -81,8 +81,8 @@ class FileSource:
     options: dict[str, Any] | None = None
 
     def blocks(self, path: str, started: Processes) -> Iterator[Any]:
-        """The text as uint8 arrays of whole lines, each valid until the next one is asked for.
-        Raises DataError.
+        """Return the text as uint8 arrays of whole lines, each valid until the next one is asked
+        for. Raises DataError.
         """
         with contextlib.ExitStack() as stack:
             yield from _whole_lines(self._open(path, stack, started), path)

@@ -9,6 +9,7 @@
 | `trainer` | `training` | runs a trainer's program: pull rows, compute, push gradients, pull parameters |
 | | `strategies`, `geo` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
 | | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
+| | `reading` | runs a program that only looks rows up, such as a loaded model |
 | | `local_state` | what only a trainer has, and gets back when it is started again |
 | | `row_count` | how many rows the servers' tables hold, for a trainer's progress |
 | `wire` | `connections` | this process's connections to servers |
@@ -22,44 +23,50 @@
 | | `row_updates` | how the operators of a server's program update rows of a table |
 | | `compiled_function` | operators as a compiled function without a scope |
 | | `checkpoint` | what servers hold, saved whole and loaded by others |
+| | `saving_operators` | programs of `checkpoint_notify` and `recv_save` |
 
 `runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer
 that is started again where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
 
 from jfluid import errors
-from jfluid.distributed.checkpoint import Notify
+from jfluid.distributed import saving_operators
 from jfluid.distributed.programs import server_startup, trainer_program
 from jfluid.distributed.server.serving import Serving
+from jfluid.distributed.trainer import reading
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
 from jfluid.distributed.wire.connections import Connection
 from jfluid.engine import Engine, Runner
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import layout
+from jfluid.transpiler.parameter_server.remote_look_ups import is_remote
 
 __all__ = ["farewell", "leave", "rounds", "runner", "skip_trained"]
 
 
 def runner(program: Program, engine: Engine) -> Runner | None:
-    """The runner of a program that works with parameter servers; None for other programs."""
-    types = {op.type for op in program.global_block().ops}
+    """Return the runner of a program that works with parameter servers; None for other programs."""
+    ops = program.global_block().ops
+    types = {op.type for op in ops}
     if layout.SERVE in types:
         return Serving(program, engine)
+    if not types & (layout.TRAINERS_OPS - {layout.LOOK_UP}) and any(map(is_remote, ops)):
+        return reading.reader(program, engine)
     if types & layout.TRAINERS_OPS:
         read = trainer_program.read(program)
         assert read is not None
         return Trainer(read, engine)
-    if "checkpoint_notify" in types:
-        return Notify(program, engine)
+    if types & saving_operators.OPERATORS:
+        return saving_operators.Saving(program, engine)
     if server_startup.initializes_rows(program):
         return server_startup.Startup(program, engine)
     return None
 
 
 def rounds(program: Program) -> int:
-    """How many rounds of synchronous training the servers have applied: the next step is that of
-    round `rounds(...)`, from 0.
+    """Return how many rounds of synchronous training the servers have applied: the next step is
+    that of round `rounds(...)`, from 0.
 
     A trainer that is started again begins there: with as many batches of its data passed over it
     goes on as if it had never stopped. In other modes it is 0.
@@ -90,7 +97,9 @@ def _connection(program: Program, what: str) -> Connection:
         raise errors.ProgramError(
             f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave"
         )
-    return connections.connect(read)
+    connection = connections.connect(read)
+    connection.settle()  # a pending round counts, too
+    return connection
 
 
 def leave(engine: Engine) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.wire import connections
-from jfluid.engine import Engine, Fetched, HasEngine, Runner
+from jfluid.engine import HasEngine
 from jfluid.files import inference_model as models
 from jfluid.files.saved_model import MODEL, read_program
 from jfluid.files.storage import path_below, paths_to_write
@@ -26,14 +26,14 @@ from jfluid.files.variables import is_persistable, read_scope
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
+from jfluid.transpiler.parameter_server import remote_look_ups
 from jfluid.transpiler.parameter_server.division import Division, SavedVariable
 from jfluid.transpiler.parameter_server.layout import Piece
 
 Array = np.ndarray[Any, Any]
-_ASKED_BYTES = 16 << 20  # of rows in one question
+ASKED_BYTES = 16 << 20  # of rows in one question
 # A distributed table of more bytes does not become a file of an inference model.
 LARGEST_TABLE = 64 << 30
-NOTIFY = "checkpoint_notify"
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,7 +57,7 @@ def save_persistables(executor: HasEngine, dirname: str, main_program: Program) 
         FileFormatError: a variable's name leads out of the folder; nothing is written then.
         ServerError: a server does not answer, or cannot write. OSError: this process cannot.
     """
-    division = _division_of(main_program, "save_persistables")
+    division = division_of(main_program, "save_persistables")
     saver = _Saver(division, executor)
     saver.save([v for v in division.origin.list_vars() if is_persistable(v)], dirname)
     for name in saver.remote():
@@ -72,13 +72,15 @@ def save_inference_model(
     main_program: Program,
     export_for_deployment: bool = True,
     origin_program: Program | None = None,
+    program_only: bool = False,
 ) -> list[str]:
     """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters
     that servers hold.
 
-    The saved model knows no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed
+    The saved model needs no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed
     tables become ordinary ones, of their declared height: ids that no trainer has shown have the
-    row with which they would be initialized.
+    row with which they would be initialized. Its look-ups name the servers' tables, so that it asks
+    servers for rows where it is loaded with `pserver_endpoints`.
 
     Args:
         executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of
@@ -86,6 +88,8 @@ def save_inference_model(
         main_program: a trainer's program.
         origin_program: what to save; by default the trainer's program as it was before it was
             divided.
+        program_only: leave the parameters out: `save_persistables` into the same folder has all that
+            a model with `pserver_endpoints` needs, however large its tables are.
 
     Returns:
         Names of the targets in the saved program.
@@ -93,10 +97,14 @@ def save_inference_model(
     Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than
     64 GiB.
     """
-    division = _division_of(main_program, "save_inference_model")
-    program = _without_servers(origin_program if origin_program is not None else division.origin)
+    division = division_of(main_program, "save_inference_model")
+    program = without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
     paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
+    tables = {
+        n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n
+    }
+    remote_look_ups.mark(program, tables)
     names = models.save_inference_model(
         dirname,
         feeded_var_names,
@@ -106,6 +114,8 @@ def save_inference_model(
         export_for_deployment=export_for_deployment,
         program_only=True,
     )
+    if program_only:
+        return names
     saved = program
     if export_for_deployment:
         saved = read_program(os.path.join(os.fspath(dirname), MODEL))
@@ -115,7 +125,7 @@ def save_inference_model(
     return names
 
 
-def _without_servers(program: Program) -> Program:
+def without_servers(program: Program) -> Program:
     """A copy of a program whose look-ups read tables of the scope."""
     twin = program._copy()
     for op in (op for block in twin.blocks for op in block.ops):
@@ -137,7 +147,7 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 
     Raises ProgramError for a name that is none of a table, and what `save_persistables` does.
     """
-    division = _division_of(program, "save_one_table")
+    division = division_of(program, "save_one_table")
     table = _table(division, name, "save_one_table")
     saver = _Saver(division, executor)
     if table.distributed:
@@ -155,13 +165,13 @@ def load_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
     UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
     damaged, or is another table's.
     """
-    division = _division_of(program, "load_one_table")
+    division = division_of(program, "load_one_table")
     if not _table(division, name, "load_one_table").distributed:
         raise errors.UnsupportedError(
             f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
             "with fleet.init_server(model_dir)"
         )
-    _Saver(division, executor).client.restore(_folder(dirname, name), tables=[name])
+    _Saver(division, executor).client.restore(folder_of(dirname, name), tables=[name])
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
@@ -180,7 +190,7 @@ def shrink(executor: HasEngine, name: str | None, age: int, program: Program) ->
     Raises ProgramError for a name that is none of a distributed table, ServerError for an age below
     1.
     """
-    division = _division_of(program, "shrink")
+    division = division_of(program, "shrink")
     saver = _Saver(division, executor)
     if name is not None and not _table(division, name, "shrink").distributed:
         raise errors.ProgramError(
@@ -192,7 +202,7 @@ def shrink(executor: HasEngine, name: str | None, age: int, program: Program) ->
     )
 
 
-def _division_of(program: Program, what: str) -> Division:
+def division_of(program: Program, what: str) -> Division:
     division = getattr(program, "division", None)
     if not isinstance(division, Division):
         raise errors.ProgramError(
@@ -213,7 +223,7 @@ def _table(division: Division, name: str, what: str) -> SavedVariable:
     return found
 
 
-def _folder(dirname: str, table: str) -> str:
+def folder_of(dirname: str, table: str) -> str:
     return paths_to_write(os.path.abspath(os.fspath(dirname)), [table])[0]
 
 
@@ -240,7 +250,7 @@ class _Saver:
 
     def save_table(self, name: str, dirname: str) -> None:
         """Make the servers save a table."""
-        self.client.save(_folder(dirname, name), tables=[name])
+        self.client.save(folder_of(dirname, name), tables=[name])
 
     def save(self, variables: Iterable[Variable], dirname: str) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
@@ -263,7 +273,7 @@ class _Saver:
             raise errors.UnsupportedError(
                 f"save_inference_model: table {saved.name} has {saved.shape[0]} rows, {size >> 30} GiB; a model takes tables "
                 f"of up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
-                "save_persistables, and jfluid.ps_server.client.Client.look_up"
+                "save with program_only=True, save_persistables into the same folder, and load with pserver_endpoints"
             )
 
     def _dense(self, saved: SavedVariable) -> Array:
@@ -305,46 +315,11 @@ class _Saver:
             yield from self._looked_up(saved, name, there.shape[0], piece.name if own else "")
 
     def _looked_up(self, saved: SavedVariable, table: str, rows: int, slot: str) -> Iterator[Array]:
-        step = max(_ASKED_BYTES // (4 * max(saved.width, 1)), 1)
+        step = max(ASKED_BYTES // (4 * max(saved.width, 1)), 1)
         for begin in range(0, rows, step):
             ids = np.arange(begin, min(begin + step, rows), dtype=np.int64)
             values = self.client.look_up(table, ids, slot)
             yield values.astype(saved.dtype, copy=False).reshape(len(ids), *saved.shape[1:])
-
-
-class Notify(Runner):
-    """Runs a program of `checkpoint_notify` operators: each makes the servers save a table."""
-
-    def __init__(self, program: Program, engine: Engine):
-        self._engine, self._ops = engine, program.global_block().ops
-        others = {op.type for op in self._ops} - {NOTIFY}
-        if others:
-            raise errors.UnsupportedError(
-                f"{NOTIFY} runs in a program of its own; found {', '.join(sorted(others))} too"
-            )
-        for op in self._ops:
-            for name, what in (
-                ("epmap", "the servers"),
-                ("dir", "a folder"),
-                ("lookup_table", "a table"),
-            ):
-                if not op.attr(name):
-                    raise errors.ProgramError(f"{NOTIFY}, {name}: expected {what}")
-
-    def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer,
-        or cannot write.
-        """
-        if feed or fetches:
-            raise errors.FetchError(f"a program of {NOTIFY} has nothing to feed or fetch")
-        for op in self._ops:
-            client = connections.borrow(
-                op.attr("epmap"), op.attr("trainer_id"), self._engine
-            ).client
-            client.save(
-                _folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")]
-            )
-        return []
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -369,7 +344,7 @@ def load(model_dir: str, server_main_program: Program, executor: Any, scope: Sco
         FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it
             was.
     """
-    division = _division_of(server_main_program, "load")
+    division = division_of(server_main_program, "load")
     serving = [op for op in server_main_program.global_block().ops if op.type == "listen_and_serv"]
     if not serving:
         raise errors.ProgramError(

@@ -67,10 +67,6 @@ def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
             "rewrite it",
         )
         return
-    if entry.state == "imperative mode only":
-        happens = f"{name} is a part of imperative mode, which is not in this release"
-        script.add(Severity.BLOCKER, node, "imperative", "fluid.dygraph", happens, entry.says)
-        return
     if entry.state == "no effect":
         happens = f"{name} has no effect: {entry.says}"
         script.add(Severity.NOTE, node, "no-effect", name, happens)

@@ -52,15 +52,15 @@ class Examination(Walker):
             self.add(rule.severity, node, rule.code, subject, happens, rule.do)
 
     def rules_of(self, named: Named, arguments: dict[str, Any]) -> Iterator[Rule]:
-        """The rules that a call meets."""
+        """Return the rules that a call meets."""
         yield from self._rules.of_call(named.entry, arguments)
 
     def is_fluid(self, path: str) -> bool:
-        """Whether a module is one of Fluid's."""
+        """Return whether a module is one of Fluid's."""
         return self._resolver.module(path).of_fluid
 
     def value(self, node: ast.expr) -> Value:
-        """What an expression stands for, attributes of `self` included."""
+        """Return what an expression stands for, attributes of `self` included."""
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)

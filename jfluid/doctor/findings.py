@@ -51,7 +51,7 @@ class Finding:
         return ":".join(parts)
 
     def record(self) -> dict[str, Any]:
-        """The finding as JSON has it."""
+        """Return the finding as JSON has it."""
         return asdict(self) | {"severity": self.severity.name.lower()}
 
 
@@ -72,7 +72,7 @@ class Diagnosis:
     fluid_files: int = 0
 
     def of(self, severity: Severity) -> list[Finding]:
-        """The findings of one severity."""
+        """Return the findings of one severity."""
         return [f for f in self.findings if f.severity is severity]
 
     def by_severity(self) -> Iterator[tuple[Severity, list[Finding]]]:

@@ -40,7 +40,7 @@ class Entry:
     returns: str = ""
 
     def takes(self, name: str) -> bool:
-        """Whether it has a parameter of that name."""
+        """Return whether it has a parameter of that name."""
         return name in self.parameter_names or any(p[:2] == "**" for p in self.parameters or ())
 
     @property
@@ -89,30 +89,30 @@ class Api:
         self.flags: dict[str, list[str]] = record["flags"]
 
     def is_module(self, path: str) -> bool:
-        """Whether Fluid has a module of that path ("paddle.fluid.layers")."""
+        """Return whether Fluid has a module of that path ("paddle.fluid.layers")."""
         return path in self._modules or path in self._packages
 
     def names(self, path: str) -> Mapping[str, Entry]:
-        """The names of a module."""
+        """Return the names of a module."""
         return self._modules.get(path, {})
 
     def is_method(self, name: str) -> bool:
-        """Whether any class has a method of that name."""
+        """Return whether any class has a method of that name."""
         return name in self._methods
 
     def class_of(self, name: str) -> Entry | None:
-        """The class of that name."""
+        """Return the class of that name."""
         return self._classes.get(name)
 
 
 @functools.cache
 def load() -> Api:
-    """The table; read once."""
+    """Return the table; read once."""
     return Api(json.loads(files("jfluid.doctor").joinpath("fluid_api.json").read_text("utf-8")))
 
 
 def canonical(path: str) -> str:
-    """A module's path as the table has it: `jfluid.layers` is `paddle.fluid.layers`."""
+    """Return a module's path as the table has it: `jfluid.layers` is `paddle.fluid.layers`."""
     for root in ROOTS[1:]:
         if path == root or path.startswith(root + "."):
             return ROOTS[0] + path.removeprefix(root)
@@ -120,5 +120,5 @@ def canonical(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as messages have it: `fluid.layers.fc`."""
+    """Return a path as messages have it: `fluid.layers.fc`."""
     return path.removeprefix("paddle.") if path.startswith("paddle.fluid") else path

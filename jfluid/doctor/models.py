@@ -10,7 +10,7 @@ from jfluid.files.saved_model import read_saved_model
 
 
 def examine(path: str) -> list[Finding]:
-    """What there is to say of the model whose program file is `path`."""
+    """Return what there is to say of the model whose program file is `path`."""
     try:
         model = read_saved_model(path)
     except errors.FileFormatError as error:
@@ -48,7 +48,7 @@ def _of_operator(path: str, type_: str, api: Api) -> Iterator[Finding]:
 
 
 def runs(type_: str, api: Api) -> bool:
-    """Whether an operator runs here, gradients of others included."""
+    """Return whether an operator runs here, gradients of others included."""
     if type_ in api.operators["run"]:
         return True
     forward = type_.removesuffix("_grad")

@@ -80,7 +80,7 @@ class Scope:
         holder.names[name] = value
 
     def find(self, name: str) -> Value:
-        """What a name stands for."""
+        """Return what a name stands for."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not scope.of_class):
@@ -101,7 +101,7 @@ class Resolver:
     # ---- imports
 
     def bindings(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Value]]:
-        """The names that an import binds, and their values."""
+        """Return the names that an import binds, and their values."""
         if isinstance(node, ast.Import):
             for alias in node.names:
                 path = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -125,20 +125,22 @@ class Resolver:
                         yield name, Named(f"{holder.path}.{name}", entry)
 
     def module(self, path: str) -> Module:
-        """A module by its path. Modules of this package that Fluid does not have are none of it."""
+        """Return a module by its path. Modules of this package that Fluid does not have are none of
+        it.
+        """
         inner, path = path, canonical(path)
         if inner != path and not self._api.is_module(path):
             return Module(inner, False)
         return Module(path, path == "paddle" or path.startswith("paddle."))
 
     def exists(self, module: Module) -> bool:
-        """Whether a module of Fluid is there."""
+        """Return whether a module of Fluid is there."""
         return not module.of_fluid or self._api.is_module(module.path)
 
     # ---- expressions
 
     def value(self, node: ast.expr, scope: Scope) -> Value:
-        """What an expression stands for."""
+        """Return what an expression stands for."""
         match node:
             case ast.Name():
                 return scope.find(node.id)
@@ -162,7 +164,7 @@ class Resolver:
         return None
 
     def member(self, holder: Value, name: str) -> Value:
-        """What `holder.name` stands for."""
+        """Return what `holder.name` stands for."""
         if isinstance(holder, Module):
             return self._of_module(holder, name)
         if isinstance(holder, Instance):
@@ -216,7 +218,7 @@ class Resolver:
         return None
 
     def made_by(self, called: Entry) -> Value:
-        """What a call of an entry returns, where that is an object of a class of Fluid."""
+        """Return what a call of an entry returns, where that is an object of a class of Fluid."""
         if called.kind == "class":
             return Instance(called)
         entry = self._api.class_of(called.returns)

@@ -19,7 +19,9 @@ from jfluid.doctor.walking import Walker
 
 
 def readable(text: str) -> ast.Module | None:
-    """The tree of a script of Python 2 as Python 3 would have it; None where it cannot be had."""
+    """Return the tree of a script of Python 2 as Python 3 would have it; None where it cannot be
+    had.
+    """
     try:
         return parsing.tree_of(python2.converted(text, "script"))
     except (parsing.Unreadable, errors.JFluidError):
@@ -27,7 +29,7 @@ def readable(text: str) -> ast.Module | None:
 
 
 def local_modules(found: Iterable[Source]) -> frozenset[str]:
-    """Names that imports may find among the sources themselves."""
+    """Return names that imports may find among the sources themselves."""
     names: set[str] = set()
     for kind, path in found:
         if kind == "script":

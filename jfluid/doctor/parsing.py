@@ -52,7 +52,8 @@ class Unreadable(Exception):
 
 
 def text_of(data: bytes) -> tuple[str, Fault | None]:
-    """The text of a source file, by the encoding that it declares, and what Python has against it.
+    """Return the text of a source file, by the encoding that it declares, and what Python has
+    against it.
 
     Raises Unreadable for what is no text.
     """
@@ -71,7 +72,7 @@ def text_of(data: bytes) -> tuple[str, Fault | None]:
 
 
 def encoding_of(data: bytes) -> str:
-    """The encoding that a source declares; UTF-8 without a mark where it declares none."""
+    """Return the encoding that a source declares; UTF-8 without a mark where it declares none."""
     return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
 
 
@@ -94,7 +95,7 @@ def _undeclared(data: bytes) -> tuple[str, Fault]:
 
 
 def tree_of(text: str) -> ast.Module:
-    """The syntax tree of a source. Raises Unreadable."""
+    """Return the syntax tree of a source. Raises Unreadable."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old scripts have "\d" in plain strings
@@ -121,7 +122,7 @@ def _fault(text: str, error: SyntaxError) -> Fault:
 
 
 def cells_of(data: bytes) -> list[tuple[int, str]]:
-    """The cells of code of a notebook, numbered from 1, without lines that are no Python.
+    """Return the cells of code of a notebook, numbered from 1, without lines that are no Python.
 
     Raises Unreadable for what is no notebook.
     """

@@ -54,7 +54,7 @@ class Conversion:
         return self.recoded or self.before != self.after
 
     def diff(self) -> str:
-        """The changes as a unified diff."""
+        """Return the changes as a unified diff."""
         return "".join(
             difflib.unified_diff(
                 self.before.splitlines(True),
@@ -86,7 +86,7 @@ class Conversion:
 
 
 def conversions(paths: Sequence[str]) -> list[Conversion]:
-    """What becomes of the scripts of some paths; those that stay as they are are not listed.
+    """Return what becomes of the scripts of some paths; those that stay as they are are not listed.
 
     Raises DataError for paths as `sources.find` does, and for a script that cannot be read as
     Python 2 either; UnsupportedError without fissix.
@@ -110,7 +110,7 @@ def conversions(paths: Sequence[str]) -> list[Conversion]:
 
 
 def converted(text: str, name: str) -> str:
-    """The text of a script in Python 3; the same where it has nothing of Python 2.
+    """Return the text of a script in Python 3; the same where it has nothing of Python 2.
 
     Raises DataError where it is neither, UnsupportedError without fissix.
     """

@@ -23,8 +23,8 @@ _MOST_PLACES = 5  # of one finding that occurs at many
 
 
 def as_json(diagnosis: Diagnosis, run: dict[str, Any] | None = None) -> str:
-    """The diagnosis as a JSON object: `verdict`, `exit_code`, `examined` and `findings`, and `run`
-    where the script was run.
+    """Return the diagnosis as a JSON object: `verdict`, `exit_code`, `examined` and `findings`, and
+    `run` where the script was run.
     """
     record: dict[str, Any] = {
         "verdict": diagnosis.verdict,

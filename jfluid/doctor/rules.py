@@ -48,7 +48,7 @@ class Rule:
     certain: bool = False
 
     def holds(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the rule is about a call with these arguments; what is not among them is
+        """Return whether the rule is about a call with these arguments; what is not among them is
         ABSENT.
         """
 
@@ -73,7 +73,7 @@ class Setting:
     do: str = ""
 
     def matches(self, name: str) -> bool:
-        """Whether it is about a variable of that name."""
+        """Return whether it is about a variable of that name."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
 
 
@@ -86,7 +86,7 @@ def _is_number(value: Any) -> bool:
 
 
 def differences() -> dict[str, Any]:
-    """What differences.toml holds: a title, an introduction, sections of differences."""
+    """Return what differences.toml holds: a title, an introduction, sections of differences."""
     return _toml("differences.toml")
 
 
@@ -96,7 +96,7 @@ def _toml(name: str) -> dict[str, Any]:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """All rules, those of the differences first."""
+    """Return all rules, those of the differences first."""
     return (*_of_differences(), *(_rule(record) for record in _toml("rules.toml")["rule"]))
 
 
@@ -111,7 +111,7 @@ def settings() -> tuple[Setting, ...]:
 
 @functools.cache
 def python() -> dict[str, Any]:
-    """What Python, NumPy and other libraries no longer have: tables by kind of name."""
+    """Return what Python, NumPy and other libraries no longer have: tables by kind of name."""
     found: dict[str, Any] = _toml("rules.toml")["python"]
     return found
 
@@ -136,7 +136,7 @@ def _rule(record: dict[str, Any]) -> Rule:
 
 
 def plain(markdown: str) -> str:
-    """A text of a page in one line, without marks."""
+    """Return a text of a page in one line, without marks."""
     text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", markdown)
     return " ".join(text.replace("`", "").split())
 
@@ -156,21 +156,21 @@ class RulesByUse:
     @classmethod
     @functools.cache
     def of(cls, api: Api) -> "RulesByUse":
-        """The rules for a table of names; sorted once."""
+        """Return the rules for a table of names; sorted once."""
         return cls(api)
 
     def of_call(self, entry: Entry, arguments: Mapping[str, Any]) -> list[Rule]:
-        """The rules that a call meets."""
+        """Return the rules that a call meets."""
         return [rule for rule in self._calls.get(id(entry), ()) if rule.holds(arguments)]
 
     def of_assignment(self, owner: str, attribute: str, value: Any) -> list[Rule]:
-        """The rules that `owner.attribute = value` meets."""
+        """Return the rules that `owner.attribute = value` meets."""
         found = self._assigns.get(f"{owner}.{attribute}", ())
         return [rule for rule in found if rule.holds({attribute: value})]
 
 
 def resolve(api: Api, use: str) -> Entry:
-    """The entry of a name that a rule uses. Raises KeyError when there is none."""
+    """Return the entry of a name that a rule uses. Raises KeyError when there is none."""
     module, _, name = f"paddle.fluid.{use}".rpartition(".")
     found = api.names(module).get(name)
     if found is None:

@@ -11,8 +11,6 @@ from jfluid.doctor.fluid_api import Api, shown
 from jfluid.doctor.names import Instance, Literal, Module, Named, Scope, Unknown, Value
 from jfluid.doctor.rules import COMPUTED, RulesByUse
 
-IMPERATIVE = "imperative mode is not in this release"
-_BUILD = "build a Program with fluid.layers and run it with Executor.run"
 # Packages of Paddle 2 that no Fluid had.
 _PADDLE_2 = frozenset(
     "Model amp audio autograd callbacks distribution distributed hapi hub inference io jit linalg metric nn onnx "
@@ -105,15 +103,13 @@ class Script(Examination):
         self.uses_fluid = True
         name, entry = shown(value.path), value.entry
         if entry.kind == "missing" and used:
-            imperative = "dygraph" in value.path
-            happens = IMPERATIVE if imperative else f"{entry.says or 'it is not in this release'}"
             self.add(
                 Severity.BLOCKER,
                 node,
-                "imperative" if imperative else "missing",
-                "fluid.dygraph" if imperative else name,
-                f"{name}: {happens.partition(': ')[0]}" if imperative else f"{name}: {happens}",
-                _BUILD if imperative else "rewrite it with layers that are here",
+                "missing",
+                name,
+                f"{name}: {entry.says or 'it is not in this release'}",
+                "rewrite it with layers that are here",
             )
 
     def _unknown(self, node: ast.AST, found: Unknown) -> None:

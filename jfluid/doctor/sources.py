@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 def find(paths: Sequence[str]) -> list[Source]:
-    """The files of some paths, each once, in the order of their names.
+    """Return the files of some paths, each once, in the order of their names.
 
     Raises DataError for a path that does not exist, cannot be read, leads in a circle, or is no
     script, notebook, model or folder.

@@ -70,11 +70,11 @@ class Outcome:
         return self.ended in ("steps", "by itself")
 
     def record(self) -> dict[str, Any]:
-        """The outcome as JSON has it."""
+        """Return the outcome as JSON has it."""
         return asdict(self) | {"runs": self.runs}
 
     def lines(self) -> Iterator[str]:
-        """The outcome in words."""
+        """Return the outcome in words."""
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
         used = f"{self.seconds:.1f} s, {self.memory} MiB at most"
         if self.ended == "steps":

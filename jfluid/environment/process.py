@@ -93,6 +93,11 @@ class DeviceVariables(Variables):
         "read by XLA when JAX starts: how many threads steps on the CPU use; one for each "
         "processor that the process may use without it",
     )
+    bind_threads: Switch | None = variable(
+        "JFLUID_BIND_THREADS",
+        "1: each of these threads stays on a processor of its own, 0: none does; without it they do "
+        "where the process may use 2 to 8 processors and is not one of several of a job",
+    )
     xla_flags: str = variable(
         "XLA_FLAGS",
         "read by XLA; what jfluid would set by itself, and is named here, stays as it is here",
@@ -137,7 +142,7 @@ class ServerVariables(TlsVariables):
     )
     metrics_port: Port | None = variable(
         "JFLUID_PS_METRICS_PORT",
-        "server 0 answers Prometheus on this port of its host, server 1 on the next, and so on",
+        "a host's first server answers Prometheus on this port, its second one on the next, and so on",
     )
     tls_clients: Path | None = variable(
         "JFLUID_PS_TLS_CLIENTS",

@@ -59,7 +59,7 @@ class LoadedModel:
         self.feeds: list[Variable] = [block.vars[name] for name in names]
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What the model gives for a feed, in the order of `fetches`. Threads may call it."""
+        """Return what the model gives for a feed, in the order of `fetches`. Threads may call it."""
         with self._lock:
             found = self._executor.run(
                 self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope
@@ -67,17 +67,19 @@ class LoadedModel:
         return [np.asarray(value) for value in found]
 
     def operators(self) -> list[Operator]:
-        """The operators of the program, without feeds and fetches."""
+        """Return the operators of the program, without feeds and fetches."""
         ops = self.program.global_block().ops
         return [op for op in ops if op.type not in ("feed", "fetch")]
 
     def parameter(self, name: str) -> np.ndarray | None:
-        """The value of a parameter."""
+        """Return the value of a parameter."""
         var = self.scope.find_var(name)
         return None if var is None else np.array(var.get_tensor())
 
     def sample(self, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """A feed of random numbers (ids are 0 or 1, which every table has), of that many rows."""
+        """Return a feed of random numbers (ids are 0 or 1, which every table has), of that many
+        rows.
+        """
         random = np.random.default_rng(seed)
         return {var.name: _drawn(var, batch, random) for var in self.feeds}
 
@@ -117,8 +119,8 @@ def check_exportable(model: LoadedModel, target: str) -> None:
 def compare(
     model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4
 ) -> float:
-    """The largest difference between what the model gives and what `run(feed)` does, relative to
-    the largest value of each fetch (absolute where that is below 1).
+    """Return the largest difference between what the model gives and what `run(feed)` does,
+    relative to the largest value of each fetch (absolute where that is below 1).
 
     Raises OpError where it is above the tolerance, or a shape or dtype differs.
     """

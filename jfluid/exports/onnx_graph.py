@@ -43,23 +43,23 @@ class Node:
         return self.op.attrs.get(name, default)
 
     def names(self, slot: str) -> list[str]:
-        """The variables of an input slot."""
+        """Return the variables of an input slot."""
         return [name for name in self.op.input(slot) if name != EMPTY_NAME]
 
     def has(self, slot: str) -> bool:
-        """Whether an input slot is given."""
+        """Return whether an input slot is given."""
         return slot in self.op.inputs and bool(self.names(slot))
 
     def input(self, slot: str = "X") -> str:
-        """The one variable of an input slot."""
+        """Return the one variable of an input slot."""
         return self.names(slot)[0]
 
     def output(self, slot: str = "Out") -> str:
-        """The one variable of an output slot."""
+        """Return the one variable of an output slot."""
         return str(self.op.output(slot)[0])
 
     def refuse(self, what: str) -> errors.UnsupportedError:
-        """The error that says what of the operator ONNX does not have."""
+        """Return the error that says what of the operator ONNX does not have."""
         return errors.UnsupportedError(f"onnx: operator {self.type}: {what}")
 
     def without(self, **slots_and_attrs: Any) -> None:
@@ -93,26 +93,26 @@ class Graph:
         self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), **attrs))
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """A constant; returns its name."""
+        """Return a constant; returns its name."""
         name = f"constant_{len(self.constants)}"
         self.constants[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
         return name
 
     def shape(self, name: str) -> list[int]:
-        """The declared shape of a variable, with -1 for sizes that are not fixed."""
+        """Return the declared shape of a variable, with -1 for sizes that are not fixed."""
         return list(self._block.var(name).shape)
 
     def rank(self, name: str) -> int:
-        """The number of dimensions of a variable."""
+        """Return the number of dimensions of a variable."""
         return len(self.shape(name))
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The type of a variable's elements."""
+        """Return the type of a variable's elements."""
         found: np.dtype[Any] = self._block.var(name).np_dtype
         return found
 
     def like(self, name: str, value: float) -> str:
-        """A constant of the dtype of a variable."""
+        """Return a constant of the dtype of a variable."""
         return self.constant(value, self.dtype(name))
 
 

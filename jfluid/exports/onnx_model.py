@@ -15,7 +15,8 @@ _OPSET, _IR_VERSION = 18, 9  # what runtimes of 2023 read
 
 
 def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
-    """(the bytes of an ONNX model, the largest difference found when onnx's reference runs it).
+    """Return (the bytes of an ONNX model, the largest difference found when onnx's reference runs
+    it).
 
     Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
     """

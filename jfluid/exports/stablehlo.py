@@ -23,8 +23,8 @@ _FRAMES = "jax_traceback_in_locations_limit"
 
 
 def exported(model: LoadedModel, platforms: Sequence[str] = _PLATFORMS) -> export.Exported:
-    """The model as jax.export has it: a function of its feeds, in order, that gives a tuple of its
-    fetches; parameters are constants of it.
+    """Return the model as jax.export has it: a function of its feeds, in order, that gives a tuple
+    of its fetches; parameters are constants of it.
 
     The first dimension of feeds that is not fixed is `batch`, the same for all; others that are
     not are `d1`, `d2` and so on. Ids are int64, so calls need JAX's 64-bit mode where there are
@@ -74,16 +74,16 @@ def _arguments(model: LoadedModel) -> list[jax.ShapeDtypeStruct]:
 
 
 def to_jax_artifact(model: LoadedModel) -> tuple[bytes, float]:
-    """(bytes for `jax.export.deserialize`, the largest difference found). Raises as `exported` and
-    `compare` do.
+    """Return (bytes for `jax.export.deserialize`, the largest difference found). Raises as
+    `exported` and `compare` do.
     """
     data = bytes(exported(model).serialize())
     return data, compare(model, lambda feed: _called(model, data, feed))
 
 
 def to_stablehlo(model: LoadedModel) -> tuple[bytes, float]:
-    """(portable bytecode of StableHLO, the largest difference found), for the CPU's or any other
-    compiler. Raises as `exported` and `compare` do.
+    """Return (portable bytecode of StableHLO, the largest difference found), for the CPU's or any
+    other compiler. Raises as `exported` and `compare` do.
     """
     found = exported(model, _PLATFORMS[:1])
     data = bytes(found.serialize())

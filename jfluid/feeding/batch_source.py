@@ -58,6 +58,10 @@ class BatchSource:
         _check_reader(reader)
         self._items = partial(_batches, reader, partial(_feed_of_arrays, tuple(self.slots)))
 
+    def set_lists(self, reader: Reader) -> None:
+        """Read from a reader of lists of arrays (or LoDTensors) that no slots are known for."""
+        self._items = partial(_batches, reader, _feed_by_position)
+
     def set_feeds(self, feeds: Callable[[], Iterator[Feed]]) -> None:
         """Read from a reader of finished feeds, whose errors name their position themselves."""
         self._items = feeds
@@ -110,6 +114,16 @@ def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
         close = getattr(items, "close", None)
         if close is not None:
             close()
+
+
+def _feed_by_position(arrays: Any) -> Feed:
+    """The values under the numbers of their places."""
+    if not isinstance(arrays, list | tuple):
+        raise errors.FeedError(f"expected a list of arrays, found a {type(arrays).__name__}")
+    return {
+        str(i): value if isinstance(value, LoDTensor) else LoDTensor(np.array(value))
+        for i, value in enumerate(arrays)
+    }
 
 
 def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:

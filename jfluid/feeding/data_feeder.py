@@ -61,7 +61,7 @@ class DataFeeder:
         self._place = place
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
-        """The feed of one mini-batch.
+        """Return the feed of one mini-batch.
 
         A field has the variable's shape without the first dimension, or the same numbers in another
         rank, where that shape has no -1. The sizes of a field of the right rank are left for the
@@ -74,8 +74,8 @@ class DataFeeder:
     def feed_parallel(
         self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None
     ) -> Iterator[Feed]:
-        """The feeds of several mini-batches, one for each device. Raises FeedError when their
-        numbers differ.
+        """Return the feeds of several mini-batches, one for each device. Raises FeedError when
+        their numbers differ.
         """
         batches = list(iterable)
         devices = self._number_of_devices(num_places)
@@ -92,7 +92,7 @@ class DataFeeder:
         num_places: int | None = None,
         drop_last: bool = True,
     ) -> Callable[[], Iterator[Any]]:
-        """A reader of feeds from a reader of mini-batches.
+        """Return a reader of feeds from a reader of mini-batches.
 
         With `multi_devices` it gives lists with a feed for each device; mini-batches at the end
         that do not suffice for all devices are dropped, or raise FeedError without `drop_last`.
@@ -124,7 +124,9 @@ class DataFeeder:
 
 
 def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Feed:
-    """The feed of a list of samples, each with a field for every slot; see `DataFeeder.feed`."""
+    """Return the feed of a list of samples, each with a field for every slot; see
+    `DataFeeder.feed`.
+    """
     samples = list(batch)
     for number, sample in enumerate(samples):
         if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(slots):

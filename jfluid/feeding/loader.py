@@ -7,34 +7,131 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jfluid import errors
 from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed, Slot
+from jfluid.feeding.indexed import BatchSampler, Dataset, batches_in_order, default_collate_fn
 from jfluid.feeding.prefetch import ClosableQueue, Prefetch
+from jfluid.feeding.reader import batch
 from jfluid.feeding.reader_ops import ReaderSession, append_read, create_reader, double_buffered
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.places import Place
 
-__all__ = ["DataLoader", "DatasetLoader", "GeneratorLoader"]
+__all__ = ["DataLoader", "DatasetLoader", "EagerLoader", "GeneratorLoader"]
 
 Reader = Callable[[], Iterable[Any]]
 Batch = list[Feed] | list[list[LoDTensor]]
 
 
 class DataLoader:
-    """Loads batches in the background. Made by `from_generator` or `from_dataset`."""
+    """Loads batches of samples that a dataset gives by index; `from_generator` and `from_dataset`
+    make loaders of other sources.
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        """Raises UnsupportedError: loading from a dataset of indexed samples is not in this
-        release.
-        """
-        raise errors.UnsupportedError(
-            "fluid.io.DataLoader(dataset, ...) is not in this release: use "
-            "fluid.io.DataLoader.from_generator with a generator that yields the dataset's samples"
+        for data in fluid.io.DataLoader(dataset, [image, label], fluid.cpu_places(), batch_size=32):
+            exe.run(feed=data)
+
+    Each iteration is an epoch; `len(loader)` is its number of batches.
+
+    Args:
+        dataset: a subclass of `fluid.io.Dataset`.
+        feed_list: the variables to feed, in the order of a sample's fields. Not needed with
+            `return_list`.
+        places: a place or a list of places, a batch for each.
+        return_list: give lists of LoDTensors in the order of the fields, in place of dicts.
+        batch_sampler: which samples make each batch: a `fluid.io.BatchSampler`, or an iterable of
+            lists of indices with a length. It stands for `batch_size`, `shuffle` and `drop_last`.
+        batch_size: how many samples make a batch.
+        shuffle: take the samples in another order each epoch.
+        drop_last: leave out samples at the end that do not fill a batch.
+        collate_fn: makes the arrays of a batch from a list of samples; by default each field is
+            stacked.
+        num_workers: how many forked processes load samples; 0 for a thread of this process. They
+            must not use JAX.
+        use_buffer_reader: bring the next batch to the device while a step runs.
+        use_shared_memory: without effect: arrays come through pipes, without a copy by Python.
+        timeout: seconds to wait for a worker's next batch; 0 for any time.
+        worker_init_fn: is called with its number in each worker.
+
+    Raises TypeError and ValueError where an argument does not fit; while it loads, ReaderError (with
+    the position and the dataset's own error as its cause) and FeedError for a batch that does not
+    fit the variables.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        feed_list: Sequence[Variable] | None = None,
+        places: Any = None,
+        return_list: bool = False,
+        batch_sampler: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        use_buffer_reader: bool = True,
+        use_shared_memory: bool = True,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+    ):
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                "DataLoader, dataset: expected a subclass of fluid.io.Dataset, found "
+                f"{type(dataset).__name__}; of a generator make a loader with from_generator"
+            )
+        variables = _variables(feed_list)
+        if not variables and not return_list and not default_main_program().eager:
+            raise ValueError("DataLoader: feed_list is needed unless return_list=True")
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise ValueError(
+                f"DataLoader, num_workers: expected a number from 0 on, found {num_workers!r}"
+            )
+        if timeout < 0:
+            raise ValueError(f"DataLoader, timeout: expected seconds from 0 on, found {timeout}")
+        if batch_sampler is not None and (batch_size, shuffle, drop_last) != (1, False, False):
+            raise ValueError(
+                "DataLoader: batch_size, shuffle and drop_last belong to the batch_sampler"
+            )
+        self.dataset, self.feed_list, self.return_list = dataset, feed_list, return_list
+        self.batch_sampler = batch_sampler or BatchSampler(
+            dataset, None, shuffle, batch_size, drop_last
         )
+        self.places = _list_of_places(places)
+        self.collate_fn, self.num_workers = collate_fn, num_workers
+        self.use_buffer_reader, self.use_shared_memory = use_buffer_reader, use_shared_memory
+        self.timeout, self.worker_init_fn = timeout, worker_init_fn
+        self._slots = [Slot.of(v) for v in variables]
+        self._placer = FeedPlacer()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin an epoch."""
+        batches = batches_in_order(
+            self.dataset,
+            self.batch_sampler,
+            self.collate_fn or default_collate_fn,
+            self.num_workers,
+            self.timeout,
+            self.worker_init_fn,
+        )
+        source = BatchSource(self._slots, 2 * len(self.places))
+        if self._slots:
+            source.set_batches(lambda: batches)
+        else:
+            source.set_lists(lambda: batches)
+        if default_main_program().eager:
+            return _as_variables(source.read())
+        placer = self._placer if self.use_buffer_reader else None
+        return _epoch(source.read(), self.places, False, self.return_list, placer)
+
+    __call__ = __iter__
 
     @staticmethod
     def from_generator(
@@ -46,8 +143,10 @@ class DataLoader:
         use_multiprocess: bool = False,
         drop_last: bool = True,
     ) -> "GeneratorLoader":
-        """A loader of what a Python generator yields; see GeneratorLoader for the arguments."""
-        return GeneratorLoader(
+        """Return a loader of what a Python generator yields; see GeneratorLoader for the arguments.
+        In dygraph mode it yields lists of variables; see EagerLoader.
+        """
+        return generator_loader(
             feed_list,
             capacity,
             use_double_buffer,
@@ -59,8 +158,8 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: Any, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """A loader of the batches of a `QueueDataset` or `InMemoryDataset`; see DatasetLoader for
-        the arguments.
+        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; see
+        DatasetLoader for the arguments.
         """
         return DatasetLoader(dataset, places, drop_last)
 
@@ -107,10 +206,7 @@ class GeneratorLoader:
         use_multiprocess: bool = False,
         drop_last: bool = True,
     ):
-        variables = list(feed_list or ())
-        for variable in variables:
-            if not isinstance(variable, Variable):
-                raise TypeError(f"feed_list must hold Variables, found {variable!r}")
+        variables = _variables(feed_list)
         if not variables:
             raise errors.FeedError("feed_list: expected the variables to feed, found none")
         self._source = BatchSource([Slot.of(v) for v in variables], capacity, use_multiprocess)
@@ -233,6 +329,81 @@ class GeneratorLoader:
         return self._running
 
 
+class EagerLoader(GeneratorLoader):
+    """Yields, in dygraph mode, a list of variables for each batch, to which no gradient flows.
+
+    Args:
+        feed_list: has no effect: the fields of samples are told by their places.
+        capacity: how many batches are read ahead.
+        use_multiprocess: run the reader in a process of its own.
+
+    The other arguments of GeneratorLoader have no effect: each epoch is iterated over, and
+    variables lie where the `guard` says, not at `places`.
+    """
+
+    def __init__(self, capacity: int | None, use_multiprocess: bool = False):
+        self._source = BatchSource([], capacity, use_multiprocess)
+        self._iterable, self._latest, self._running = True, None, None
+        self._queue: ClosableQueue[Any] | None = None
+
+    def set_sample_generator(
+        self, reader: Reader, batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> "EagerLoader":
+        """Read samples, one at a time: lists or tuples of fields. `batch_size` of them make a
+        batch; `drop_last` leaves out those at the end that do not fill one.
+        """
+        self._source.set_lists(partial(_stacked, batch(reader, batch_size, drop_last)))
+        return self
+
+    def set_sample_list_generator(self, reader: Reader, places: Any = None) -> "EagerLoader":
+        """Read lists of samples, each list a batch."""
+        self._source.set_lists(partial(_stacked, reader))
+        return self
+
+    def set_batch_generator(self, reader: Reader, places: Any = None) -> "EagerLoader":
+        """Read batches: a list or tuple of arrays."""
+        self._source.set_lists(reader)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch. Raises ReaderError when no reader was set."""
+        batches = self._source.read()
+        self._queue = batches.queue
+        return _as_variables(batches)
+
+    __call__ = __iter__
+
+
+def generator_loader(
+    feed_list: Sequence[Variable] | None,
+    capacity: int | None,
+    use_double_buffer: bool,
+    iterable: bool,
+    return_list: bool,
+    use_multiprocess: bool = False,
+    drop_last: bool = True,
+) -> GeneratorLoader:
+    """Return the loader of a generator for programs, or in dygraph mode that for variables."""
+    if default_main_program().eager:
+        return EagerLoader(capacity, use_multiprocess)
+    return GeneratorLoader(
+        feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
+    )
+
+
+def _stacked(reader: Reader) -> Iterator[list[Any]]:
+    """Batches as one array for each field, from lists of samples."""
+    for samples in reader():
+        yield [np.stack([np.asarray(v) for v in field]) for field in zip(*samples, strict=True)]
+
+
+def _as_variables(batches: Iterable[Feed]) -> Iterator[Any]:
+    """Batches as lists of eager variables."""
+    program: Any = default_main_program()
+    for feed in batches:
+        yield [program.variable_of(np.asarray(value)) for value in feed.values()]
+
+
 class DatasetLoader:
     """Loads the batches of a dataset; iterate over it as over a GeneratorLoader.
 
@@ -275,10 +446,21 @@ def _batches_of(dataset: Any, drop_last: bool) -> Iterator[Feed]:
                 name: value if isinstance(value, LoDTensor) else LoDTensor(value)
                 for name, value in batch.items()
             }
-            first = next(iter(feed.values()))
-            samples = len(first._lod[0]) - 1 if first._lod else len(first)
+            # the values of a sample may fill several rows of a dense slot, or none
+            counted = next((t for t in feed.values() if t._lod), None)
+            samples = (
+                len(next(iter(feed.values()))) if counted is None else len(counted._lod[0]) - 1
+            )
             if samples == dataset._batch_size or not drop_last:
                 yield feed
+
+
+def _variables(feed_list: Sequence[Variable] | None) -> list[Variable]:
+    variables = list(feed_list or ())
+    for variable in variables:
+        if not isinstance(variable, Variable):
+            raise TypeError(f"feed_list must hold Variables, found {variable!r}")
+    return variables
 
 
 def _list_of_places(places: Any) -> list[Place]:

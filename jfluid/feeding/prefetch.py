@@ -56,11 +56,11 @@ class ClosableQueue(Generic[T]):
             self._changed.notify_all()
 
     def size(self) -> int:
-        """How many items wait."""
+        """Return how many items wait."""
         return len(self._items)
 
     def capacity(self) -> int:
-        """How many items may wait."""
+        """Return how many items may wait."""
         return self._capacity
 
     def is_closed(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jfluid.feeding.loader import Batch, GeneratorLoader
+from jfluid.feeding.loader import Batch, generator_loader
 from jfluid.feeding.prefetch import ClosableQueue
 from jfluid.ir.variable import Variable
 
@@ -25,7 +25,7 @@ class PyReader:
         iterable: bool = True,
         return_list: bool = False,
     ):
-        self._loader = GeneratorLoader(
+        self._loader = generator_loader(
             feed_list, capacity, use_double_buffer, iterable, return_list
         )
 

@@ -40,7 +40,7 @@ class ComposeNotAligned(ValueError):
 
 
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
-    """A reader of lists of `batch_size` samples.
+    """Return a reader of lists of `batch_size` samples.
 
     The last list is shorter when the samples do not divide, or is left out with `drop_last`. Raises
     ValueError when `batch_size` is not a positive whole number.
@@ -59,7 +59,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """A reader of the same samples, each run of `buf_size` of them shuffled with Python's
+    """Return a reader of the same samples, each run of `buf_size` of them shuffled with Python's
     `random`.
     """
 
@@ -73,7 +73,7 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
 
 
 def chain(*readers: Reader) -> Reader:
-    """A reader of all samples of the first reader, then of the second, and so on."""
+    """Return a reader of all samples of the first reader, then of the second, and so on."""
 
     def chained() -> Iterator[Any]:
         for reader in readers:
@@ -83,8 +83,8 @@ def chain(*readers: Reader) -> Reader:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """A reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1,
-    2, 3).
+    """Return a reader whose samples join one sample of each reader into one tuple: (1, 2) and 3
+    give (1, 2, 3).
 
     Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at
     the shortest.
@@ -109,18 +109,20 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
-    """A reader of `func(a, b, ...)` with one sample of each reader; it ends with the shortest."""
+    """Return a reader of `func(a, b, ...)` with one sample of each reader; it ends with the
+    shortest.
+    """
     return lambda: map(func, *(reader() for reader in readers))
 
 
 def firstn(reader: Reader, n: int) -> Reader:
-    """A reader of the first `n` samples."""
+    """Return a reader of the first `n` samples."""
     return lambda: itertools.islice(reader(), n)
 
 
 def cache(reader: Reader) -> Reader:
-    """A reader of the same samples, kept in memory. The given reader is read at once, and only this
-    once.
+    """Return a reader of the same samples, kept in memory. The given reader is read at once, and
+    only this once.
     """
     samples = tuple(reader())
     return lambda: iter(samples)
@@ -169,7 +171,9 @@ class _Workers:
         return False
 
     def items(self) -> Iterator[Any]:
-        """The threads' items, until all threads have ended; raises the exception of any of them."""
+        """Return the threads' items, until all threads have ended; raises the exception of any of
+        them.
+        """
         while self._running:
             item = self._queue.get()
             if not isinstance(item, _End):
@@ -187,7 +191,7 @@ class _Workers:
 
 
 def buffered(reader: Reader, size: int) -> Reader:
-    """A reader of the same samples, of which up to `size` are read ahead by a thread."""
+    """Return a reader of the same samples, of which up to `size` are read ahead by a thread."""
 
     def read_ahead() -> Iterator[Any]:
         with _Workers(size) as workers:
@@ -204,8 +208,8 @@ def xmap_readers(
     buffer_size: int,
     order: bool = False,
 ) -> Reader:
-    """A reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples
-    ahead.
+    """Return a reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size`
+    samples ahead.
 
     With `order` the samples keep their order; without it they are yielded as they become ready.
     """
@@ -258,8 +262,8 @@ def xmap_readers(
 def multiprocess_reader(
     readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000
 ) -> Reader:
-    """A reader of the samples of all `readers`, each of which runs in a process of its own, in the
-    order of their arrival.
+    """Return a reader of the samples of all `readers`, each of which runs in a process of its own,
+    in the order of their arrival.
 
     The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With
     `use_pipe` each process sends through a pipe of its own; without it all share one queue of

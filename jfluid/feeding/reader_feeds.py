@@ -22,14 +22,16 @@ class ReaderFeeds:
         self._without = LruCache[tuple[Program, list[tuple[str, list[str]]]] | None]()
 
     def reads(self, program: Program) -> bool:
-        """Whether the program has reader operators."""
+        """Return whether the program has reader operators."""
         return self._parts(program) is not None
 
     def _parts(self, program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
         return self._without.get_or_make(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
-        """The program without reader operators, and the feed with the batches that they read."""
+        """Return the program without reader operators, and the feed with the batches that they
+        read.
+        """
         found = self._parts(program)
         if found is None:
             return program, feed

@@ -90,8 +90,8 @@ class ReaderSession:
         self._host = self._batches = None
 
     def next(self, device: jax.Device) -> Feed:
-        """The next batch. Raises EOFException when there is none, ReaderError or FeedError when the
-        reader failed.
+        """Return the next batch. Raises EOFException when there is none, ReaderError or FeedError
+        when the reader failed.
         """
         if self._host is None:
             raise errors.ReaderError(

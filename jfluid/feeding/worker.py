@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import struct
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -33,18 +34,22 @@ class Worker:
     random numbers each time: its generators (`random`, `numpy.random`) are seeded by a number drawn
     from this process's `random`.
 
-    Raises ReaderError when the items raise (with the traceback), or when the process dies. Raises
-    OSError when the operating system cannot fork.
+    Args:
+        items: a function that returns an iterable.
+        timeout: seconds to wait for the next item; 0 for any time.
+
+    Raises ReaderError when the items raise (with the traceback), when the process dies, or when it
+    is silent for longer than `timeout`. Raises OSError when the operating system cannot fork.
     """
 
-    def __init__(self, items: Callable[[], Iterable[Any]]):
+    def __init__(self, items: Callable[[], Iterable[Any]], timeout: float = 0):
         if "fork" not in multiprocessing.get_all_start_methods():
             raise OSError(
                 "use_multiprocess needs an operating system that can fork processes; leave it off"
             )
         receiver, sender = os.pipe()
         context = multiprocessing.get_context("fork")
-        self._owner = os.getpid()
+        self._owner, self._timeout = os.getpid(), timeout
         self._receiver = io.FileIO(receiver, "rb")
         self._process: BaseProcess = context.Process(
             target=_work,
@@ -61,11 +66,11 @@ class Worker:
         finally:
             os.close(sender)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, None]:
         count = 0
         with self._receiver:
             try:
-                while (message := _receive(self._receiver)) is not None:
+                while (message := self._message()) is not None:
                     kind, content = message
                     if kind == "end":
                         return
@@ -81,6 +86,16 @@ class Worker:
             finally:
                 self.close()
                 self._process.join()
+
+    def _message(self) -> Any:
+        if self._timeout:
+            waiting = select.poll()
+            waiting.register(self._receiver, select.POLLIN)
+            if not waiting.poll(self._timeout * 1000):
+                raise errors.ReaderError(
+                    f"the reader's process gave no batch for {self._timeout} s (timeout)"
+                )
+        return _receive(self._receiver)
 
     def close(self) -> None:
         """End the process."""

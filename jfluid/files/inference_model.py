@@ -9,7 +9,8 @@ from jfluid.files.saved_model import MODEL, columns, read_program
 from jfluid.files.storage import atomic_write, paths_to_write
 from jfluid.files.variables import (
     get_program_persistable_vars,
-    load_persistables,
+    is_persistable,
+    load_vars,
     program_of,
     save_persistables,
 )
@@ -17,6 +18,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
+from jfluid.transpiler.parameter_server import remote_look_ups
 
 # Readers hand out batches in training; a model for inference is fed.
 _READER_OPS = ("read", "create_py_reader", "create_double_buffer_reader")
@@ -138,18 +140,25 @@ def load_inference_model(
         executor: an Executor; parameters go to the global scope.
         model_filename: `__model__` when None.
         params_filename: the file that holds all parameters; None where there is a file each.
-        pserver_endpoints: must be None; anything else raises UnsupportedError.
+        pserver_endpoints: "host:port" of the parameter servers that are to look up rows of the
+            model's tables, in the job's order; None where the model has them itself. Look-ups of
+            embeddings with `is_sparse` or `is_distributed` then ask these servers for the rows as
+            they are at each run, as no trainer; the model's files of these tables are not read, and
+            need not be there.
 
     Returns:
         [the Program, the names to feed, the Variables to fetch].
 
-    Raises FileFormatError, naming the file (and the variable), where one is missing, truncated,
-    oversized, damaged, or of another shape than the program declares.
+    Raises:
+        FileFormatError: a file, which is named (and the variable), is missing, truncated, oversized,
+            damaged, or of another shape than the program declares.
+        ProgramError: `pserver_endpoints` are given, and nothing of the model asks servers; or they
+            are not as many as the model names.
+        UnsupportedError: it trains, or an operator other than a look-up would have to ask servers.
+
+    A run of a program that asks servers raises ServerError where one does not answer, or has no such
+    table.
     """
-    if pserver_endpoints:
-        raise errors.UnsupportedError(
-            "load_inference_model: pserver_endpoints needs parameter servers, which are not in this release"
-        )
     dirname = os.fspath(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
@@ -161,10 +170,15 @@ def load_inference_model(
             raise errors.FileFormatError(
                 f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
             )
-    load_persistables(
+    if pserver_endpoints:
+        remote_look_ups.ask(program, pserver_endpoints)
+    # One file for all holds the tables, too.
+    remote = remote_look_ups.tables_of(program) if params_filename is None else set()
+    load_vars(
         executor,
         dirname,
         program,
-        None if params_filename is None else os.path.basename(params_filename),
+        vars=[v for v in program.list_vars() if is_persistable(v) and v.name not in remote],
+        filename=None if params_filename is None else os.path.basename(params_filename),
     )
     return [program, feeds, [block.vars[name] for name in fetches]]

@@ -46,20 +46,25 @@ class _Pickler(pickle._Pickler):  # the C pickler cannot be told another name
     dispatch[_Global] = save_name
 
 
-def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for an array of 4
-    GiB or more.
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name, and numbers, texts and dicts of these, to a pickle that Fluid reads.
+    Raises FileFormatError for an array of 4 GiB or more.
     """
     with atomic_write(path) as file:
         try:
-            _Pickler(file, _PROTOCOL).dump(
-                {n: np.ascontiguousarray(a).reshape(np.shape(a)) for n, a in arrays.items()}
-            )
+            _Pickler(file, _PROTOCOL).dump({n: _whole(a) for n, a in arrays.items()})
         except OverflowError as e:
             raise errors.FileFormatError(
                 f"{os.fspath(path)}: Fluid's pickles cannot hold an array of 4 GiB; use "
                 "fluid.io.save_persistables"
             ) from e
+
+
+def _whole(value: Any) -> Any:
+    """Return an array with its elements in one piece; any other value as it is."""
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
+    return np.ascontiguousarray(value).reshape(np.shape(value))
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:

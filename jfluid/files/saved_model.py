@@ -78,7 +78,7 @@ def read_program(path: str | os.PathLike[str]) -> Program:
 
 
 def columns(program: Program) -> tuple[list[str], list[str]]:
-    """Names of what a program is fed and gives, in the order of their columns."""
+    """Return names of what a program is fed and gives, in the order of their columns."""
     ops = program.global_block().ops
     feeds = {op.attrs.get("col", 0): op.output("Out") for op in ops if op.type == "feed"}
     fetches = {op.attrs.get("col", 0): op.input("X") for op in ops if op.type == "fetch"}
@@ -87,7 +87,7 @@ def columns(program: Program) -> tuple[list[str], list[str]]:
 
 
 def state_of(program: Program) -> list[Variable]:
-    """The variables of a program that outlive a run, by name."""
+    """Return the variables of a program that outlive a run, by name."""
     return [
         var
         for _, var in sorted(program.global_block().vars.items())

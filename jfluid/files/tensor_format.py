@@ -189,8 +189,8 @@ def read_tensor(reader: BoundedReader) -> Stored:
 
 
 def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """(dtype, shape) of a LoDTensor, whose elements are passed over. Raises FileFormatError where
-    the stream is truncated or contradicts itself.
+    """Return (dtype, shape) of a LoDTensor, whose elements are passed over. Raises FileFormatError
+    where the stream is truncated or contradicts itself.
     """
     _lod(reader)
     dtype, shape = _head(reader)

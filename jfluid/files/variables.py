@@ -17,6 +17,7 @@ from jfluid.ir import schema
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.lod_tensor import SelectedRows
 from jfluid.scope import global_scope
 
 # What a step passes through, and no file holds.
@@ -75,7 +76,9 @@ def read_scope(names: Iterable[str]) -> list[Stored]:
     for name in names:
         var = scope.find_var(name)
         tensor = None if var is None else var.get_tensor()
-        if tensor is None or not tensor._is_initialized():
+        if var is not None and var.holds_selected_rows():
+            found.append(_stored_rows(name, var.get_selected_rows()))
+        elif tensor is None or not tensor._is_initialized():
             absent.append(name)
         else:
             found.append(Stored(np.asarray(tensor), tensor.lod()))
@@ -87,10 +90,23 @@ def read_scope(names: Iterable[str]) -> list[Stored]:
     return found
 
 
+def _stored_rows(name: str, rows: SelectedRows) -> Stored:
+    rows.check(name)
+    return Stored(
+        np.asarray(rows.get_tensor()), rows=np.asarray(rows.rows(), np.int64), height=rows.height()
+    )
+
+
 def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
     """Set variables of the global scope."""
     scope = global_scope()
     for name, stored in tensors:
+        if stored.rows is not None:
+            found = scope.var(name).get_selected_rows()
+            found.set_rows(stored.rows.tolist())
+            found.set_height(stored.height or 0)
+            found.get_tensor().set(stored.value)
+            continue
         tensor = scope.var(name).get_tensor()
         tensor.set(stored.value)
         tensor.set_lod(stored.lod)
@@ -130,10 +146,6 @@ def _chosen(
     for var in found:
         if not isinstance(var, Variable):
             raise TypeError(f"vars: expected Variables or their names, found {type(var).__name__}")
-        if var.type == VarType.SELECTED_ROWS:
-            raise errors.UnsupportedError(
-                f"variable {var.name} holds SelectedRows, which this release does not save"
-            )
     return list({v.name: v for v in found if v.type != VarType.RAW}.values())
 
 
@@ -204,22 +216,29 @@ def load_vars(
 def _load(
     dirname: str, found: list[Variable], filename: str | None
 ) -> list[tuple[Variable, Stored]]:
+    sparse = frozenset(v.name for v in found if v.type == VarType.SELECTED_ROWS)
     if filename is not None:
         found = sorted(found, key=lambda v: v.name)
         path = _single_file(dirname, filename)
-        loaded = [
-            (v, t, path)
-            for v, t in zip(found, load_tensors(path, [v.name for v in found]) if found else [])
-        ]
+        tensors = load_tensors(path, [v.name for v in found], sparse) if found else []
+        loaded = [(v, t, path) for v, t in zip(found, tensors)]
     else:
         loaded = [
-            (v, load_tensors(path, [v.name])[0], path)
+            (v, load_tensors(path, [v.name], sparse)[0], path)
             for v in found
             for path in [path_below(dirname, v.name)]
         ]
     for var, tensor, path in loaded:
-        check_fits(var, tensor.value, path)
+        if tensor.height is None:
+            check_fits(var, tensor.value, path)
+        else:  # the declared shape is that of the whole table
+            check_fits(var, _of_height(tensor.value, tensor.height), path)
     return [(v, t) for v, t, _ in loaded]
+
+
+def _of_height(values: np.ndarray, height: int) -> np.ndarray:
+    """Return an array without memory that has the shape and the dtype of the whole table."""
+    return np.broadcast_to(np.zeros((), values.dtype), (height, *values.shape[1:]))
 
 
 def save_params(

@@ -10,7 +10,7 @@ exe.run(fleet.main_program, feed=..., fetch_list=[loss])
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from jfluid import errors, processes
 from jfluid import io as files
@@ -50,17 +50,7 @@ class LambConfig:
 
 
 class DistFCConfig:
-    """Raises UnsupportedError: fully connected layers are not divided among processes."""
-
-    def __init__(self) -> None:
-        raise _no_dist_fc()
-
-
-def _no_dist_fc() -> errors.UnsupportedError:
-    return errors.UnsupportedError(
-        "use_dist_fc: a fully connected layer is not divided among processes in this release: each "
-        "holds all of it; with BuildStrategy.ReduceStrategy.Reduce its updates are divided"
-    )
+    """The settings of `DistributedStrategy.use_dist_fc`; Fluid 1.8.5 has none."""
 
 
 class DistributedStrategy(BuildStrategy):
@@ -80,7 +70,8 @@ class DistributedStrategy(BuildStrategy):
         exec_strategy: an ExecutionStrategy.
         nccl_comm_num, use_hierarchical_allreduce: no effect: XLA orders collectives by itself (see
             DistributeTranspilerConfig). On a single host they become 1 and False, as in Fluid.
-        use_dist_fc, dist_fc_config: not supported: setting them raises UnsupportedError.
+        use_dist_fc, dist_fc_config: no effect but a warning: as in Fluid 1.8.5, which only checks
+            that both are set, each process holds the whole of every fully connected layer.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -100,6 +91,8 @@ class DistributedStrategy(BuildStrategy):
     }
 
     use_local_sgd: bool
+    use_dist_fc: bool
+    dist_fc_config: DistFCConfig | None
     mode: str
     collective_mode: str | None
     forward_recompute: bool
@@ -113,17 +106,30 @@ class DistributedStrategy(BuildStrategy):
         super().__init__()
         self.exec_strategy = ExecutionStrategy()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("use_dist_fc", "dist_fc_config") and value:
-            raise _no_dist_fc()
-        super().__setattr__(name, value)
+    def _check_dist_fc(self) -> None:
+        if self.dist_fc_config is None:
+            raise errors.ProgramError(
+                "DistributedStrategy: use_dist_fc needs dist_fc_config, a DistFCConfig"
+            )
+        if self.use_local_sgd:
+            raise errors.ProgramError(
+                "DistributedStrategy: use_dist_fc does not go with use_local_sgd"
+            )
+        warnings.warn(
+            "DistributedStrategy, use_dist_fc: no effect: each process holds the whole of every fully connected layer; "
+            "with BuildStrategy.ReduceStrategy.Reduce its updates are divided",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def collective(self) -> str | None:
-        """The collective mode, which operators in the program implement; None where one step spans
-        the processes.
+        """Return the collective mode, which operators in the program implement; None where one step
+        spans the processes.
 
         Raises ProgramError for fields that contradict each other.
         """
+        if self.use_dist_fc:
+            self._check_dist_fc()
         if self.use_local_sgd:
             return "local_sgd"
         if self._ut4grad_allreduce:
@@ -472,6 +478,12 @@ class CollectiveOptimizer(DistributedOptimizer):
         self._transpile(startup, main, mode)
         self._fleet.main_program = main if mode else self._compiled(main, loss.name)
         return result
+
+    def raiseOptimizeError(self, strategy_name: str, optimize_name: str) -> NoReturn:
+        """Raise ValueError: the optimizer `optimize_name` does not go with a field of the strategy."""
+        raise errors.ProgramError(
+            f"{optimize_name} does not go with DistributedStrategy.{strategy_name}"
+        )
 
     def _transpile(self, startup: Program, main: Program, mode: str | None) -> None:
         endpoints, index = self._fleet._role.get_trainer_endpoints(), self._fleet.worker_index()

@@ -1,10 +1,13 @@
 """File systems for checkpoints: that of this host, or a remote one through fsspec."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from jfluid import errors
+from jfluid.progress import Transfer
 
 __all__ = ["BDFS", "FS", "LocalFS", "RemoteFS"]
 
@@ -154,12 +157,68 @@ class RemoteFS(FS):
         self._fs.invalidate_cache()
         return bool(self._fs.isdir(self._at(fs_path)))
 
+    def read_text(self, fs_path: str) -> str:
+        """Return the text of a file."""
+        return str(self._fs.cat_file(self._at(fs_path)).decode())
+
     def upload(self, local_path: str, fs_path: str) -> None:
-        self._fs.put(local_path, self._at(fs_path), recursive=os.path.isdir(local_path))
+        """Copy a file or folder of this host to the file system. One that takes some seconds shows
+        how far it has come.
+        """
+        there = self._at(fs_path)
+        # each file's place is told, so that no listing of the store, which may be out of date, counts
+        pairs = [(local_path, there)]
+        if os.path.isdir(local_path):
+            pairs += [
+                (local, f"{there}/{os.path.relpath(local, local_path).replace(os.sep, '/')}")
+                for folder, folders, files in os.walk(local_path)
+                for local in (os.path.join(folder, name) for name in [*folders, *files])
+            ]
+        size = sum(os.path.getsize(local) for local, _ in pairs if os.path.isfile(local))
+        try:
+            with self._progress(f"upload {there}", size) as callback:
+                self._fs.put(*map(list, zip(*pairs)), callback=callback)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error says what is wrong
+                self._abandon_parts(fs_path)
+            raise
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _progress(description: str, size: int) -> Iterator[Any]:
+        """What fsspec tells how many bytes it has transferred."""
+        from jfluid.fleet.transfer import BytesOfFiles
+
+        with contextlib.closing(Transfer(description, size)) as transfer:
+            yield BytesOfFiles(transfer)
+
+    def _abandon_parts(self, fs_path: str) -> None:
+        """Have an object store drop the parts of files that were not uploaded whole: it keeps, and
+        bills, them otherwise.
+        """
+        if not hasattr(self._fs, "list_multipart_uploads"):
+            return
+        bucket, _, prefix = self._at(fs_path).partition("/")
+        for upload in self._fs.list_multipart_uploads(bucket):
+            if upload["Key"] == prefix or upload["Key"].startswith(f"{prefix}/"):
+                self._fs.call_s3(
+                    "abort_multipart_upload",
+                    Bucket=bucket,
+                    Key=upload["Key"],
+                    UploadId=upload["UploadId"],
+                )
 
     def download(self, fs_path: str, local_path: str) -> None:
+        """Copy a file or folder from the file system to this host. One that takes some seconds shows
+        how far it has come.
+        """
         os.makedirs(os.path.dirname(local_path) or ".", exist_ok=True)
-        self._fs.get(self._at(fs_path), local_path, recursive=self.is_dir(fs_path))
+        self._fs.invalidate_cache()
+        there, is_dir = self._at(fs_path), self.is_dir(fs_path)
+        found = self._fs.find(there, detail=True).values() if is_dir else [self._fs.info(there)]
+        size = sum(entry["size"] or 0 for entry in found)
+        with self._progress(f"download {there}", size) as callback:
+            self._fs.get(there, local_path, recursive=is_dir, callback=callback)
 
     def mkdir(self, fs_path: str) -> None:
         self._fs.makedirs(self._at(fs_path), exist_ok=True)

@@ -1,6 +1,7 @@
 """Role makers: they say which process of a job this is, and where the others are."""
 
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from jfluid import errors, processes
 
 if TYPE_CHECKING:
     from jfluid.environment.process import RoleVariables
+    from jfluid.launch.nodes import Node
 
 __all__ = [
     "GeneralRoleMaker",
@@ -182,13 +184,27 @@ def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> 
     return list(endpoints).index(own)
 
 
+def _endpoints_in_mpi(process: "Node", role_maker: str) -> list[str]:
+    """Return an endpoint for each process of an MPI job. Raises UnsupportedError for processes on
+    several hosts.
+    """
+    if process.coordinator is None or process.coordinator[0] != "127.0.0.1":
+        raise errors.UnsupportedError(
+            f"{role_maker}: the processes are on several hosts, whose addresses MPI's variables do not "
+            "tell: start `mpirun -np HOSTS jfluid-launch ...` and use PaddleCloudRoleMaker()"
+        )
+    port = process.coordinator[1]
+    return [f"127.0.0.1:{port + rank}" for rank in range(process.count)]
+
+
 class PaddleCloudRoleMaker(RoleMakerBase):
     """The role that environment variables say, which jfluid-launch sets.
 
     In a collective job these are PADDLE_TRAINER_ENDPOINTS and PADDLE_TRAINER_ID (0 without it). In
     a job with parameter servers they are PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM,
     TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer, POD_IP and PADDLE_PORT of a
-    server.
+    server. A collective job without PADDLE_TRAINER_ENDPOINTS may be one of MPI on this host
+    (`mpirun -np 4 python train.py`), whose variables then say the place of each process.
 
     Unlike in Fluid, the processes of a collective job are workers, and the one of number 0 is the
     first; in Fluid their `is_worker` and `is_first_worker` are always False.
@@ -203,6 +219,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
     def _generate(self) -> None:
         from jfluid.environment.process import RoleVariables
+        from jfluid.launch.nodes import mpi_process
 
         environment = RoleVariables.from_env()
         if self._is_collective:
@@ -211,8 +228,14 @@ class PaddleCloudRoleMaker(RoleMakerBase):
                     "the environment variable PADDLE_TRAINING_ROLE: a collective job has only TRAINERs, "
                     f"found {environment.collective_role!r}"
                 )
+            self._role = Role.WORKER
+            process = None if environment.trainer_endpoints else mpi_process()
+            if process is not None:
+                self._current_id, self._trainers_num = process.rank, process.count
+                self._worker_endpoints = _endpoints_in_mpi(process, "PaddleCloudRoleMaker")
+                return
             self._worker_endpoints = list(environment.required("trainer_endpoints"))
-            self._trainers_num, self._role = len(self._worker_endpoints), Role.WORKER
+            self._trainers_num = len(self._worker_endpoints)
             self._current_id = (
                 0
                 if environment.trainer_id is None
@@ -240,8 +263,8 @@ class GeneralRoleMaker(RoleMakerBase):
     Args:
         kwargs: Fluid's arguments that say where processes find each other (`http_ip_port`,
             `hdfs_name`, `hdfs_ugi`, `path`) and how long they wait (`init_timeout_seconds`,
-            `run_timeout_seconds`). Here endpoints say that: each of these raises UnsupportedError
-            when it is set, and any other ProgramError.
+            `run_timeout_seconds`). Here endpoints say that: each of these has no effect but a
+            warning, and any other raises ProgramError.
     """
 
     _FLUIDS = (
@@ -261,9 +284,11 @@ class GeneralRoleMaker(RoleMakerBase):
                     f"GeneralRoleMaker has no argument {name}" + errors.close_to(name, self._FLUIDS)
                 )
             if value:
-                raise errors.UnsupportedError(
-                    f"GeneralRoleMaker, {name}: trainers find each other by "
-                    "PADDLE_TRAINER_ENDPOINTS: leave it out"
+                warnings.warn(
+                    f"GeneralRoleMaker, {name}: no effect: processes find each other by "
+                    "PADDLE_TRAINER_ENDPOINTS and PADDLE_PSERVERS_IP_PORT_LIST",
+                    RuntimeWarning,
+                    stacklevel=2,
                 )
 
     def _generate(self) -> None:
@@ -301,14 +326,38 @@ class GeneralRoleMaker(RoleMakerBase):
         return gathered(np.asarray(value), self._current_id, self._worker_endpoints)
 
 
-class MPISymetricRoleMaker(RoleMakerBase):
-    """Raises UnsupportedError: roles come from endpoints here, not from an MPI communicator."""
+class MPISymetricRoleMaker(GeneralRoleMaker):
+    """The role that MPI's variables say: of each pair of processes the first is a parameter server
+    and the second a trainer, as in Fluid.
+
+    The variables are those of Open MPI (OMPI_COMM_WORLD_RANK and _SIZE), or of MPICH and Intel MPI
+    (PMI_RANK, PMI_SIZE); mpi4py is not needed. They do not tell the addresses of hosts, so that all
+    processes must be on this one; `mpirun jfluid-launch` starts jobs of several hosts.
+
+    `generate_role` raises ProgramError outside of MPI and for an odd number of processes,
+    UnsupportedError for several hosts.
+    """
 
     def __init__(self) -> None:
-        raise errors.UnsupportedError(
-            "MPISymetricRoleMaker is not supported: use PaddleCloudRoleMaker, and start the job "
-            "with jfluid-launch, which recognises Open MPI's variables under mpirun"
-        )
+        super().__init__()
+
+    def _generate(self) -> None:
+        from jfluid.launch.nodes import mpi_process
+
+        process = mpi_process()
+        if process is None:
+            raise errors.ProgramError(
+                "MPISymetricRoleMaker: there is no MPI job of several processes (OMPI_COMM_WORLD_SIZE or PMI_SIZE); "
+                "start the script with mpirun -np 2, or use PaddleCloudRoleMaker() under jfluid-launch"
+            )
+        if process.count % 2:
+            raise errors.ProgramError(
+                f"MPISymetricRoleMaker: {process.count} processes; of each pair one is a server and one a trainer"
+            )
+        endpoints = _endpoints_in_mpi(process, "MPISymetricRoleMaker")
+        self._server_endpoints, self._worker_endpoints = endpoints[::2], endpoints[1::2]
+        self._role = Role.WORKER if process.rank % 2 else Role.SERVER
+        self._current_id, self._trainers_num = process.rank // 2, process.count // 2
 
     @staticmethod
     def get_local_ip() -> str:

@@ -6,6 +6,7 @@ from typing import Any, cast
 from jfluid import errors
 from jfluid.ir import recompute, schema, unique_name
 from jfluid.ir.block import Block, reads_of, writes_of
+from jfluid.ir.descs import OpDesc
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.types import is_float
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX, Parameter, Variable, grad_name
@@ -35,7 +36,8 @@ def append_backward(
             backward pass.
 
     Returns:
-        A list of (parameter, gradient) for the parameters that the loss depends on.
+        A list of (parameter, gradient) for the parameters that the loss depends on. It is empty
+        for a program without trainable parameters, whose fed variables may have gradients.
 
     Raises ProgramError when the loss has more than one element, or a parameter is unknown.
     """
@@ -52,8 +54,6 @@ def append_backward(
     block = loss.block
     program = block.program
     params = _parameters(program.global_block(), parameter_list)
-    if not params:
-        raise errors.ProgramError("append_backward: the program has no trainable parameter")
     if loss.op is not None:
         loss.op.attrs["op_role"] = loss.op.attrs.get("op_role", 0) | OpRole.Loss
     builder = _Builder(block, _stopped(program, no_grad_set), callbacks)
@@ -71,6 +71,7 @@ def append_backward(
             grad = builder.finish(param.name)
             if grad is not None:
                 result.append((param, block.var_recursive(grad)))
+        builder.finish_all()
     _mark_roles(block, result)
     program.verify("append_backward")
     return result
@@ -146,6 +147,54 @@ def gradients(
 calc_gradient = gradients
 
 
+def get_grad_op_desc(
+    op_desc: OpDesc, no_grad_set: Iterable[str], grad_sub_block_list: Sequence[Any] = ()
+) -> tuple[list[OpDesc], dict[str, str]]:
+    """Describe the operator that computes an operator's gradient, without appending it.
+
+    Args:
+        op_desc: `Operator.desc` of the forward operator.
+        no_grad_set: names of gradients that are not wanted.
+        grad_sub_block_list: must be empty: the gradient of an operator with blocks inside needs no
+            blocks here.
+
+    Returns:
+        A list with the description, empty where the operator has no gradient; and the variable of
+        each gradient, by the gradient's name.
+    """
+    if grad_sub_block_list:
+        raise errors.UnsupportedError(
+            "get_grad_op_desc: grad_sub_block_list must be empty; append_backward makes the gradients of operators "
+            "with blocks inside"
+        )
+    op = Operator(
+        op_desc.block(), op_desc.type(), op_desc.inputs(), op_desc.outputs(), callsite=False
+    )
+    slots = schema.current().gradient_inputs(op)
+    if slots is None:
+        return [], {}
+    unwanted = set(no_grad_set)
+    known_in, known_out = schema.current().grad_slots(op)
+    given = op.inputs | op.outputs
+    inputs = {s: names for s, names in given.items() if s in known_in} | {
+        s + GRAD_SUFFIX: [grad_name(n) for n in names]
+        for s, names in op.outputs.items()
+        if s + GRAD_SUFFIX in known_in
+    }
+    outputs = {
+        s + GRAD_SUFFIX: [
+            EMPTY_NAME if grad_name(n) in unwanted else grad_name(n) for n in given[s]
+        ]
+        for s in slots
+        if s in given and s + GRAD_SUFFIX in known_out
+    }
+    attrs = {n: op_desc.attr(n) for n in op_desc.attr_names() if op_desc.has_attr(n)}
+    grad_op = Operator(op.block, op.type + "_grad", inputs, outputs, attrs, callsite=False)
+    of = {grad_name(n): n for names in given.values() for n in names}
+    named = set(grad_op.input_arg_names + grad_op.output_arg_names)
+    return [OpDesc(grad_op)], {g: n for g, n in of.items() if g in named}
+
+
 class _Builder:
     """Goes through the forward operators from the last to the first and appends their gradient
     operators.
@@ -208,8 +257,16 @@ class _Builder:
             self.forget(op)
             return
         read = {s: names for s in slots if (names := op.inputs.get(s, op.outputs.get(s)))}
-        wanted = {s: [self.wants(n) for n in names] for s, names in read.items()}
-        if not any(any(w) for w in wanted.values()):
+        # What an operator reads as an input and as the former value of an output counts once.
+        inner = {n for s, names in read.items() if s in op.inputs for n in names}
+        wanted = {
+            s: [self.wants(n) and (s in op.inputs or n not in inner) for n in names]
+            for s, names in read.items()
+        }
+        known_in, known_out = schema.current().grad_slots(op)
+        trained = {s: op.inputs[s] for s in known_out & op.inputs.keys()}  # by the gradient itself
+        trains = trained and not all(n in self.stopped for names in read.values() for n in names)
+        if not any(any(w) for w in wanted.values()) and not trains:
             self.forget(op)
             return
         grads_out = {
@@ -219,7 +276,6 @@ class _Builder:
         self.forget(op)
         if not any(g for names in grads_out.values() for g in names):
             return
-        known_in, known_out = schema.current().grad_slots(op)
         inputs = {
             s: [renamed.get(n, n) for n in names]
             for s, names in (op.inputs | op.outputs).items()
@@ -230,7 +286,7 @@ class _Builder:
             for s, names in grads_out.items()
             if any(names) and s + GRAD_SUFFIX in known_in
         }
-        outputs = {}
+        outputs = dict(trained)
         for s, flags in wanted.items():
             if any(flags) and s + GRAD_SUFFIX in known_out:
                 outputs[s + GRAD_SUFFIX] = [
@@ -317,6 +373,12 @@ class _Builder:
             self.block.append_op("sum", {"X": names}, {"Out": base})
             self.pending[name] = [base]
         return self.pending[name][0]
+
+    def finish_all(self) -> None:
+        """Sum what is left: gradients that no operator reads, as those of fed variables."""
+        for name, grads in list(self.pending.items()):
+            if len(grads) > 1:
+                self.finish(name)
 
     def forget(self, op: Operator) -> None:
         """Begin the gradients of what `op` writes anew: before it, these variables had other

@@ -80,6 +80,10 @@ class Block:
         self.program._touch()
         return var
 
+    def temporary(self, name: str) -> Variable:
+        """Declare a variable that an operator is going to write, which says its shape and dtype."""
+        return self.create_var(name=name)
+
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
         """Declare a Parameter in the global block; the arguments are those of Parameter.
         `initializer` is applied to it there.
@@ -342,19 +346,24 @@ def outer_names(block: Block) -> tuple[set[str], set[str]]:
         reads |= {n for n in op.input_arg_names if n not in block.vars}.union(
             *(r - set(block.vars) for r, _ in inner)
         )
-        reads |= _kept(op) - set(block.vars)
+        reads |= kept(op) - set(block.vars)
         writes |= {n for n in op.output_arg_names if n not in block.vars}.union(
             *(w - set(block.vars) for _, w in inner)
         )
     return reads - {EMPTY_NAME}, writes - {EMPTY_NAME}
 
 
-def _kept(op: Operator) -> set[str]:
-    """Return the persistable names that the blocks of the operator write: where a block does not
-    run, they keep their values.
+def kept(op: Operator) -> set[str]:
+    """Return the names that the blocks of the operator write and that keep their values where a
+    block does not run: persistable ones, and in a condition within a block those from outside of it.
     """
     found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
-    return {v.name for v in found if v is not None and v.persistable}
+    condition = op.type.startswith("conditional_block")
+    return {
+        v.name
+        for v in found
+        if v is not None and (v.persistable or (condition and v.block is not op.block))
+    }
 
 
 def reads_of(op: Operator) -> set[str]:
@@ -362,7 +371,7 @@ def reads_of(op: Operator) -> set[str]:
     included.
     """
     return set(op.input_arg_names).union(
-        _kept(op), *(outer_names(b)[0] for b in op.sub_blocks())
+        kept(op), *(outer_names(b)[0] for b in op.sub_blocks())
     ) - {EMPTY_NAME}
 
 

@@ -174,7 +174,7 @@ def text_of(message: Message, throw_on_error: bool, with_details: bool = False) 
 
 @contextlib.contextmanager
 def reading(data: bytes) -> Iterator["ProgramFile"]:
-    """A context in which a serialized ProgramDesc is read.
+    """Return a context in which a serialized ProgramDesc is read.
 
     It raises FileFormatError when the bytes are no such message, contradict themselves, or stand
     for far more than their size.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jfluid import errors
 from jfluid.ir import codec, schema
 from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.descs import OpDesc
 from jfluid.ir.variable import Variable
 
 if TYPE_CHECKING:
@@ -215,6 +216,19 @@ class Operator:
         """The user's own line that created the operator, or the empty string."""
         stack = self.attrs.get("op_callstack") or ()
         return stack[-1].strip() if stack else ""
+
+    @property
+    def desc(self) -> OpDesc:
+        """The operator as Fluid describes it: `op.desc.type()`, `op.desc.input("X")`."""
+        return OpDesc(self)
+
+    def check(self) -> None:
+        """Check slots and attributes against the operator's definition. Raises ProgramError."""
+        schema.current().check(self)
+
+    def infer_shape(self) -> None:
+        """Set shapes and types of the variables that are written. Raises ShapeError."""
+        schema.current().infer(self)
 
     @property
     def idx(self) -> int:

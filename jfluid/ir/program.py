@@ -10,6 +10,7 @@ from jfluid.ir import codec
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.pipeline import PipelineOptions
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 
 # Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism
@@ -20,7 +21,16 @@ _RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
 
 
 class Program:
-    """A Fluid program: blocks of operators; block 0 is the global one."""
+    """A Fluid program: blocks of operators; block 0 is the global one.
+
+    Attributes:
+        eager: whether its operators run as they are appended, as in dygraph mode.
+        records: whether gradients can flow through operators that are appended: in dygraph mode not
+            within `no_grad`, nor after `Layer.eval`.
+    """
+
+    eager = False
+    records = True
 
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block(self, 0)]
@@ -35,6 +45,7 @@ class Program:
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
         # of the processes that train together, if DistributeTranspiler said so
         self._trainers_endpoints: list[str] = []
+        self._pipeline_opt: PipelineOptions | None = None
         # of a program that DistributeTranspiler made: how it was divided between processes
         self.division: Any = None
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
@@ -149,7 +160,9 @@ class Program:
 
     @contextlib.contextmanager
     def role_guard(self, role: int, role_var: Iterable[Variable | str] = ()) -> Iterator[None]:
-        """A context in which operators that are appended get `role`, and the names in `role_var`."""
+        """Return a context in which operators that are appended get `role`, and the names in
+        `role_var`.
+        """
         before = self.op_role, self.op_role_var
         self.op_role = role
         self.op_role_var = [v.name if isinstance(v, Variable) else v for v in role_var]
@@ -186,6 +199,7 @@ class Program:
             for block in twin.blocks:
                 block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
             twin._drop_unused_vars()
+            twin._pipeline_opt = None
             twin._set_is_test()
             twin.verify("clone(for_test=True)")
         return twin
@@ -195,6 +209,7 @@ class Program:
         twin._seed = self._seed
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
         twin._trainers_endpoints, twin.division = list(self._trainers_endpoints), self.division
+        twin._pipeline_opt = self._pipeline_opt
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():
@@ -424,7 +439,7 @@ def switch_startup_program(program: Program) -> Program:
 
 @contextlib.contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """A context in which the given programs are the default ones.
+    """Return a context in which the given programs are the default ones.
 
     Raises TypeError when one of them is not a Program.
     """
@@ -443,8 +458,8 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 @contextlib.contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """A context in which operators get the scope's path, which drawings and profiles show. Names of
-    variables stay.
+    """Return a context in which operators get the scope's path, which drawings and profiles show.
+    Names of variables stay.
 
     Raises ProgramError when the prefix is empty.
     """
@@ -456,7 +471,7 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_guard(device: str | None = None) -> Iterator[None]:
-    """A context in which operators get a device ("cpu", "gpu", "gpu:0") as an attribute.
+    """Return a context in which operators get a device ("cpu", "gpu", "gpu:0") as an attribute.
 
     It stays in the program without effect: XLA runs a whole program on the Executor's device.
     Raises ProgramError for other devices.

@@ -3,7 +3,7 @@
 The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registered operators.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
@@ -48,6 +48,7 @@ class Schema(Protocol[Op]):
 
 
 _schema: Schema[Any] | None = None
+_provide: Callable[[], object] | None = None
 
 
 def install(schema: Schema[Any]) -> None:
@@ -56,7 +57,15 @@ def install(schema: Schema[Any]) -> None:
     _schema = schema
 
 
+def provide(installs: Callable[[], object]) -> None:
+    """Have `installs` called when a program first asks, and no schema is installed."""
+    global _provide
+    _provide = installs
+
+
 def current() -> Schema[Any]:
+    if _schema is None and _provide is not None:
+        _provide()
     if _schema is None:
         raise RuntimeError("no operators are registered: import jfluid.ops")
     return _schema

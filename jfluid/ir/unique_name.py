@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 __all__ = ["generate", "guard", "switch"]
 
@@ -28,18 +29,42 @@ def generate(key: str) -> str:
     return _generator(key)
 
 
-def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenerator:
-    """Make `new_generator` (a new one if None) the current generator; returns the one that it
-    replaces.
+class Replaced(NamedTuple):
+    """What `switch` replaces; give it back to `switch` to return to it."""
+
+    generator: UniqueNameGenerator
+    para_name_checker: Any
+
+
+_checker: Any = None
+
+
+def switch(
+    new_generator: UniqueNameGenerator | Replaced | None = None, new_para_name_checker: Any = None
+) -> Replaced:
+    """Make `new_generator` (a new one if None) the current generator.
+
+    Args:
+        new_generator: a generator, or what `switch` returned.
+        new_para_name_checker: Fluid's check of the names of parameters in imperative mode, which
+            this release does not have; it is kept and returned by the next call.
+
+    Returns:
+        The pair (generator, checker) that was replaced.
     """
-    global _generator
-    old, _generator = _generator, new_generator or UniqueNameGenerator()
+    global _generator, _checker
+    if isinstance(new_generator, tuple):
+        new_generator, new_para_name_checker = new_generator
+    old = Replaced(_generator, _checker)
+    _generator, _checker = new_generator or UniqueNameGenerator(), new_para_name_checker
     return old
 
 
 @contextlib.contextmanager
 def guard(new_generator: str | bytes | UniqueNameGenerator | None = None) -> Iterator[None]:
-    """A context in which names are counted anew; a string is put before every name made there."""
+    """Return a context in which names are counted anew; a string is put before every name made
+    there.
+    """
     if isinstance(new_generator, bytes):
         new_generator = new_generator.decode()
     if isinstance(new_generator, str):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from jfluid.errors import UnsupportedError
+from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType, np_dtype, var_type
@@ -175,35 +175,35 @@ class Variable:
         return var
 
     def _dygraph_only(self, what: str) -> NoReturn:
-        raise UnsupportedError(
-            f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
-            "Run the program with Executor.run and fetch the value."
+        raise DygraphError(
+            f"Variable.{what} works in dygraph mode only (fluid.dygraph.guard()), and {self.name} is a "
+            "variable of a program: run that with Executor.run, and fetch the value"
         )
 
     def backward(self, backward_strategy: Any = None) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Use `fluid.backward.append_backward`."""
+        """Dygraph only: raises DygraphError. Use `fluid.backward.append_backward`."""
         self._dygraph_only("backward")
 
     def gradient(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Fetch `var.grad_name`."""
+        """Dygraph only: raises DygraphError. Fetch `var.grad_name`."""
         self._dygraph_only("gradient")
 
     def clear_gradient(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError."""
+        """Dygraph only: raises DygraphError."""
         self._dygraph_only("clear_gradient")
 
     def detach(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Set `stop_gradient` on the output of
+        """Dygraph only: raises DygraphError. Set `stop_gradient` on the output of
         `layers.assign`.
         """
         self._dygraph_only("detach")
 
     def numpy(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Fetch the variable."""
+        """Dygraph only: raises DygraphError. Fetch the variable."""
         self._dygraph_only("numpy")
 
     def set_value(self, value: Any) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Use
+        """Dygraph only: raises DygraphError. Use
         `scope.find_var(name).get_tensor().set(...)`.
         """
         self._dygraph_only("set_value")

@@ -1,5 +1,6 @@
 """The types of the keys of a job file."""
 
+import ipaddress
 import re
 from typing import Annotated, Any
 
@@ -94,6 +95,18 @@ def endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def address(text: str) -> str:
+    """Return a host's name or address as it stands in `host:port`: one of IPv6 in brackets. Raises
+    ValueError.
+    """
+    try:
+        return f"[{ipaddress.IPv6Address(text.strip('[]')).compressed}]"
+    except ValueError:
+        if re.fullmatch(r"[\w.-]+", text):
+            return text
+        raise ValueError("must be a host's name or address, without a port") from None
+
+
 def _endpoint(text: str) -> str:
     endpoint(text)
     return text
@@ -115,7 +128,7 @@ Places = Annotated[
     Any, AfterValidator(_places), Expected("a number from 1 on, or a list of `host:port`")
 ]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
-Host = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+Host = Annotated[str, AfterValidator(address)]
 Hosts = Annotated[list[Host], Field(min_length=1), Expected("a list of addresses")]
 Endpoint = Annotated[str, AfterValidator(_endpoint), Expected("`host:port`")]
 JobName = Annotated[str, Field(pattern=r"^[\w.-]+$"), Expected("letters, digits, `_`, `.` and `-`")]

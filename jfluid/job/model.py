@@ -110,7 +110,7 @@ class Job(BaseModel):
         return str(full_mode(mode))
 
     def arguments(self) -> list[str]:
-        """The script's command line arguments."""
+        """Return the script's command line arguments."""
         if isinstance(self.args, list):
             return [str(value) for value in self.args]
         words: list[str] = []
@@ -123,7 +123,7 @@ class Job(BaseModel):
         return words
 
     def command(self) -> list[str]:
-        """The command line that runs the job."""
+        """Return the command line that runs the job."""
         return [sys.executable, self.script, *self.arguments()]
 
     def to_yaml(self) -> str:
@@ -264,7 +264,7 @@ class Snapshots(BaseModel):
     )
 
     def variables(self) -> dict[str, str]:
-        """The environment variables by which servers and trainers learn of this."""
+        """Return the environment variables by which servers and trainers learn of this."""
         return SnapshotVariables(
             snapshot_folder=Path(os.path.abspath(self.folder)),
             snapshot_every_s=self.every_s,
@@ -354,7 +354,7 @@ class ParameterServerJob(GangJob):
         return bool(self._lists())
 
     def hosts(self) -> list[str]:
-        """The hosts of the lists of endpoints, if there are several, in order."""
+        """Return the hosts of the lists of endpoints, if there are several, in order."""
         hosts = list(
             dict.fromkeys(endpoint(place)[0] for places in self._lists() for place in places)
         )

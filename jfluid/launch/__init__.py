@@ -20,7 +20,8 @@ from typing import Any
 
 from jfluid.job import JobError
 from jfluid.launch.command import Command, parse
-from jfluid.launch.emit import kubernetes_manifest, slurm_script
+from jfluid.launch.emit import slurm_script
+from jfluid.launch.kubernetes import kubernetes_manifest
 from jfluid.launch.logs import give_up_screens
 from jfluid.launch.runs import run
 
@@ -31,7 +32,7 @@ def main(
     defaults: Mapping[str, Any] | None = None,
     name: str = "jfluid-launch",
 ) -> int:
-    """The command `jfluid-launch`; returns the exit code. `clock` is as of `run`.
+    """Return the command `jfluid-launch`; returns the exit code. `clock` is as of `run`.
 
     Args:
         defaults: keys of the job where no argument sets them.
@@ -54,8 +55,8 @@ def main(
 def _printed(command: Command) -> str:
     if command.action == "slurm":
         return slurm_script(command.job)
-    return (
-        command.job.to_yaml()
-        if command.image is None
-        else kubernetes_manifest(command.job, command.image)
+    if command.image is None:
+        return command.job.to_yaml()
+    return kubernetes_manifest(
+        command.job, command.image, as_set=command.action == "jobset", **command.sizes
     )

@@ -3,10 +3,10 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from jfluid.job import Job, JobError, read_job, script_job
+from jfluid.job import Job, JobError, address, read_job, script_job
 from jfluid.launch.nodes import NodeOptions
 
 _USAGE = """%(prog)s [options] job.yaml
@@ -15,12 +15,15 @@ _USAGE = """%(prog)s [options] job.yaml
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line: `action` is run, print, k8s (with a container `image`) or slurm."""
+    """A parsed command line: `action` is run, print, slurm, k8s or jobset (with a container `image`,
+    and `sizes` of pods where they are given).
+    """
 
     job: Job
     node: NodeOptions
     action: str
     image: str | None = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Set(argparse.Action):
@@ -163,7 +166,7 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         help="first port of a host's processes (default: 6070 with --ips, else free ones)",
     )
     add("--node-rank", type=int, metavar="K", help="number of this host, from 0")
-    add("--node_ip", metavar="IP", help="address of this host")
+    add("--node_ip", type=address, metavar="IP", help="address of this host")
     add(
         "--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables"
     )
@@ -213,14 +216,20 @@ def _parser(with_target: bool, name: str = "jfluid-launch") -> argparse.Argument
     )
     add(
         "--emit",
-        choices=["k8s", "slurm"],
+        choices=["k8s", "jobset", "slurm"],
         dest="action",
         help="print a manifest that runs the job there, and exit",
     )
     add(
         "--image",
         metavar="NAME",
-        help="with --emit k8s: the container image, which holds jfluid and the script",
+        help="with --emit k8s or jobset: the container image, which holds jfluid and the script",
+    )
+    add("--memory", metavar="SIZE", help="with --image: what each pod gets, such as 16Gi")
+    add(
+        "--storage",
+        metavar="SIZE",
+        help="with --image: the volume for snapshots that all pods share (default: 100Gi)",
     )
     _add_gang_options(parser)
     group = parser.add_argument_group("options of Fluid's launchers that change nothing here")
@@ -260,8 +269,13 @@ def parse(
             "jfluid-launch: --node-rank, --node_ip and --use_paddlecloud are for jobs of several processes: "
             "say how many on each host with --gpus N or --cpus N"
         )
-    if (options.image is not None) != (options.action == "k8s"):
+    if (options.image is not None) != (options.action in ("k8s", "jobset")):
         raise JobError(
-            "jfluid-launch: --emit k8s and --image NAME (a container image with jfluid and the script) go together"
+            "jfluid-launch: --emit k8s (or jobset) and --image NAME (a container image with jfluid and the "
+            "script) go together"
         )
-    return Command(job, node, options.action, options.image)
+    given = {"memory": options.memory, "storage": options.storage}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    if sizes and options.image is None:
+        raise JobError(f"jfluid-launch: --{next(iter(sizes))} goes with --emit k8s (or jobset)")
+    return Command(job, node, options.action, options.image, sizes)

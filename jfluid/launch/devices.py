@@ -26,8 +26,8 @@ _SECONDS_TO_COUNT = 60.0
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that a process with this environment sees, by the names that CUDA_VISIBLE_DEVICES
-    takes.
+    """Return the GPUs that a process with this environment sees, by the names that
+    CUDA_VISIBLE_DEVICES takes.
     """
     try:
         result = subprocess.run(
@@ -53,7 +53,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def assigned_gpus(wanted: Any, visible: list[str], task: int = 0, tasks: int = 1) -> list[str]:
-    """The GPUs for this launcher: `wanted` is a number, a list of names, or "all".
+    """Return the GPUs for this launcher: `wanted` is a number, a list of names, or "all".
 
     Of several launchers (`tasks`) that see the same GPUs of one host, each takes its own part.
     Raises JobError when there are too few.

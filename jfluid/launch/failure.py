@@ -38,7 +38,7 @@ def exit_code(code: int) -> int:
 
 
 def how_ended(code: int) -> str:
-    """A return code as text."""
+    """Return a return code as text."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -48,7 +48,7 @@ def how_ended(code: int) -> str:
 
 
 def excerpt_of(tail: str) -> str:
-    """The last traceback in the end of a log, else the log's last lines."""
+    """Return the last traceback in the end of a log, else the log's last lines."""
     starts = list(_START.finditer(tail))
     if not starts:
         return "\n".join(tail.splitlines()[-_LINES_WITHOUT_TRACEBACK:])

@@ -42,7 +42,7 @@ class Member:
 
 
 def local_gang(job: Job) -> list[Member]:
-    """A script on its own."""
+    """Return a script on its own."""
     return [
         Member(
             "trainer",
@@ -61,8 +61,8 @@ def collective_gang(
     gpus: Sequence[str],
     secret: str,
 ) -> list[Member]:
-    """The processes on host number `node`; `endpoints` has a list of `host:port` for each host, one
-    for each process.
+    """Return the processes on host number `node`; `endpoints` has a list of `host:port` for each
+    host, one for each process.
     """
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
@@ -86,7 +86,7 @@ def parameter_server_gang(
     gpus: Sequence[str],
     secret: str,
 ) -> list[Member]:
-    """The servers and trainers, of those with the given endpoints, whose endpoint is `here`;
+    """Return the servers and trainers, of those with the given endpoints, whose endpoint is `here`;
     `secret` is the job's.
     """
     common = ProcessEnvironment(

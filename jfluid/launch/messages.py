@@ -81,7 +81,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in `data`. Raises MessageError."""
+    """Return the message in `data`. Raises MessageError."""
     try:
         return _ANY.validate_json(data)
     except ValidationError as error:

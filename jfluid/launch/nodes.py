@@ -15,6 +15,7 @@ from jfluid.job import GangJob, JobError, ParameterServerJob, endpoint
 from jfluid.launch.schedulers import (
     FluidVariables,
     KubernetesVariables,
+    MpichVariables,
     OpenMpiVariables,
     PaddleCloudVariables,
     SlurmVariables,
@@ -90,8 +91,8 @@ def find_node(
 
 
 def hosts_outside(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many hosts PADDLE_NUM_TRAINERS says there are; None where it is not set, or is what a
-    launcher has told this process, which is a trainer itself. Raises JobError.
+    """Return how many hosts PADDLE_NUM_TRAINERS says there are; None where it is not set, or is
+    what a launcher has told this process, which is a trainer itself. Raises JobError.
     """
     found = FluidVariables.from_env(environment)
     return None if found.trainer_endpoints else found.nodes
@@ -165,9 +166,13 @@ def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
 
 
 def _is_of_this_host(host: str) -> bool:
+    """Whether a socket can be bound to the address, or to the first one of the name."""
     try:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
     except OSError:
         return False
     return True
@@ -198,7 +203,7 @@ def _of_paddlecloud(cloud: PaddleCloudVariables, first_port: int | None) -> Node
 
 
 def _of_scheduler(environment: Mapping[str, str], count: int | None) -> Node | None:
-    return _of_slurm(environment) or _of_openmpi(environment) or _of_kubernetes(environment, count)
+    return _of_slurm(environment) or mpi_process(environment) or _of_kubernetes(environment, count)
 
 
 def _port_of(job: str) -> int:
@@ -232,7 +237,7 @@ def _repeated(text: str) -> list[int]:
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list of hosts in Slurm's short form, such as gpu[07-09,12],cpu3."""
+    """Return the first of a list of hosts in Slurm's short form, such as gpu[07-09,12],cpu3."""
     match = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,\[]*))?", hosts)
     assert match is not None  # every part may be empty
     prefix, numbers, suffix = match.groups(default="")
@@ -258,6 +263,27 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
         mpi.rank,
         mpi.tasks,
         coordinator=coordinator,
+        task=mpi.local_rank,
+        tasks=mpi.local_tasks or 1,
+    )
+
+
+def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
+    """Return which process of an MPI job this is, by the variables of Open MPI, or of MPICH and Intel
+    MPI; its coordinator has the address 127.0.0.1 where all of them share this host. None outside
+    of MPI. Raises JobError for variables that are no numbers.
+    """
+    found = _of_openmpi(environment)
+    if found is not None:
+        return found
+    mpi = MpichVariables.from_env(environment)
+    if mpi.tasks is None or mpi.tasks == 1 or mpi.rank is None:
+        return None
+    here = mpi.local_tasks in (None, mpi.tasks)
+    return Node(
+        mpi.rank,
+        mpi.tasks,
+        coordinator=("127.0.0.1", _port_of(f"mpich {mpi.tasks}")) if here else None,
         task=mpi.local_rank,
         tasks=mpi.local_tasks or 1,
     )

@@ -23,7 +23,7 @@ class Lines:
         self._rest = b""
 
     def whole(self, data: bytes) -> bytes:
-        """The lines that `data` completes; the rest is kept, unless it grows too long."""
+        """Return the lines that `data` completes; the rest is kept, unless it grows too long."""
         data = self.rest() + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end < _LONGEST_LINE:
@@ -31,7 +31,7 @@ class Lines:
         return data
 
     def rest(self) -> bytes:
-        """The kept rest."""
+        """Return the kept rest."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -69,7 +69,7 @@ class Console:
         )
 
     def progress_of(self, member: Member) -> Callable[[dict[str, Any]], None]:
-        """The display of a member's progress reports."""
+        """Return the display of a member's progress reports."""
         if self._bars is not None:
             return lambda report: self._with_bars(lambda bars: bars.show(report))
         return LineDisplay(self._streams[2]).show
@@ -83,7 +83,7 @@ class Console:
             self._bars = None
 
     def name(self, member: Member) -> str:
-        """The prefix of a member's lines and progress; nothing for a single member."""
+        """Return the prefix of a member's lines and progress; nothing for a single member."""
         if self._alone:
             return ""
         return f"[{member.rank}] " if member.role == "trainer" else f"[{member.label}] "
@@ -145,7 +145,7 @@ class MemberOutput:
         return reports
 
     def tail(self) -> str:
-        """The end of what the member wrote."""
+        """Return the end of what the member wrote."""
         return self._tail.decode(errors="replace")
 
     def close(self) -> None:

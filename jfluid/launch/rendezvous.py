@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from jfluid import errors
-from jfluid.job import JobError
+from jfluid.job import JobError, address
 from jfluid.launch.failure import Failure
 from jfluid.launch.messages import (
     End,
@@ -66,7 +66,7 @@ class RunMembers:
 
 
 def interruption(node: int, number: int) -> Failure:
-    """The failure of a host whose launcher was asked to end by a signal."""
+    """Return the failure of a host whose launcher was asked to end by a signal."""
     return Failure(
         f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", ""
     )
@@ -92,8 +92,8 @@ class _Connection:
             self._connection.send(encode(message))
 
     def messages(self, wait: float = 0.0) -> list[Message] | None:
-        """The messages that have arrived; None when the other side has disconnected or violates the
-        protocol.
+        """Return the messages that have arrived; None when the other side has disconnected or
+        violates the protocol.
         """
         try:
             if not select.select([self._connection], [], [], wait)[0]:
@@ -128,8 +128,8 @@ class Head:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             own = host.strip("[]")
-            address = own if own in ("localhost", "::1") or own.startswith("127.") else ""
-            listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+            here = own if own in ("localhost", "::1") or own.startswith("127.") else ""
+            listening = socket.create_server((here, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise JobError(
                 f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
@@ -320,7 +320,7 @@ class Follower:
                 continue
             with ExitStack() as unless_met:
                 unless_met.callback(connection.close)
-                host = self._node.host or connection.stream.getsockname()[0]
+                host = self._node.host or address(connection.stream.getsockname()[0])
                 connection.send(
                     Join(
                         job=self._name,
@@ -358,8 +358,10 @@ class Follower:
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:
                 return None
-            for message in messages:
+            for position, message in enumerate(messages):
                 if isinstance(message, Start):
+                    # the run may be over already, where this process had no processor for a while
+                    self._take(messages[position + 1 :])
                     return RunMembers(message.endpoints, message.attempt)
                 if isinstance(message, Refused):
                     raise JobError(
@@ -377,6 +379,9 @@ class Follower:
             if self.verdict is None:
                 self.verdict = Verdict(Failure("host 0", 1, "its launcher is gone", "", ""))
             return
+        self._take(messages)
+
+    def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, End) and self.verdict is None:
                 self.verdict = Verdict(message.failure, message.again)

@@ -1,7 +1,6 @@
 """Runs a job to its end: its restarts, its logs and its final messages."""
 
 import signal
-import socket
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from jfluid.environment.process import ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
+from jfluid.launch.free_ports import free_ports
 from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
 from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
@@ -67,7 +67,7 @@ class _Runner:
         self.attempt = -1
 
     def run_once(self, signals: Signals) -> Verdict:
-        """One run of the whole gang, and how it ended."""
+        """Return one run of the whole gang, and how it ended."""
         self.attempt += 1
         return self._supervise(local_gang(self.job), signals)
 
@@ -123,6 +123,7 @@ class _GangRunner(_Runner):
         self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]
     ):
         super().__init__(job, clock)
+        self._reservations = stack
         self.node: Node = find_node(job, options)
         self.gpus = (
             []
@@ -141,7 +142,7 @@ class _GangRunner(_Runner):
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:
-        ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
+        ports = _ports(_number_of_ports(self.job, self.gpus), self.node, self._reservations)
         if self.peers is None:
             members = RunMembers(
                 [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1
@@ -260,7 +261,7 @@ def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
     return job.processes or len(gpus)
 
 
-def _ports(count: int, node: Node) -> list[int]:
+def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
     """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
     if node.ports is not None:
         if len(node.ports) < count:
@@ -271,8 +272,4 @@ def _ports(count: int, node: Node) -> list[int]:
     if node.first_port is not None:
         first = node.first_port + node.task * count
         return list(range(first, first + count))
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    return free_ports(count, reservations)

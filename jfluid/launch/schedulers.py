@@ -91,6 +91,17 @@ class OpenMpiVariables(Variables):
     )
 
 
+class MpichVariables(Variables):
+    """MPICH and Intel MPI"""
+
+    error: ClassVar[type[JFluidError]] = JobError
+
+    tasks: Natural | None = variable("PMI_SIZE", "how many processes `mpiexec` has started")
+    rank: Natural | None = variable("PMI_RANK", "which of them this is")
+    local_tasks: Natural | None = variable("MPI_LOCALNRANKS", "how many share this host")
+    local_rank: Natural = variable("MPI_LOCALRANKID", "which of those this is", 0)
+
+
 class KubernetesVariables(Variables):
     """Kubernetes"""
 
@@ -104,5 +115,6 @@ SCHEDULERS = (
     PaddleCloudVariables,
     SlurmVariables,
     OpenMpiVariables,
+    MpichVariables,
     KubernetesVariables,
 )

@@ -72,7 +72,7 @@ class Peers(Protocol):
         """The verdict on all hosts, once it is known: then the gang on this host must end, too."""
 
     def connections(self) -> Sequence[Any]:
-        """The sockets to select on."""
+        """Return the sockets to select on."""
 
     def receive(self, connection: Any) -> None:
         """Receive from one of them."""
@@ -159,8 +159,9 @@ class Supervisor:
                 for connection in self._peers.connections() if self._peers else ():
                     selector.register(connection, selectors.EVENT_READ, self._peers)
                 while not self._over():
-                    self._pass_on(selector)
-                    self._look()
+                    ended = self._ends()  # what these wrote is read before they are judged
+                    self._pass_on(selector, 0.0 if ended else _SECONDS_BETWEEN_LOOKS)
+                    self._look(ended)
             except BaseException:
                 self._ending = True
                 raise
@@ -173,7 +174,7 @@ class Supervisor:
                 deadline = time.monotonic() + _SECONDS_TO_DRAIN
                 while (
                     selector.get_map()
-                    and self._pass_on(selector, members_only=True)
+                    and self._pass_on(selector, _SECONDS_BETWEEN_LOOKS, members_only=True)
                     and time.monotonic() < deadline
                 ):
                     pass
@@ -228,12 +229,20 @@ class Supervisor:
         exited = result.si_code == os.CLD_EXITED
         self._exits.put((running, result.si_status if exited else -result.si_status, self._clock()))
 
-    def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
-        """Pass on output that is ready to be read; returns whether there was any."""
+    def _ends(self) -> list[tuple[_Running, int, float]]:
+        """The members that have ended since the last call: with which code, and when."""
+        return [self._exits.get_nowait() for _ in range(self._exits.qsize())]
+
+    def _pass_on(
+        self, selector: selectors.BaseSelector, wait: float, members_only: bool = False
+    ) -> bool:
+        """Pass on output that is ready to be read, after waiting for it for at most so many
+        seconds; returns whether there was any.
+        """
         if not selector.get_map():
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(wait)
             return False
-        ready = selector.select(timeout=_SECONDS_BETWEEN_LOOKS)
+        ready = selector.select(timeout=wait)
         for key, _ in ready:
             if key.data is self._peers:
                 if members_only:
@@ -275,11 +284,10 @@ class Supervisor:
         # Peers that do not answer must not hold a launcher that was asked to end.
         return self._peers is None or self._peers.verdict is not None or self._killed
 
-    def _look(self) -> None:
-        """Act on what has happened since the last call."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._ended(*self._exits.get_nowait())
+    def _look(self, ended: Sequence[tuple[_Running, int, float]]) -> None:
+        """Act on what has happened since the last call, these ends among it."""
+        for end in ended:
+            self._ended(*end)
         now = self._clock()
         for number in self._signals.received[self._signals_seen :]:
             self._signals_seen += 1

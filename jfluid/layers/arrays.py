@@ -1,8 +1,9 @@
 """Arrays of tensors, and the tables that rank sequences by length."""
 
-from typing import Any
+from typing import Any, cast
 
 from jfluid import errors
+from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
@@ -37,15 +38,17 @@ def _check_index(layer: str, value: Any) -> None:
         )
 
 
-def create_array(dtype: Any) -> Variable:
-    """Make an empty array of tensors of `dtype`."""
+def create_array(dtype: Any) -> Any:
+    """Make an empty array of tensors of `dtype`: a Python list in dygraph mode."""
+    if default_main_program().eager:
+        return []
     helper = LayerHelper("array")
     return helper.block.create_var(
         name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype)
     )
 
 
-def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
+def array_write(x: Variable, i: Variable, array: Any = None) -> Any:
     """Write `x` at an index of an array, and return the array.
 
     Args:
@@ -55,6 +58,8 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
     Raises TypeError for arguments of other kinds.
     """
     _check_index("array_write", i)
+    if default_main_program().eager:
+        return _written(x, i, [] if array is None else array)
     helper = LayerHelper("array_write")
     if array is None:
         array = helper.block.create_var(
@@ -65,15 +70,35 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
     return array
 
 
-def array_read(array: Variable, i: Variable) -> Variable:
+def _written(x: Variable, i: Any, array: Any) -> list[Variable]:
+    """Write `x` at an index of a list."""
+    at = int(i)
+    if not isinstance(array, list):
+        raise TypeError(
+            "array_write, array: expected a list, which layers.create_array gives in dygraph mode, "
+            f"found {type(array).__name__}"
+        )
+    if not 0 <= at <= len(array):
+        raise IndexError(f"array_write, i: expected 0 to {len(array)}, found {at}")
+    array[at : at + 1] = [x]
+    return array
+
+
+def array_read(array: Any, i: Variable) -> Variable:
     """Return the element of `array` at index `i`, an integer Variable of one element."""
+    if isinstance(array, list) and default_main_program().eager:
+        _check_index("array_read", i)
+        element: Variable = array[int(cast(Any, i))]
+        return element
     _check_array("array_read", array)
     _check_index("array_read", i)
     return emit("read_from_array", {"X": array, "I": i}, layer="array_read")
 
 
-def array_length(array: Variable) -> Variable:
-    """Return the number of elements: int64 [1]."""
+def array_length(array: Any) -> Any:
+    """Return the number of elements: int64 [1], a Python integer in dygraph mode."""
+    if isinstance(array, list) and default_main_program().eager:
+        return len(array)
     _check_array("array_length", array)
     return emit("lod_array_length", {"X": array}, layer="array_length", stop_gradient=True)
 
@@ -108,6 +133,7 @@ def lod_rank_table(x: Variable, level: int = 0) -> Variable:
     """
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
+    table.lod_level = level  # its arrays have the levels below
     helper.append_op(
         type="lod_rank_table", inputs={"X": x}, outputs={"Out": table}, attrs={"level": level}
     )

@@ -67,8 +67,13 @@ def data_norm(
         slot_dim: the number of columns of a slot, the first of which is a count: a slot whose count
             is zero stays zero. -1 stands for no slots.
         enable_scale_and_shift: multiply the result by a trained vector, and add one.
-        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var,
-            sync_stats, summary_decay_rate: no effect on one device.
+        sync_stats, summary_decay_rate: no effect on any device, as in Fluid on the CPU: the
+            summaries are parameters whose gradients are the counts and sums of the batch, and
+            the optimizer alone changes them. In Fluid's build for GPUs the gradient operator
+            changes them, too: it multiplies them by `summary_decay_rate` and adds what it found in
+            the batch, on all GPUs together where `sync_stats` is set.
+        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var: no
+            effect.
 
     Returns:
         [batch, width].

@@ -142,7 +142,7 @@ def while_loop(
 
     Returns:
         `loop_vars`, which have their values after the loop. What `While` says of bounds holds here,
-            too.
+            too. In dygraph mode, what `body` returned last.
 
     Raises TypeError for arguments of other kinds, ProgramError for an empty list or another
     structure from `body`.
@@ -157,6 +157,12 @@ def while_loop(
         raise errors.ProgramError("while_loop, loop_vars: expected at least one variable")
     condition = cond(*loop_vars)
     _check_condition("while_loop", "the result of cond", condition)
+    if default_main_program().eager:
+        while condition:
+            results = body(*loop_vars)
+            loop_vars = results if isinstance(results, (list, tuple)) else [results]
+            condition = cond(*loop_vars)
+        return loop_vars
     with While(condition, is_test, name).block():
         results = body(*loop_vars)
         results = results if isinstance(results, (list, tuple)) else [results]
@@ -209,6 +215,9 @@ def cond(
             raise TypeError(
                 f"cond, {argument}: expected a function, found {type(function).__name__}"
             )
+    if default_main_program().eager:
+        chosen = true_fn if pred else false_fn
+        return None if chosen is None else chosen()
     LayerHelper("cond", name=name)
     results: list[Any] = []
     for function, fails in ((true_fn, False), (false_fn, True)):

@@ -77,12 +77,12 @@ class DynamicRNN:
         return self._parent().create_var(name=unique_name.generate(name), type=type, dtype=dtype)
 
     def step_input(self, x: Variable, level: int = 0) -> Variable:
-        """Return one step of the sequences `x`: a row for each sequence that has one, the longest
-        first. The first call also decides how many steps there are.
+        """Return one step of the sequences `x`: a row (or sub-sequence) for each sequence that has
+        one, the longest first. The first call also decides how many steps there are.
 
         Args:
-            x: rows [rows, ...] with a LoD of one level.
-            level: must be 0.
+            x: rows [rows, ...] with a LoD of one level below `level`, or of two.
+            level: of the sequences whose steps these are.
         """
         self._only_inside("step_input")
         if not isinstance(x, Variable):
@@ -92,6 +92,7 @@ class DynamicRNN:
         parent = self._parent()
         if self.lod_rank_table is None:
             self.lod_rank_table = self._outside("lod_rank_table", None, VarType.LOD_RANK_TABLE)
+            self.lod_rank_table.lod_level = level  # its arrays have the levels below
             parent.append_op(
                 "lod_rank_table", {"X": x}, {"Out": self.lod_rank_table}, {"level": level}
             )

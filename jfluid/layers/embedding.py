@@ -9,7 +9,7 @@ from jfluid import errors
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 
-__all__ = ["embedding", "get_tensor_from_selected_rows", "merge_selected_rows", "one_hot"]
+__all__ = ["embedding", "get_tensor_from_selected_rows", "hash", "merge_selected_rows", "one_hot"]
 
 
 def look_up(
@@ -122,6 +122,22 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
             compiled step cannot raise.
     """
     return hot("one_hot", input, depth, allow_out_of_range, stop_gradient=True)
+
+
+def hash(input: Variable, hash_size: int, num_hash: int = 1, name: str | None = None) -> Variable:
+    """Hash each row of integers to numbers below `hash_size`, by xxHash with the seeds 0, 1 and so
+    on (https://github.com/Cyan4973/xxHash).
+
+    Args:
+        input: int32 or int64 [rows, width]; the bytes of a row are hashed together.
+        hash_size: a number above 0.
+        num_hash: how many hashes of each row.
+
+    Returns:
+        [rows, num_hash, 1] of the dtype and LoD of `input`.
+    """
+    attrs = {"num_hash": num_hash, "mod_by": hash_size}
+    return emit("hash", {"X": input}, attrs, name=name, stop_gradient=True)
 
 
 def merge_selected_rows(x: Variable, name: str | None = None) -> Variable:

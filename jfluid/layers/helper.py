@@ -107,30 +107,37 @@ def emit(
     Returns:
         The variable of the only slot, or a tuple with one entry for each slot.
     """
-    helper = LayerHelper(layer or op_type, name=name, act=act)
+    block = default_main_program().current_block()
+    prefix = name or unique_name.generate(layer or op_type)
     for slot, value in inputs.items():
-        check_variable(value, op_type, slot)
-    made: dict[str, list[Variable]] = {}
-    for slot in outs:
-        count = outs[slot] if isinstance(outs, Mapping) else 1
-        made[slot] = [helper.create_variable_for_type_inference(None) for _ in range(count)]
-    op = helper.append_op(type=op_type, inputs=inputs, outputs=made, attrs=attrs)
-    if stop_gradient:
-        for name_ in op.output_arg_names:
-            helper.block.var_recursive(name_).stop_gradient = True
-    if isinstance(outs, Mapping):
-        results: list[Any] = list(made.values())
+        if not isinstance(value, Variable):
+            check_variable(value, op_type, slot)
+    temporary = f"{prefix}.tmp"
+    made: dict[str, Any]
+    if isinstance(outs, tuple):
+        made = {slot: block.temporary(unique_name.generate(temporary)) for slot in outs}
     else:
-        results = [variables[0] for variables in made.values()]
-    if len(results) == 1:
-        return helper.append_activation(results[0]) if act else results[0]
-    return tuple(results)
+        made = {
+            slot: [block.temporary(unique_name.generate(temporary)) for _ in range(count)]
+            for slot, count in outs.items()
+        }
+    block.append_op(op_type, inputs, made, attrs)
+    results = tuple(made.values())
+    if stop_gradient:
+        for found in results:
+            for variable in found if isinstance(found, list) else (found,):
+                variable.stop_gradient = True
+    if len(results) > 1:
+        return results
+    if act:
+        return LayerHelper(layer or op_type, name=prefix, act=act).append_activation(results[0])
+    return results[0]
 
 
 def check_variable(value: Any, layer: str, what: str) -> None:
     """Raise TypeError where `value` is neither a Variable nor None nor a list of Variables."""
     for v in value if isinstance(value, (list, tuple)) else (value,):
-        if v is not None and not isinstance(v, (Variable, str)):
+        if v is not None and not isinstance(v, Variable):
             raise TypeError(
                 f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})"
             )
@@ -239,12 +246,14 @@ class LayerHelper:
             attr.name = unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
         if isinstance(attr, WeightNormParamAttr):
             return create_weight_normalized(self, attr, shape, dtype)
-        self.startup_program.global_block().create_parameter(
+        # in dygraph mode it is the parameter itself, which the block alone does not keep alive
+        initialized = self.startup_program.global_block().create_parameter(
             shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True)
         )
         param = self.main_program.global_block().create_parameter(
             shape=shape, dtype=dtype, type=type, **attr._to_kwargs()
         )
+        del initialized
         if stop_gradient:
             param.stop_gradient = True
         return param

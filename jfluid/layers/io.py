@@ -18,7 +18,7 @@ from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper
 
-__all__ = ["create_py_reader_by_data", "data", "double_buffer", "py_reader", "read_file"]
+__all__ = ["create_py_reader_by_data", "data", "double_buffer", "load", "py_reader", "read_file"]
 
 
 def data(
@@ -73,6 +73,26 @@ def declare(
         for program in (default_startup_program(), default_main_program())
     ]
     return made[1]
+
+
+def load(out: Variable, file_path: str, load_as_fp16: bool | None = None) -> None:
+    """Append an operator that reads a variable from a file each time that the program runs.
+
+    Args:
+        out: the variable that takes the value.
+        file_path: a file that a `save` operator or `fluid.io.save_vars` wrote, with this variable alone.
+        load_as_fp16: whether floating values become float16; else they stay as they are stored.
+
+    Raises TypeError for an `out` that is no Variable; the run raises FileFormatError, naming the
+    file and the variable, for a file that is missing or damaged.
+    """
+    if not isinstance(out, Variable):
+        raise TypeError(f"load: expected a Variable as out, found {type(out).__name__}")
+    helper = LayerHelper("load")
+    attrs: dict[str, Any] = {"file_path": file_path}
+    if load_as_fp16 is not None:
+        attrs["load_as_fp16"] = load_as_fp16
+    helper.append_op("load", outputs={"Out": out}, attrs=attrs)
 
 
 def py_reader(

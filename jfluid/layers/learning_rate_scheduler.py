@@ -6,8 +6,10 @@ share it. An argument `learning_rate` is a number or a Variable of one element. 
 rate changes only every `decay_steps` steps.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from jfluid import errors
 from jfluid.ir.program import default_main_program
@@ -29,6 +31,24 @@ __all__ = [
 ]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+# What the functions make in dygraph mode, by their names: `jfluid.dygraph.learning_rate_scheduler`
+# says it.
+IN_DYGRAPH_MODE: dict[str, Callable[..., Any]] = {}
+
+
+def _schedule(function: F) -> F:
+    """Have a function return a schedule of `fluid.dygraph` in dygraph mode."""
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if default_main_program().eager:
+            return IN_DYGRAPH_MODE[function.__name__](*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return made  # type: ignore[return-value]
+
+
 def _decay_step_counter(begin: int = 0) -> Variable:
     return cast(autoincreased_step_counter("@LR_DECAY_COUNTER@", begin, 1), "float32")
 
@@ -39,6 +59,7 @@ def _periods(decay_steps: int, staircase: bool) -> Variable:
     return emit("floor", {"X": periods}) if staircase else periods
 
 
+@_schedule
 def exponential_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
@@ -49,6 +70,7 @@ def exponential_decay(
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
 
 
+@_schedule
 def natural_exp_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
@@ -61,6 +83,7 @@ def natural_exp_decay(
         )
 
 
+@_schedule
 def inverse_time_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
@@ -71,6 +94,7 @@ def inverse_time_decay(
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
 
 
+@_schedule
 def polynomial_decay(
     learning_rate: float | Variable,
     decay_steps: int,
@@ -104,6 +128,7 @@ def polynomial_decay(
         ) + end_learning_rate
 
 
+@_schedule
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Variable:
     """Use constant rates between given steps: values[i] while step < boundaries[i], for the first
     such i, and values[-1] after the last boundary.
@@ -134,6 +159,7 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
         return rate
 
 
+@_schedule
 def noam_decay(
     d_model: float | Variable, warmup_steps: float | Variable, learning_rate: float | Variable = 1.0
 ) -> Variable:
@@ -152,6 +178,7 @@ def noam_decay(
         )
 
 
+@_schedule
 def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: int) -> Variable:
     """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step /
     step_each_epoch).
@@ -161,6 +188,7 @@ def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: 
         return learning_rate * 0.5 * (emit("cos", {"X": epoch * math.pi / epochs}) + 1)
 
 
+@_schedule
 def linear_lr_warmup(
     learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float
 ) -> Variable:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 
@@ -89,7 +90,7 @@ def dropout(
         x: a float tensor of any shape; the result has the same.
         dropout_prob: between 0 and 1.
         is_test: whether this is the test form, which drops nothing; `Program.clone(for_test=True)`
-            sets it.
+            sets it, and so do `no_grad` and `Layer.eval` in dygraph mode.
         seed: a fixed seed gives the same mask in every step; None draws a new one in each, from the
             program's seed.
         dropout_implementation: "downgrade_in_infer" multiplies by 1 - dropout_prob in the test
@@ -102,7 +103,7 @@ def dropout(
         {"X": x},
         {
             "dropout_prob": dropout_prob,
-            "is_test": is_test,
+            "is_test": is_test or not default_main_program().records,
             "fix_seed": seed is not None,
             "seed": seed or 0,
             "dropout_implementation": dropout_implementation,

@@ -21,7 +21,10 @@ __all__ = [
 _NUMBERS = {"identity": 0, "sigmoid": 1, "tanh": 2, "relu": 3}
 
 
-def _activation(layer: str, argument: str, name: str) -> int:
+def activation_number(layer: str, argument: str, name: str) -> int:
+    """Return the number that recurrent operators know an activation by. Raises ProgramError for
+    another name.
+    """
     if name not in _NUMBERS:
         raise errors.ProgramError(
             f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}"
@@ -79,7 +82,7 @@ def dynamic_lstm(
         ("cell_activation", cell_activation),
         ("candidate_activation", candidate_activation),
     ):
-        _activation("dynamic_lstm", argument, value)
+        activation_number("dynamic_lstm", argument, value)
     check_variable(input, "dynamic_lstm", "input")
     helper = LayerHelper("lstm", param_attr=param_attr, bias_attr=bias_attr, name=name)
     width = _divided("dynamic_lstm", size, 4)
@@ -229,7 +232,7 @@ def dynamic_gru(
         ("gate_activation", gate_activation),
         ("candidate_activation", candidate_activation),
     ):
-        _activation("dynamic_gru", argument, value)
+        activation_number("dynamic_gru", argument, value)
     check_variable(input, "dynamic_gru", "input")
     helper = LayerHelper("gru", input=input, param_attr=param_attr, bias_attr=bias_attr)
     dtype = helper.input_dtype()
@@ -283,8 +286,8 @@ def gru_unit(
     """
     check_variable(input, "gru_unit", "input")
     attrs = {
-        "activation": _activation("gru_unit", "activation", activation),
-        "gate_activation": _activation("gru_unit", "gate_activation", gate_activation),
+        "activation": activation_number("gru_unit", "activation", activation),
+        "gate_activation": activation_number("gru_unit", "gate_activation", gate_activation),
         "origin_mode": origin_mode,
     }
     helper = LayerHelper("gru_unit", input=input, param_attr=param_attr, bias_attr=bias_attr)

@@ -51,10 +51,7 @@ def nce(
     Raises ProgramError for another sampler, or a `custom_dist` of another length.
     """
     check_variable(input, "nce", "input")
-    if sampler not in _SAMPLERS:
-        raise errors.ProgramError(
-            f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}"
-        )
+    number = sampler_number(sampler)
     helper = LayerHelper("nce", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name)
     weight = helper.create_parameter(
         attr=helper.param_attr,
@@ -68,7 +65,7 @@ def nce(
             attr=helper.bias_attr, shape=[num_total_classes, 1], is_bias=True, dtype=input.dtype
         )
     if sampler == "custom_dist":
-        inputs |= _distribution(helper, custom_dist, num_total_classes)
+        inputs |= class_distribution(helper, custom_dist, num_total_classes)
     if sample_weight is not None:
         inputs["SampleWeight"] = sample_weight
     cost, logits = (helper.create_variable_for_type_inference(input.dtype) for _ in range(2))
@@ -81,7 +78,7 @@ def nce(
             "num_total_classes": num_total_classes,
             "num_neg_samples": int(num_neg_samples or 10),
             "seed": seed,
-            "sampler": _SAMPLERS[sampler],
+            "sampler": number,
             "is_sparse": is_sparse,
             "remote_prefetch": is_sparse,
         },
@@ -89,7 +86,18 @@ def nce(
     return cost / (int(num_neg_samples or 10) + 1)
 
 
-def _distribution(
+def sampler_number(sampler: str) -> int:
+    """Return the number that the operator `nce` knows a sampler by. Raises ProgramError for another
+    name.
+    """
+    if sampler not in _SAMPLERS:
+        raise errors.ProgramError(
+            f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}"
+        )
+    return _SAMPLERS[sampler]
+
+
+def class_distribution(
     helper: LayerHelper, custom_dist: Any, classes: int
 ) -> dict[str, Variable | None]:
     """Return persistable variables with the probabilities and with Walker's alias table of them,

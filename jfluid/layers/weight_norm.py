@@ -7,6 +7,7 @@ from typing import Any
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
 from jfluid.ir.variable import Variable
+from jfluid.param_attr import WeightNormParamAttr
 
 
 def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Variable:
@@ -54,4 +55,5 @@ def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype
     weight: Variable = helper.create_variable_for_type_inference()
     block.append_op("elementwise_div", {"X": made["g"], "Y": norm}, {"Out": scale})
     block.append_op("elementwise_mul", {"X": made["v"], "Y": scale}, {"Out": weight})
+    WeightNormParamAttr.params_with_weight_norm.append(weight)
     return weight

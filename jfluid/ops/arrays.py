@@ -13,8 +13,17 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, Value, column, need, rows_of, segments, unpad
+from jfluid.ops.ragged import Ragged, Value, column, need, rows_of, unpad
 from jfluid.ops.registry import op
+from jfluid.ops.sequence_selection import (
+    first_sequences,
+    joined_steps,
+    merged,
+    permute,
+    reorder,
+    selected,
+    steps_of,
+)
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
@@ -52,18 +61,27 @@ def tensor_array_to_tensor(
     along it.
     """
     if x.buffer is not None:
-        if static_values.placeholder() is None:
-            raise errors.OpError(
-                "tensor_array_to_tensor: the length of an array that a compiled loop wrote depends on data; "
-                "bound the loop by a constant, or read the elements that are needed"
-            )
-        items = [rows_of(x.read(np.zeros(1, np.int64)))]
-    else:
-        items = [rows_of(v) for v in x.items]
+        return _joined(x, axis, use_stack)
+    items = [rows_of(v) for v in x.items]
     if not items:
         raise errors.OpError("tensor_array_to_tensor: the array is empty")
     sizes = jnp.asarray([1 if use_stack else v.shape[axis] for v in items], jnp.int32)
     return (jnp.stack if use_stack else jnp.concatenate)(items, axis=axis), sizes
+
+
+def _joined(x: TensorArray, axis: int, use_stack: bool) -> tuple[Array, Array]:
+    """Join the elements of a buffer; the step is compiled for how many there are."""
+    length = static_values.ints(x.length, "the length of an array that a loop wrote")[0]
+    found = rows_of(x.buffer)
+    dims = found.shape[1:]
+    if static_values.placeholder() is None:
+        found = found[:length]
+    axis %= len(dims) + 1 if use_stack else len(dims)
+    found = jnp.moveaxis(found, 0, axis)
+    if use_stack:
+        return found, jnp.ones(length, jnp.int32)
+    joined = found.reshape(*dims[:axis], -1, *dims[axis + 1 :])
+    return joined, jnp.full(length, dims[axis], jnp.int32)
 
 
 @op("lod_rank_table", ins=("X",), outs=("Out",), grad=False, rows="sequence")
@@ -72,7 +90,8 @@ def lod_rank_table(x: Value, *, level: int = 0) -> Value:
     x = need(x, "lod_rank_table", "X", level + 1)
     chosen = x.levels[level]
     below = x.capacity if level + 1 == len(x.levels) else x.levels[level + 1].number
-    return RankTable(jnp.argsort(-chosen.lengths, stable=True).astype(jnp.int32), chosen, below)
+    order = jnp.argsort(-chosen.lengths, stable=True).astype(jnp.int32)
+    return RankTable(order, chosen, below, x.capacity, x.levels[:level])
 
 
 @op("max_sequence_len", ins=("RankTable",), outs=("Out",), grad=False, rows="sequence")
@@ -89,10 +108,12 @@ def max_sequence_len(table: Value) -> Value:
     rows="sequence",
 )
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
-    """Return the steps of the sequences: element t has row t of each sequence that is so long, in
-    the order of the table.
+    """Return the steps of the sequences: element t has row t (or sub-sequence t) of each sequence
+    that is so long, in the order of the table.
     """
     x = _rows_of_table(x, table, "lod_tensor_to_array")
+    if len(x.levels) > 1:
+        return steps_of(x, table)
     dense = permute(x.pad(time_major=True), table.order, table.ranks, 1)
     times = jnp.arange(dense.shape[0], dtype=jnp.int32)
     real = times[:, None] < table.lengths
@@ -115,9 +136,12 @@ def lod_tensor_to_array(x: Value, table: Value) -> Value:
 def array_to_lod_tensor(x: Value, table: Value) -> Value:
     """Return the rows in sequences, in their own order, that lod_tensor_to_array made the array of."""
     longest = table.level.longest
-    dense = rows_of(x.stacked(longest).buffer)[:longest]
+    stacked = x.stacked(longest)
+    if isinstance(stacked.buffer, Ragged) and stacked.buffer.levels:
+        return joined_steps(stacked, table)
+    dense = rows_of(stacked.buffer)[:longest]
     dense = permute(dense, table.ranks, table.order, 1)
-    return Ragged(unpad(dense, table.level, table.rows, True), (table.level,))
+    return Ragged(unpad(dense, table.level, table.rows, True), (*table.above, table.level))
 
 
 @op(
@@ -131,7 +155,7 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     """Return those rows of x, in the order of the table, whose sequences have a step i."""
     count = table.active(i)
     if isinstance(x, Ragged) and x.levels:
-        return Ragged(x.values, (_first(x.levels[0], count),) + x.levels[1:])
+        return Ragged(x.values, first_sequences(x.levels, count))
     return Ragged(rows_of(x), (), count)
 
 
@@ -159,10 +183,12 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
-    """Return the rows (or sequences) of x for which the mask holds, and the others."""
-    chosen = rows_of(mask).reshape(-1).astype(bool)
-    _one_level("split_lod_tensor", level)
-    return _selected(x, chosen), _selected(x, ~chosen)
+    """Return the rows (or sequences of a level) of x for which the mask holds, and the others."""
+    if isinstance(x, Ragged) and x.levels:
+        x = need(x, "split_lod_tensor", "X", level + 1)
+        x = Ragged(x.values, x.levels[level:], exact=x.exact)
+    chosen, real = _mask_of(mask, x)
+    return selected(x, chosen & real), selected(x, ~chosen & real)
 
 
 @op(
@@ -176,13 +202,18 @@ def merge_lod_tensor(
     x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0
 ) -> Value:
     """Join what split_lod_tensor has split."""
+    above = x.levels[:level] if isinstance(x, Ragged) else ()
+    branches = [v for v in (in_true, in_false) if isinstance(v, Ragged) and v.levels]
+    if branches:
+        if len(branches) == 1:
+            raise errors.ShapeError(
+                "merge_lod_tensor: one branch gives sequences, the other rows; pool the sequences"
+            )
+        chosen, real = _mask_of(mask, None)
+        counted = isinstance(mask, Ragged) and not above
+        joined = merged(in_true, in_false, chosen, real, counted)
+        return Ragged(joined.values, above + joined.levels, joined.total)
     chosen = rows_of(mask).reshape(-1).astype(bool)
-    _one_level("merge_lod_tensor", level)
-    if any(isinstance(v, Ragged) and v.levels for v in (in_true, in_false)):
-        raise errors.UnsupportedError(
-            "merge_lod_tensor: both branches must give one row for each row of the mask, found "
-            "sequences; pool them first"
-        )
     true, false = rows_of(in_true), rows_of(in_false)
 
     def rank(mask: Array) -> Array:
@@ -192,103 +223,68 @@ def merge_lod_tensor(
     return mask.like(out) if isinstance(mask, Ragged) else out
 
 
+# Fluid's second kernel of it is for graphs without gradients.
+op(
+    "merge_lod_tensor_infer",
+    ins=("X", "Mask", "InTrue", "InFalse"),
+    outs=("Out",),
+    nograd=("X", "Mask"),
+    rows="sequence",
+)(merge_lod_tensor)
+
+
+def _mask_of(mask: Value, x: Value) -> tuple[Array, Array]:
+    """Return which rows (or sequences) of x are chosen, and which are no padding; without x for each
+    row of the mask.
+    """
+    chosen = jnp.asarray(rows_of(mask)).reshape(-1).astype(bool)
+    real = mask.mask() if isinstance(mask, Ragged) else jnp.ones(chosen.shape, bool)
+    if x is None:
+        return chosen, real
+    number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
+    if (
+        len(chosen) > number
+        and static_values.placeholder() is None
+        and not isinstance(mask, Ragged)
+    ):
+        raise errors.ShapeError(
+            f"split_lod_tensor: the mask has {len(chosen)} rows, X has {number} rows or sequences"
+        )
+    missing = max(number - len(chosen), 0)
+    return jnp.pad(chosen, (0, missing))[:number], jnp.pad(real, (0, missing))[:number]
+
+
 @op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence")
 def select_input(branches: list[Value], mask: Value) -> Value:
     """Return the value of X that Mask, an index, names."""
     if static_values.is_static(mask):
         return branches[int(np.asarray(mask).reshape(()))]
     index = jnp.clip(mask.reshape(()).astype(jnp.int32), 0, len(branches) - 1)
+    if len({tuple(map(jnp.shape, jax.tree.leaves(b))) for b in branches}) > 1:
+        stand_in = static_values.placeholder()
+        if stand_in is None:
+            raise static_values.unknown(mask, "the choice between values of different shapes")
+        first, *others = map(rows_of, branches)
+        shapes = [v.shape for v in others if v.ndim == first.ndim]
+        sizes = (
+            stand_in if {*dims} != {size} else size for size, *dims in zip(first.shape, *shapes)
+        )
+        return jnp.zeros(tuple(sizes), first.dtype)
     return jax.tree.map(
         lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches
     )
 
 
-def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
-    """Return values[order] along an axis, for a permutation; its gradient gathers by the inverse."""
-    return _permute(axis, values, order, inverse)
-
-
-def _permute_forward(
-    axis: int, values: Array, order: int, inverse: Array
-) -> tuple[Array, tuple[Any, ...]]:
-    return _permute(axis, values, order, inverse), (order, inverse)
-
-
-def _permute_backward(axis: int, kept: tuple[Any, ...], grad: Array) -> tuple[Array, None, None]:
-    order, inverse = kept
-    return _permute(axis, grad, inverse, order), None, None
-
-
-_permute = jax.custom_vjp(
-    lambda axis, values, order, inverse: jnp.take(values, order, axis=axis, mode="clip"),
-    nondiff_argnums=(0,),
-)
-_permute.defvjp(_permute_forward, _permute_backward)
-
-
-def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
-    """Bring the sequences of x, of one level, into another order."""
-    if len(x.levels) > 1:
-        raise errors.UnsupportedError(
-            f"reordering sequences of {len(x.levels)} levels is not supported; "
-            "reset the LoD to one level with layers.lod_reset"
-        )
-    old = x.last
-    new = Level(
-        jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(old.lengths[order], dtype=jnp.int32)]),
-        old.longest,
-    )
-    rows = jnp.arange(x.capacity, dtype=jnp.int32)
-
-    def source(target: Level, origin: Level, ranks: Array) -> Array:
-        sequence = jnp.minimum(segments(target, x.capacity), target.number - 1)
-        return jnp.where(
-            rows < target.offsets[-1],
-            origin.starts[ranks[sequence]] + rows - target.starts[sequence],
-            rows,
-        )
-
-    return Ragged(
-        permute(x.values, source(new, old, order), source(old, new, inverse), 0),
-        (new,),
-        exact=x.exact,
-    )
-
-
-def _first(level: Level, count: Array) -> Level:
-    """Return the level with its first `count` sequences only; the others become empty."""
-    offsets = level.offsets
-    return Level(
-        jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count
-    )
-
-
-def _selected(x: Array, chosen: Array) -> Array | Ragged:
-    """Return the rows or sequences of x that are chosen, in their order."""
-    order = jnp.argsort(~chosen, stable=True).astype(jnp.int32)
-    inverse, count = jnp.argsort(order).astype(jnp.int32), jnp.sum(chosen, dtype=jnp.int32)
-    if isinstance(x, Ragged) and x.levels:
-        moved = reorder(x, order, inverse)
-        return Ragged(moved.values, (_first(moved.last, count),))
-    return Ragged(permute(rows_of(x), order, inverse, 0), (), count)
-
-
 def _rows_of_table(x: Value, table: RankTable, op_type: str) -> Ragged:
-    x = need(x, op_type, "X")
-    if len(x.levels) > 1:
+    x = need(x, op_type, "X", len(table.above) + 1)
+    x = Ragged(x.values, x.levels[len(table.above) :], exact=x.exact)
+    if len(x.levels) > 2:
         raise errors.UnsupportedError(
             f"{op_type}: sequences of {len(x.levels)} levels are not supported; "
-            "reset the LoD to one level with layers.lod_reset"
+            "reset the LoD to two levels with layers.lod_reset"
         )
-    if x.last.number != table.level.number and static_values.placeholder() is None:
+    if x.levels[0].number != table.level.number and static_values.placeholder() is None:
         raise errors.ShapeError(
-            f"{op_type}: X has {x.last.number} sequences, the rank table {table.level.number}"
+            f"{op_type}: X has {x.levels[0].number} sequences, the rank table {table.level.number}"
         )
     return x
-
-
-def _one_level(op_type: str, level: int) -> None:
-    if level:
-        raise errors.UnsupportedError(
-            f"{op_type}: level={level} is not supported; rows are split by level 0"
-        )

@@ -66,21 +66,24 @@ def _in_parts(
     It loops over parts: XLA would otherwise put the generator into every one of the many programs
     that take a piece.
     """
-    parts = max(2, -(-sum(sizes) // _PART))
-    missing = -sum(sizes) % parts
-    data = [
-        jnp.broadcast_to(jax.random.key_data(key), (size, 2))
-        for key, size in zip(keys, sizes, strict=True)
-    ]
-    at = [jax.lax.iota(np.uint32, size) for size in sizes]
-    each = jnp.pad(jnp.concatenate(data), ((0, missing), (0, 0))).reshape(parts, -1, 2)
-    numbers = jnp.pad(jnp.concatenate(at), (0, missing)).reshape(parts, -1)
+    total = sum(sizes)
+    parts = max(2, -(-total // _PART))
+    ends = np.cumsum(sizes)
+    # Which key is whose is looked up: XLA would compile a piece of the program for each operator.
+    data = jnp.stack([jax.random.key_data(key) for key in keys])
+    places = jax.lax.iota(np.uint32, -(-total // parts) * parts)
     impl = jax.random.key_impl(keys[0])
 
-    def draw(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return shaped(bits(jax.random.wrap_key_data(part[0], impl=impl), part[1]))
+    def each(part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        of = jnp.searchsorted(jnp.asarray(ends, np.uint32), part, side="right")
+        of = jnp.minimum(of, len(sizes) - 1)  # what fills the last part
+        return data[of], part - jnp.asarray(ends - sizes, np.uint32)[of]
 
-    return jax.lax.map(draw, (each, numbers)).ravel()
+    def draw(part: jax.Array) -> jax.Array:
+        of, number = each(part)
+        return shaped(bits(jax.random.wrap_key_data(of, impl=impl), number))
+
+    return jax.lax.map(draw, places.reshape(parts, -1)).ravel()
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:

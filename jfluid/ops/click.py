@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops.ragged import Ragged, Value, column, rows_of, spread
+from jfluid.ops.ragged import Ragged, Value, column, moved, rows_of, spread
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import op
 
@@ -132,8 +132,9 @@ def data_norm(
     """Normalise x by running summaries: (x - sum / size) * sqrt(size / sum of squares).
 
     With `slot_dim` each group of so many columns begins with a count; where that is zero the group
-    stays zero. sync_stats and summary_decay_rate concern training on several GPUs and the update of
-    the summaries: they have no effect here.
+    stays zero. The gradients of the summaries are those of the batch, with which an optimizer
+    trains them; sync_stats and summary_decay_rate are for the gradient operator of Fluid's build for
+    GPUs, and have no effect here and in Fluid on the CPU (see `layers.data_norm`).
     """
     mask = (
         jnp.ones(x.shape, x.dtype)
@@ -155,3 +156,97 @@ def data_norm(
             )
         y = (y * scale_w + bias) * mask
     return y if rows is None else rows.refill(y), means, scales
+
+
+def _columns(op_type: str, xs: list[Array], start: int, length: int) -> list[Array]:
+    """Return the columns of each input that start_index and length say."""
+    if any(x.ndim != 2 for x in xs) or len({x.shape for x in xs}) != 1:
+        raise errors.ShapeError(
+            f"{op_type}: expected inputs of two dimensions and the same shape, found "
+            + ", ".join(str(list(x.shape)) for x in xs)
+        )
+    width = xs[0].shape[1]
+    begin = start + width if start < 0 else start
+    end = width if length < 0 else begin + length
+    if not 0 <= begin < width or end > width:
+        raise errors.ShapeError(
+            f"{op_type}: start_index {start} and length {length} reach beyond {width} columns"
+        )
+    return [x[:, begin:end] for x in xs]
+
+
+@op("partial_concat", ins=("X*",), outs=("Out",), rows="map")
+def partial_concat(xs: list[Array], *, start_index: int = 0, length: int = -1) -> Array:
+    """Join `length` columns of each input, from start_index on."""
+    return jnp.concatenate(_columns("partial_concat", xs, start_index, length), axis=1)
+
+
+@op("partial_sum", ins=("X*",), outs=("Out",), rows="map")
+def partial_sum(xs: list[Array], *, start_index: int = 0, length: int = -1) -> Array:
+    """Add up `length` columns of each input, from start_index on."""
+    return functools.reduce(jnp.add, _columns("partial_sum", xs, start_index, length))
+
+
+# Real rows name real rows in RankOffset, so that padding rows reach none of them.
+@op(
+    "rank_attention",
+    ins=("X", "RankOffset", "RankParam"),
+    outs=("Out",),
+    nograd=("X", "RankOffset"),
+    rows="map",
+)
+def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3) -> Array:
+    """Return for each ad the sum over the ads shown with it of their features times a matrix that
+    belongs to the two ranks, [rows, columns of RankParam]. As in Fluid, X gets no gradient.
+
+    RankOffset [rows, 2 * MaxRank + 1] has the rank of the row's ad, from 1, then for each place the
+    rank and the row of the ad that is shown there; a rank of 0 stands for none.
+    """
+    ranks, width = MaxRank * MaxRank, x.shape[1]
+    if offset.ndim != 2 or offset.shape[1] != 2 * MaxRank + 1:
+        raise errors.ShapeError(
+            f"rank_attention: expected a RankOffset [rows, {2 * MaxRank + 1}] for MaxRank {MaxRank}, "
+            f"found {list(offset.shape)}"
+        )
+    if weights.ndim != 2 or weights.shape[0] != ranks * width:
+        raise errors.ShapeError(
+            f"rank_attention: expected a RankParam [{ranks} * {width}, columns] for X "
+            f"{list(x.shape)} and MaxRank {MaxRank}, found {list(weights.shape)}"
+        )
+    own, others, rows = offset[:, :1] - 1, offset[:, 1::2] - 1, offset[:, 2::2]
+    shown = (own >= 0) & (others >= 0)
+    features = jnp.take(x, jnp.where(shown, rows, 0), axis=0, mode="fill")
+    pair = jnp.where(shown, own * MaxRank + others, ranks)[..., None] == jnp.arange(ranks)
+    # Features by pair of ranks, so that one product takes all matrices.
+    by_pair = jnp.einsum("npr,npw->nrw", pair.astype(x.dtype), features)
+    return by_pair.reshape(-1, ranks * width) @ weights
+
+
+@op(
+    "shuffle_batch",
+    ins=("X", "Seed"),
+    outs=("Out", "ShuffleIdx", "SeedOut"),
+    nograd=("Seed",),
+    rows="sequence",
+)
+def shuffle_batch(x: Value, seed: Value, *, startup_seed: int = 0) -> tuple[Value, Value, Value]:
+    """Put the vectors of the last dimension into a random order; ShuffleIdx says where each has
+    gone, SeedOut is the next seed. startup_seed stands in Seed at first, by the startup program.
+    """
+    values = rows_of(x)
+    vectors = values.reshape(-1, values.shape[-1])
+    key = jax.random.key(seed.reshape(-1)[0])
+    chance = jax.random.uniform(key, vectors.shape[:1])
+    real = jnp.ones(vectors.shape[0], bool)
+    if isinstance(x, Ragged):
+        real = jnp.repeat(x.mask(), vectors.shape[0] // x.capacity)
+    order = jnp.argsort(jnp.where(real, chance, 2))  # padding stays behind
+    index = jnp.zeros(order.shape, jnp.int64).at[order].set(jnp.arange(order.shape[0]))
+    mixed = moved(vectors, order, index, real).reshape(values.shape)
+    next_seed = jax.random.randint(jax.random.fold_in(key, 1), seed.shape, 1, 2**31 - 1, seed.dtype)
+    if not isinstance(x, Ragged):
+        return mixed, index, next_seed
+    if x.exact:
+        return x.like(mixed), index, next_seed
+    count = x.count() * (vectors.shape[0] // x.capacity)
+    return x.like(mixed).refilled(), Ragged(index, (), count).refilled(), next_seed

@@ -17,8 +17,9 @@ from jax import Array, lax
 
 from jfluid import errors, processes
 from jfluid.ir.program import Program
+from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
-from jfluid.ops.registry import Bool, Int, Ints, String, Strings, op
+from jfluid.ops.registry import Bool, Float, Int, Ints, String, Strings, op
 
 AXIS = "replica"
 _BUCKET = 32 << 20  # bytes that are summed in one call
@@ -51,7 +52,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _in_group(type_: str) -> bool:
+def in_group(type_: str) -> bool:
     """Return whether there are other replicas. Raises OpError where other processes wait but this
     trace cannot reach them.
     """
@@ -67,7 +68,7 @@ def _in_group(type_: str) -> bool:
 
 
 def _reduced(type_: str, how: str, x: Any) -> Any:
-    return _REDUCTIONS[how](x) if _in_group(type_) else x
+    return _REDUCTIONS[how](x) if in_group(type_) else x
 
 
 def _register_reduction(how: str) -> None:
@@ -96,7 +97,7 @@ def fused_allreduce_sum(values: list[Array]) -> list[Array]:
     """Return what c_allreduce_sum gives for each value, by few sums of large buckets: the cost of a
     small sum is latency.
     """
-    if not _in_group("c_allreduce_sum"):
+    if not in_group("c_allreduce_sum"):
         return values
     found = list(values)
     sizes: Counter[Any] = Counter()
@@ -112,6 +113,40 @@ def fused_allreduce_sum(values: list[Array]) -> list[Array]:
     return found
 
 
+_ALIGNMENT = 4096  # bytes to which Fluid's allocator rounds memory of the CPU
+
+
+@op("coalesce_tensor", ins=("Input*",), outs=("Output*", "FusedOutput"), grad=False)
+def coalesce_tensor(
+    values: list[Array],
+    *,
+    dtype: Int,
+    copy_data: Bool = False,
+    set_constant: Bool = False,
+    constant: Float = 0.0,
+    check_name: Bool = False,
+) -> tuple[list[Array], Array]:
+    """Return the tensors, and all of them one after the other in one tensor, each filled up to
+    whole pages: copies of the inputs, a constant, or else zeros.
+
+    Fluid's outputs are views of that tensor, and `check_name` holds their names against the
+    inputs'; here they are values, and XLA places them.
+    """
+    if copy_data and set_constant:
+        raise errors.AttributeTypeError("coalesce_tensor: set copy_data or set_constant, not both")
+    unit, parts, outs = _ALIGNMENT // np_dtype(dtype).itemsize, [], []
+    for value in values:
+        if value.dtype != np_dtype(dtype):
+            raise errors.DtypeError(
+                f"coalesce_tensor: expected tensors of {np_dtype(dtype)}, found {value.dtype}"
+            )
+        fill = jnp.asarray(constant if set_constant else 0, value.dtype)
+        outs.append(value if copy_data else jnp.full(value.shape, fill))
+        missing = -value.size % unit
+        parts.append(jnp.pad(outs[-1].reshape(-1), (0, missing), constant_values=fill))
+    return outs, jnp.concatenate(parts)
+
+
 @op("allreduce", ins=("X",), outs=("Out",), grad=False, collective=True)
 def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Array:
     """Return the sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
@@ -123,7 +158,7 @@ def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Arr
 
 
 def _broadcast(type_: str, x: Any, root: int) -> Any:
-    group = lax.axis_size(AXIS) if _in_group(type_) else 1
+    group = lax.axis_size(AXIS) if in_group(type_) else 1
     if not 0 <= root < group and static_values.placeholder() is None:
         raise errors.OpError(
             f"{type_}: root is one of {group} replica(s), counted from 0; found {root}"
@@ -155,7 +190,7 @@ def _group_of(type_: str, nranks: int) -> int:
     """
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
-    group = lax.axis_size(AXIS) if _in_group(type_) else 1
+    group = lax.axis_size(AXIS) if in_group(type_) else 1
     if group != nranks and static_values.placeholder() is None:
         raise errors.OpError(
             f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)"

@@ -1,7 +1,7 @@
 """Convolutions and transposed convolutions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,8 @@ def _convolve(
         raise errors.ShapeError(
             f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups"
         )
+    if w.dtype == jnp.int8:  # of a quantized model, whose images are integers in floats
+        w = w.astype(x.dtype)
     axes = windows.spatial_axes(x.ndim, data_format)
     windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
     sizes = [x.shape[a] for a in axes]
@@ -121,9 +123,41 @@ def _add(
     return y if residual is None else y + residual
 
 
+# What Fluid's inference passes for oneDNN append to a convolution; each takes `fuse_alpha`.
+_FUSED: dict[str, Callable[[Array, float], Array]] = {
+    "": lambda y, _: y,
+    "relu": lambda y, _: jax.nn.relu(y),
+    "leaky_relu": lambda y, slope: jnp.where(y > 0, y, y * slope),
+    "relu6": lambda y, highest: jnp.clip(y, 0, highest),
+    "swish": lambda y, beta: y * jax.nn.sigmoid(beta * y),
+}
+
+
+def _finished(
+    y: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    data_format: str,
+    activation: str,
+    alpha: float,
+    needs_residual: bool = False,
+) -> jax.Array:
+    """Add the bias and the residual, and apply what a pass has fused."""
+    if needs_residual and residual is None:
+        raise errors.OpError("fuse_residual_connection: the input ResidualData is missing")
+    if activation not in _FUSED:
+        raise errors.AttributeTypeError(
+            f"fuse_activation: expected one of {', '.join(filter(None, _FUSED))}, "
+            f"found {activation!r}"
+        )
+    return _FUSED[activation](_add(y, bias, residual, data_format), alpha)
+
+
 _CONV2D: dict[str, Any] = {
     "ins": ("Input", "Filter", "Bias?", "ResidualData?"),
     "outs": ("Output",),
+    "examples": ("Input", "ResidualData"),
+    "convolves": True,
 }
 
 
@@ -140,6 +174,10 @@ def conv2d(
     groups: int = 1,
     padding_algorithm: str = "EXPLICIT",
     data_format: str = "NCHW",
+    fuse_activation: str = "",
+    fuse_alpha: float = 0.0,
+    fuse_beta: float = 0.0,
+    fuse_residual_connection: bool = False,
 ) -> Array:
     """Apply a two-dimensional convolution (cross-correlation) with filters [out, in / groups,
     height, width].
@@ -147,13 +185,22 @@ def conv2d(
     y = _convolve(
         "conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
     )
-    return _add(y, bias, residual, data_format)
+    return _finished(
+        y, bias, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection
+    )
 
 
 op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
 
 
-@op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",), rows="map")
+@op(
+    "conv3d",
+    ins=("Input", "Filter", "ResidualData?"),
+    outs=("Output",),
+    rows="map",
+    examples=("Input", "ResidualData"),
+    convolves=True,
+)
 def conv3d(
     x: Array,
     w: Array,
@@ -165,12 +212,18 @@ def conv3d(
     groups: int = 1,
     padding_algorithm: str = "EXPLICIT",
     data_format: str = "NCDHW",
+    fuse_activation: str = "",
+    fuse_alpha: float = 0.0,
+    fuse_beta: float = 0.0,
+    fuse_residual_connection: bool = False,
 ) -> Array:
     """Apply a three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
     y = _convolve(
         "conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
     )
-    return _add(y, None, residual, data_format)
+    return _finished(
+        y, None, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection
+    )
 
 
 def _transpose(
@@ -234,7 +287,12 @@ def _swap(w: jax.Array, groups: int) -> jax.Array:
     return w.reshape(w.shape[0] * w.shape[1], *w.shape[2:])
 
 
-_TRANSPOSE2D: dict[str, Any] = {"ins": ("Input", "Filter", "Bias?"), "outs": ("Output",)}
+_TRANSPOSE2D: dict[str, Any] = {
+    "ins": ("Input", "Filter", "Bias?"),
+    "outs": ("Output",),
+    "examples": ("Input",),
+    "convolves": True,
+}
 
 
 @op("conv2d_transpose", **_TRANSPOSE2D, rows="map")
@@ -250,6 +308,9 @@ def conv2d_transpose(
     padding_algorithm: str = "EXPLICIT",
     data_format: str = "NCHW",
     output_size: Ints = (),
+    fuse_activation: str = "",
+    fuse_alpha: float = 0.0,
+    fuse_beta: float = 0.0,
 ) -> Array:
     """Apply a two-dimensional transposed convolution with filters [in, out / groups, height,
     width].
@@ -266,13 +327,20 @@ def conv2d_transpose(
         data_format,
         output_size,
     )
-    return _add(y, bias, None, data_format)
+    return _finished(y, bias, None, data_format, fuse_activation, fuse_alpha)
 
 
 op("depthwise_conv2d_transpose", **_TRANSPOSE2D, rows="map")(conv2d_transpose)
 
 
-@op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), rows="map")
+@op(
+    "conv3d_transpose",
+    ins=("Input", "Filter"),
+    outs=("Output",),
+    rows="map",
+    examples=("Input",),
+    convolves=True,
+)
 def conv3d_transpose(
     x: Array,
     w: Array,

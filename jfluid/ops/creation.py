@@ -168,13 +168,11 @@ def increment(x: Array, *, step: float = 1.0) -> Array:
 
 def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
     """Return the numbers in tensors of one element; None while shapes are inferred."""
-    if all(map(static_values.is_static, values)):
+    traced = next((v for v in values if not static_values.is_static(v)), None)
+    if traced is None:
         return [np.asarray(v).reshape(-1)[0] for v in values]
     if static_values.placeholder() is None:
-        raise errors.OpError(
-            f"{what} depends on data, but the size of the result follows from it. Give numbers, or "
-            "compute them from shapes and constants (shape, slice, fill_constant)."
-        )
+        raise static_values.unknown(traced, what)
     return None
 
 

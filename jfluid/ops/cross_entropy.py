@@ -15,6 +15,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
+from jfluid.ops.axes import dimension
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Long, op
 
@@ -39,7 +40,7 @@ def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Ar
     left out.
     """
     if not jnp.issubdtype(label.dtype, jnp.integer):
-        raise errors.ShapeError(f"{name}: expected labels of an integer type, found {label.dtype}")
+        raise errors.DtypeError(f"{name}: expected labels of an integer type, found {label.dtype}")
     one_class = tuple(1 if i == axis else d for i, d in enumerate(shape))
     if label.ndim == len(shape) - 1 and axis == len(shape) - 1:
         label = jnp.expand_dims(label, axis)
@@ -223,7 +224,7 @@ def softmax_with_cross_entropy(
     axis: int = -1,
 ) -> tuple[Any, ...]:
     """Return the softmax along `axis`, and the cross entropy with it, always by the stable formula."""
-    axis = axis % logits.ndim
+    axis = dimension(axis, logits.ndim, "softmax_with_cross_entropy")
     if soft_label:
         soft_labels(label, logits.shape, "softmax_with_cross_entropy")
     else:

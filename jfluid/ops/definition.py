@@ -65,7 +65,7 @@ FUSED_ATTRS: dict[str, tuple[str, Any]] = {
     "Fused_Act": ("STRING", ""),
 }
 REQUIRED = inspect.Parameter.empty
-# Attributes and inputs by slot -> "map", "mask" or None.
+# Attributes and inputs by slot -> "map", "mask", "sequence" or None.
 RowRule = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
 
@@ -127,10 +127,18 @@ class Options:
             dense tensors, by slot.
         collective: whether it computes with the values of all replicas: where processes train
             together they run it as one.
+        sums: output slots that have the sum over replicas already, though they are gradients.
         fused: an operator of many inputs and outputs that does the work of several of this one,
             each of which overwrites its input.
+        convolves: whether it computes with windows of images: a step on CPUs then holds images with
+            channels last (see `jfluid.compile.image_layout`).
         entire: whether it is an update whose result depends on the whole tensor (a norm of it), so
             that parts of it cannot be updated apart.
+        examples: input slots whose first dimension numbers examples that do not depend on each
+            other, where the other inputs are shared by all; so does that of the outputs, or, of a
+            gradient operator, they are sums over examples. Replicas then run it once. Or a function
+            `(attributes, inputs by slot) -> bool`, of inputs that are `Ragged` where replicas have
+            rows of their own.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
         absent: why this release cannot run it; the operator stands in programs that are made,
             printed and saved.
@@ -151,8 +159,11 @@ class Options:
     host_when: Callable[[Any], bool] | None = None
     types: Callable[[Any], Mapping[str, VarType]] | None = None
     collective: bool = False
+    sums: tuple[str, ...] = ()
     fused: str = ""
+    convolves: bool = False
     entire: bool = False
+    examples: tuple[str, ...] | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = ()
     declared_wrong: tuple[str, ...] = ()
     absent: str = ""
 
@@ -180,6 +191,11 @@ class OpDef(Options):
             fetch, blocks).
         forward: for a gradient that is derived by `jax.vjp`, the operator that it belongs to.
         wants_ctx, wants_rows: whether the function has a parameter `ctx`, or `rows`.
+        wants_replicas: whether it has a parameter `replicas`, how many have rows in X, one after the
+            other: each has values of its own in the slots that `inplace` names, [replicas, ...],
+            and in the outputs that are not in `row_outs`.
+        wants_shared: whether it has a parameter `shared`: whether outputs are the variables that
+            `inplace` says they may be.
     """
 
     type: str
@@ -190,6 +206,12 @@ class OpDef(Options):
     forward: "OpDef | None" = None
     wants_ctx: bool = False
     wants_rows: bool = False
+    wants_replicas: bool = False
+    wants_shared: bool = False
+
+    def is_shared(self, op: Any) -> bool:
+        """Return whether all outputs of operator `op` are the inputs that `inplace` names."""
+        return all(op.output(o) == op.input(i) for o, i in self.inplace.items())
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops.registry import Blocks, Ints, Long, Longs, String, Strings, op
+from jfluid.ops.registry import Blocks, Int, Ints, Long, Longs, String, Strings, op
+from jfluid.ops.selected_rows import SelectedRows
 
 _LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
 # An Executor reads these out of a program before it compiles the rest (jfluid.distributed): they
@@ -134,6 +135,28 @@ def split_byref(x: Array, *, num: int = 0, sections: Ints = ()) -> list[Array]:
     return jnp.split(x, np.cumsum(sections)[:-1].tolist() if sections else num)
 
 
+@op("merge_ids", ins=("Ids*", "Rows*", "X*"), outs=("Out*",), grad=False)
+def merge_ids(ids: list[Array], rows: list[Array], values: list[Array]) -> list[Array]:
+    """Return for each tensor of ids the values that stand, in one of the parts, beside each id; NaN
+    for an id that none of the parts has.
+    """
+    if len(rows) != len(values):
+        raise errors.ShapeError(
+            f"merge_ids: expected values for each part, found {len(rows)} parts of ids and "
+            f"{len(values)} of values"
+        )
+    every = jnp.concatenate([r.reshape(-1) for r in rows])
+    order = jnp.argsort(every)
+    every, table = every[order], jnp.concatenate(values)[order]
+
+    def found(wanted: Array) -> Array:
+        wanted = wanted.reshape(-1)
+        at = jnp.minimum(jnp.searchsorted(every, wanted), max(every.size - 1, 0))
+        return jnp.where((every[at] == wanted)[:, None], table[at], jnp.nan).astype(table.dtype)
+
+    return [found(i) for i in ids]
+
+
 @op("ref_by_trainer_id", ins=("X*", "TrainerId"), outs=("Out",), grad=False)
 def ref_by_trainer_id(values: list[Array], trainer_id: Array) -> Array:
     """Return the value, of several of equal shape, that belongs to the trainer."""
@@ -147,3 +170,145 @@ def checkpoint_notify(
     """Have the servers in `epmap` save their rows of a table into a folder of its name in the
     folder `dir`.
     """
+
+
+# PSLib and BoxPS, which these belong to, were never published: Fluid's open build gives whatever is in memory.
+_pulled = functools.partial(
+    op,
+    host=True,
+    grad=False,
+    absent=(
+        "their servers were never published; fluid.layers.nn._pull_sparse, _pull_sparse_v2 and "
+        "_pull_box_sparse look up rows of jfluid's parameter servers in programs that are built here"
+    ),
+)
+
+
+@_pulled("pull_sparse", ins=("Ids*", "W*"), outs=("Out*",))
+def pull_sparse(
+    ids: list[Array],
+    w: list[Array],
+    *,
+    EmbeddingDim: int = 11,
+    TableId: int = 0,
+    AccessorClass: str = "",
+    CtrLabelName: str = "",
+    PaddingId: int = 0,
+    ScaleSparseGrad: bool = True,
+    InputNames: Strings = (),
+    is_distributed: bool = True,
+) -> None:
+    """Look up rows of a table of PSLib by ids whose last dimension is 1."""
+
+
+@_pulled("pull_sparse_v2", ins=("Ids*", "W*"), outs=("Out*",))
+def pull_sparse_v2(
+    ids: list[Array],
+    w: list[Array],
+    *,
+    EmbeddingDim: int = 11,
+    TableId: int = 0,
+    AccessorClass: str = "",
+    CtrLabelName: str = "",
+    PaddingId: int = 0,
+    ScaleSparseGrad: bool = True,
+    InputNames: Strings = (),
+    is_distributed: bool = True,
+) -> None:
+    """Look up rows of a table of PSLib by ids of any shape."""
+
+
+@_pulled("pull_box_sparse", ins=("Ids*",), outs=("Out*",))
+def pull_box_sparse(ids: list[Array], *, size: int = 1) -> None:
+    """Look up rows of BoxPS's table by ids whose last dimension is 1."""
+
+
+@_pulled("push_dense", ins=("Ids*",))
+def push_dense(
+    ids: list[Array], *, TableId: int = -1, ScaleDataNorm: float = -1.0, InputNames: Strings = ()
+) -> None:
+    """Send gradients of dense parameters to PSLib's servers."""
+
+
+@op("lookup_sparse_table", ins=("W", "Ids"), outs=("Out",), grad=False, sparse=True)
+def lookup_sparse_table(
+    table: Array | SelectedRows,
+    ids: Array,
+    *,
+    padding_idx: Long = -1,
+    auto_grown_table: bool = True,
+    is_test: bool = False,
+) -> Array:
+    """Return a table's rows by id; zeros for an id that has none, and for `padding_idx`.
+
+    Fluid's server adds a row for a new id where `auto_grown_table` is set and `is_test` is not:
+    tables that grow are those of the parameter servers here.
+    """
+    wanted = ids.reshape(-1)
+    if isinstance(table, SelectedRows):
+        order = jnp.argsort(table.rows)
+        rows = table.rows[order]
+        at = jnp.clip(jnp.searchsorted(rows, wanted), 0, max(rows.size - 1, 0))
+        found, values = rows[at] == wanted, table.values[order[at]]
+    else:
+        found = (wanted >= 0) & (wanted < table.shape[0])
+        values = jnp.take(table, wanted, axis=0, mode="clip")
+    found &= wanted != padding_idx
+    return jnp.where(found.reshape(-1, *[1] * (values.ndim - 1)), values, 0).astype(values.dtype)
+
+
+# Of programs that train nothing (jfluid.distributed).
+_asks = functools.partial(
+    op,
+    host=True,
+    grad=False,
+    absent=(
+        "they ask parameter servers, in the global block of programs that train nothing; recv_save in "
+        "programs of its own"
+    ),
+)
+
+
+@_asks("prefetch", ins=("X*",), outs=("Out*",))
+def prefetch(ids: Array, *, epmap: Strings = (_LOCAL,), trainer_id: int = 0) -> None:
+    """Look up rows of the only table that all servers in `epmap` hold, with the width of Out: the
+    operator names none. Each id may be in any X: here hashes of ids say which server has a row, and
+    not the place of X.
+    """
+
+
+@_asks("recv_save")
+def recv_save(
+    *,
+    shape: Longs,
+    slice_shapes: Strings,
+    slice_varnames: Strings,
+    remote_varnames: Strings,
+    endpoints: Strings,
+    file_path: String,
+    dtype: Int = 5,
+    overwrite: bool = True,
+    trainer_id: int = 0,
+) -> None:
+    """Write a variable of which servers hold slices, consecutive rows, into a file of the whole."""
+
+
+@op(
+    "fl_listen_and_serv",
+    ins=("X*",),
+    host=True,
+    grad=False,
+    absent=(
+        "it is of programs that Fluid's own DistributeTranspiler has divided for federated learning: "
+        "divide the program here"
+    ),
+)
+def fl_listen_and_serv(
+    gradients: Array,
+    *,
+    endpoint: String = _LOCAL,
+    Fanin: int = 1,
+    sync_mode: bool = True,
+    optimize_blocks: Blocks = (),
+) -> None:
+    """Serve trainers that send whole models, until all have left."""

@@ -4,7 +4,7 @@ activations.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
+from jfluid.ops.axes import dimension
+from jfluid.ops.ragged import Ragged
 from jfluid.ops.registry import op, table
 from jfluid.ops.selected_rows import SelectedRows, densified, joined
 from jfluid.ops.shape import is_unknown, numpy_of
@@ -42,7 +44,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
     dimensions. Raises ShapeError where shapes or dtypes do not fit.
     """
     if x.dtype != y.dtype:
-        raise errors.ShapeError(
+        raise errors.DtypeError(
             f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them"
         )
     rank = max(x.ndim, y.ndim)
@@ -125,6 +127,15 @@ def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _by_example(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> bool:
+    """Whether each example of X meets its own of Y, or all of them the same Y."""
+    x, y = ins["X"], ins["Y"]
+    if isinstance(y, Ragged):
+        return isinstance(x, Ragged) and x.shape == y.shape
+    start = x.ndim - y.ndim if attrs.get("axis", -1) == -1 else attrs["axis"]
+    return bool(0 < start and y.ndim < x.ndim)
+
+
 _BINARY = {"add": operator.add, "sub": operator.sub, "max": _larger, "min": _smaller, "pow": _power}
 table(
     {f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
@@ -132,6 +143,7 @@ table(
     outs=("Out",),
     fold=True,
     rows="map",
+    examples=_by_example,
 )
 table(
     {
@@ -173,6 +185,7 @@ table(
     fold=True,
     rows="map",
     sparse=True,
+    examples=_by_example,
 )
 
 
@@ -182,7 +195,7 @@ def minus(x: Array, y: Array) -> Array:
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
-@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True)
+@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True, examples=("X",))
 def sum_(xs: list[Array | SelectedRows]) -> Array | SelectedRows:
     """Add up tensors of equal shape; of sparse rows alone, the result has the rows of all."""
     if not xs:
@@ -211,6 +224,7 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     fold=True,
     rows="map",
     sparse=True,
+    examples=("X",),
 )
 def scale(
     x: Array,
@@ -280,7 +294,7 @@ def clip(
 @op("cumsum", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Array:
     """Return running sums along `axis`; exclusive ones leave the element itself out."""
-    axis %= x.ndim
+    axis = dimension(axis, x.ndim, "cumsum")
     if exclusive:
         ahead = (slice(None),) * axis
         kept, lost = (
@@ -340,11 +354,13 @@ table(
     ins=("X",),
     outs=("Out",),
     rows="map",
+    examples=("X",),
 )
 table(
     {name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE},
     ins=("X",),
     outs=("Out",),
     rows="map",
+    examples=("X",),
     sparse=True,
 )

@@ -6,13 +6,14 @@ train the wrong row.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Ragged, Value, rows_of
+from jfluid.ops.ragged import Ragged, Value, grouped, need, rows_of, spread, totals
 from jfluid.ops.registry import Long, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
 
@@ -38,7 +39,14 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
     return jnp.where((ids == padding_idx)[..., None], jnp.zeros((), table.dtype), rows)
 
 
-@op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
+@op(
+    "lookup_table",
+    ins=("W", "Ids"),
+    outs=("Out",),
+    nograd=("Ids",),
+    rows="map",
+    examples=("Ids",),
+)
 def lookup_table(
     w: Array,
     ids: Array,
@@ -57,7 +65,14 @@ def lookup_table(
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
-@op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
+@op(
+    "lookup_table_v2",
+    ins=("W", "Ids"),
+    outs=("Out",),
+    nograd=("Ids",),
+    rows="map",
+    examples=("Ids",),
+)
 def lookup_table_v2(
     w: Array,
     ids: Array,
@@ -103,6 +118,7 @@ def _sparse_table(op: Any) -> dict[str, VarType]:
     outs=("W@GRAD",),
     rows="sequence",
     types=_sparse_table,
+    examples=("Ids", "Out@GRAD"),
 )
 def lookup_table_grad(
     w: Value,
@@ -129,6 +145,7 @@ def lookup_table_grad(
     outs=("W@GRAD",),
     rows="sequence",
     types=_sparse_table,
+    examples=("Ids", "Out@GRAD"),
 )
 def lookup_table_v2_grad(
     w: Value,
@@ -148,10 +165,79 @@ def lookup_table_v2_grad(
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
+@op("lookup_table_dequant", ins=("W", "Ids"), outs=("Out",), grad=False, rows="map")
+def lookup_table_dequant(w: Array, ids: Array, *, padding_idx: Long = -1) -> Array:
+    """Return rows of a table of bytes. A row of W, which is float32, has the smallest and the
+    largest value of the row, then the memory of four bytes in each float: byte b stands for
+    smallest + b * (largest - smallest) / 256.
+    """
+    if w.dtype != jnp.float32 or w.ndim != 2 or w.shape[1] < 3:
+        raise errors.ShapeError(
+            "lookup_table_dequant: expected a W [rows, 2 + width / 4] of float32, found "
+            f"{w.dtype} {list(w.shape)}"
+        )
+    ids = last_one("lookup_table_dequant", ids)
+    rows = look_up(w, ids, -1, False)
+    low, high = rows[..., 0:1], rows[..., 1:2]
+    packed = jax.lax.bitcast_convert_type(rows[..., 2:], jnp.uint8)
+    found = low + packed.reshape(*ids.shape, -1).astype(w.dtype) * ((high - low) / 256)
+    return found if padding_idx == -1 else jnp.where((ids == padding_idx)[..., None], 0, found)
+
+
+@op("fused_embedding_seq_pool", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="sequence")
+def fused_embedding_seq_pool(
+    w: Value,
+    ids: Value,
+    *,
+    is_sparse: bool = False,
+    padding_idx: Long = -1,
+    combiner: str = "sum",
+    grad_inplace: bool = False,
+) -> Value:
+    """Return for each sequence of ids the sum of their rows."""
+    ids = _pooled_ids(ids, combiner)
+    rows = look_up(w, last_one("fused_embedding_seq_pool", ids.values), padding_idx, False)
+    return grouped(ids, totals(ids.like(rows)))
+
+
+def _pooled_ids(ids: Value, combiner: str) -> Ragged:
+    if combiner != "sum":
+        raise errors.UnsupportedError(
+            f"fused_embedding_seq_pool: combiner: expected 'sum', found {combiner!r}; for others use "
+            "layers.embedding and layers.sequence_pool"
+        )
+    return need(ids, "fused_embedding_seq_pool", "Ids")
+
+
+@op(
+    "fused_embedding_seq_pool_grad",
+    ins=("W", "Ids", "Out@GRAD"),
+    outs=("W@GRAD",),
+    rows="sequence",
+    types=_sparse_table,
+    examples=("Ids", "Out@GRAD"),
+)
+def fused_embedding_seq_pool_grad(
+    w: Value,
+    ids: Value,
+    grad: Value,
+    *,
+    is_sparse: bool = False,
+    padding_idx: Long = -1,
+    combiner: str = "sum",
+    grad_inplace: bool = False,
+) -> Value:
+    """Return the gradient of a table; `SelectedRows` when is_sparse."""
+    ids = _pooled_ids(ids, combiner)
+    return _table_grad(
+        w, ids, spread(rows_of(grad), ids.last, ids.capacity), is_sparse, padding_idx
+    )
+
+
 def integer_ids(type_: str, ids: Array) -> None:
     """Raise ShapeError for ids that are no integers."""
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise errors.ShapeError(f"{type_}: expected ids of an integer type, found {ids.dtype}")
+        raise errors.DtypeError(f"{type_}: expected ids of an integer type, found {ids.dtype}")
 
 
 def last_one(type_: str, ids: Array) -> Array:

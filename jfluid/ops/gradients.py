@@ -162,12 +162,25 @@ def _seeds(out: Any, cotangent: Any) -> list[Any]:
     n = len(jax.tree.leaves(out))
     if isinstance(cotangent, SelectedRows) and not isinstance(out, SelectedRows):
         cotangent = cotangent.dense()
+    if isinstance(out, Ragged) and cotangent is not None:
+        return [_by_rows(out, cotangent)] + [None] * (n - 1)
     found = [] if cotangent is None else jax.tree.leaves(cotangent)
-    if n and isinstance(out, Ragged) and len(found) < n:
-        found = found[:1]  # a plain array is a gradient of the values
-    elif len(found) > n:
+    if len(found) > n:
         found = [ragged.rows_of(cotangent)]
     return found + [None] * (n - len(found))
+
+
+def _by_rows(out: Ragged, cotangent: Any) -> Any:
+    """Return the gradient of the values of ragged rows. One that was fed has the rows of another
+    bucket, or no padding at all.
+    """
+    values = ragged.rows_of(cotangent)
+    missing = out.capacity - values.shape[0] if values.ndim == out.ndim else 0
+    if missing and isinstance(cotangent, Ragged):
+        values = cotangent.zeroed()
+    if missing > 0:
+        return jnp.pad(values, ((0, missing),) + ((0, 0),) * (values.ndim - 1))
+    return values[: out.capacity] if missing else values
 
 
 def _seed(value: Any, cotangent: Any) -> Any:

@@ -1,14 +1,17 @@
 """Operators that run in Python between compiled segments: print and py_func."""
 
+import os
 import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfluid import errors
 from jfluid.ir import callables
+from jfluid.ir.types import VarType
 from jfluid.ops.registry import Bool, Int, String, Strings, op
 
 # How often each print operator has printed; first_n bounds it.
@@ -97,6 +100,30 @@ def print_grad(
             (print_tensor_name, print_tensor_type, print_tensor_shape),
         )
     return grad
+
+
+@op(
+    "get_places",
+    outs=("Out",),
+    grad=False,
+    host=True,
+    types=lambda op: {"Out": VarType.PLACE_LIST},
+)
+def get_places(*, device_count: int = 0, device_type: str = "AUTO") -> np.ndarray:
+    """Return the numbers of the devices of a kind: of `device_count`, or of all there are."""
+    if device_type not in ("CPU", "CUDA", "AUTO"):
+        raise errors.AttributeTypeError(
+            f"get_places: device_type: expected CPU, CUDA or AUTO, found {device_type!r}"
+        )
+    gpus = 0 if device_type == "CPU" else _number_of_gpus()
+    there = gpus or (0 if device_type == "CUDA" else os.cpu_count() or 1)
+    if gpus and device_count > gpus:
+        raise errors.PlaceError(f"get_places: {device_count} of {gpus} GPUs")
+    return np.arange(device_count or there)
+
+
+def _number_of_gpus() -> int:
+    return sum(d.platform == "gpu" for d in jax.local_devices())
 
 
 def _call(number: int, arguments: list[Any], names: list[str], what: str) -> list[Any]:

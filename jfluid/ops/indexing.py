@@ -6,7 +6,7 @@ integer type), which can be seen, and a write outside is dropped. Negative indic
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax import Array
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import row_rules, static_values
+from jfluid.ops.axes import dimension
 from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.registry import Int, Ints, Long, op
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
@@ -160,7 +161,7 @@ def _select_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None
 @op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=_select_rows)
 def index_select(x: Array, index: Array, *, dim: int = 0) -> Array:
     """Return slices of x along dim at the indices."""
-    return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
+    return take_rows(x, _flat_index(index, "index_select"), dimension(dim, x.ndim, "index_select"))
 
 
 @op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows="map")
@@ -195,9 +196,16 @@ def _decreased(x: Array, axes: Sequence[int]) -> Array:
     return shaped(x, kept or [1])
 
 
-def _one(x: Array, start: Array, axis: int) -> Array:
+class _Element(NamedTuple):
+    """A number in a tensor."""
+
+    tensor: Any
+    at: int
+
+
+def _one(x: Array, place: _Element, axis: int) -> Array:
     """Return the slice of size 1 at a position that is known only when the program runs."""
-    start = start.reshape(-1)[0]
+    start = place.tensor.reshape(-1)[place.at]
     return jax.lax.dynamic_slice_in_dim(
         x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis
     )
@@ -206,12 +214,11 @@ def _one(x: Array, start: Array, axis: int) -> Array:
 def _listed(
     listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int
 ) -> list[Any]:
-    """Return a start or end for each axis: a number, or a tensor of one element."""
+    """Return a start or end for each axis: a number, or an `_Element`."""
     if listed:
-        return list(listed)
+        return [_Element(each, 0) for each in listed]
     if tensor is not None:
-        tensor = tensor.reshape(-1)
-        return [tensor[i : i + 1] for i in range(count)]
+        return [_Element(tensor, i) for i in range(count)]
     return list(attr)
 
 
@@ -222,7 +229,7 @@ def _number(value: Any, attr: Sequence[int], i: int, flags: Sequence[int]) -> in
     if isinstance(value, int):
         return value
     if static_values.placeholder() is None:
-        return static_values.ints(value, "a bound of the slice")[0]
+        return static_values.ints(value.tensor, "a bound of the slice")[value.at]
     return attr[i] if i < len(attr) and i < len(flags) and flags[i] != -1 else None
 
 
@@ -251,11 +258,12 @@ def slice_(
     first = _listed(start_tensors, starts_tensor, starts, len(axes))
     last = _listed(end_tensors, ends_tensor, ends, len(axes))
     for i, axis in enumerate(axes):
-        axis %= x.ndim
+        axis = dimension(axis, x.ndim, "slice")
         if (
             static_values.placeholder() is None
             and axis in decrease_axis
-            and not static_values.is_static(first[i])
+            and isinstance(first[i], _Element)
+            and not static_values.is_static(first[i].tensor)
         ):
             x = _one(x, first[i], axis)
             continue
@@ -348,7 +356,7 @@ def strided_slice(
         (_listed(stride_tensors, strides_tensor, strides, n), strides),
     )
     for i, axis in enumerate(axes):
-        axis %= x.ndim
+        axis = dimension(axis, x.ndim, "strided_slice")
         begin, end, stride = (_number(given[i], attr, i, infer_flags) for given, attr in groups)
         if begin is None or end is None or stride is None or is_unknown(x.shape[axis]):
             x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
@@ -431,6 +439,7 @@ def _crop(
     tensors = offset_tensors or ([] if offset_tensor is None else [offset_tensor])
     if (
         tensors
+        and -1 not in dims
         and static_values.placeholder() is None
         and not all(map(static_values.is_static, tensors))
     ):

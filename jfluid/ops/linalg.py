@@ -28,7 +28,7 @@ def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
     )
 
 
-@op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product)
+@op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product, examples=("X",))
 def mul(x: Array, y: Array, *, x_num_col_dims: int = 1, y_num_col_dims: int = 1) -> Array:
     """Multiply x and y as matrices, each flattened to two dimensions."""
     if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
@@ -66,7 +66,7 @@ def _batched(x: Any, y: Any) -> Any:
     return out.reshape(*batch, *out.shape[-2:])
 
 
-@op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product)
+@op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product, examples=("X",))
 def matmul(
     x: Array,
     y: Array,
@@ -179,3 +179,49 @@ def trace(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array
     dim2.
     """
     return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))
+
+
+@op("fsp", ins=("X", "Y"), outs=("Out",), rows="map")
+def fsp(x: Array, y: Array) -> Array:
+    """Products of every channel of x with every channel of y, averaged over the pixels: the flow of
+    a solution procedure (Yim et al., CVPR 2017).
+    """
+    if x.ndim != 4 or x.shape[2:] != y.shape[2:]:
+        raise errors.ShapeError(
+            "fsp: expected X [N, A, H, W] and Y [N, B, H, W] of the same height and width, found "
+            f"{list(x.shape)} and {list(y.shape)}"
+        )
+    return jnp.einsum("nahw,nbhw->nab", x, y) / (x.shape[2] * x.shape[3])
+
+
+@op(
+    "bilinear_tensor_product",
+    ins=("X", "Y", "Weight", "Bias?"),
+    outs=("Out",),
+    rows=row_rules.unless("Weight"),
+)
+def bilinear_tensor_product(x: Array, y: Array, weight: Array, bias: Array | None) -> Array:
+    """Return, for each matrix of the weight [size, M, N], the product of x [batch, M], it, and y
+    [batch, N]: [batch, size].
+    """
+    if x.ndim != 2 or y.ndim != 2 or weight.shape[1:] != (x.shape[1], y.shape[1]):
+        raise errors.ShapeError(
+            "bilinear_tensor_product: expected X [batch, M], Y [batch, N] and Weight [size, M, N], "
+            f"found {list(x.shape)}, {list(y.shape)} and {list(weight.shape)}"
+        )
+    out = jnp.einsum("bm,smn,bn->bs", x, weight, y)
+    return out if bias is None else out + bias.reshape(1, -1)
+
+
+@op("conv_shift", ins=("X", "Y"), outs=("Out",), rows="map")
+def conv_shift(x: Array, y: Array) -> Array:
+    """Correlate each row of x [batch, M] with its own y [batch, N] around a circle: out[i] is the
+    sum of x[i + j - (N - 1) / 2 mod M] * y[j] (Neural Turing Machines, arXiv:1410.5401).
+    """
+    if x.ndim != 2 or y.ndim != 2 or y.shape[1] % 2 == 0 or y.shape[1] > x.shape[1]:
+        raise errors.ShapeError(
+            "conv_shift: expected X [batch, M] and Y [batch, N], N odd and not more than M, found "
+            f"{list(x.shape)} and {list(y.shape)}"
+        )
+    half = y.shape[1] // 2
+    return sum(jnp.roll(x, half - j, 1) * y[:, j : j + 1] for j in range(y.shape[1]))  # type: ignore[return-value]

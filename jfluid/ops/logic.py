@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops.elementwise import binary
+from jfluid.ops.elementwise import aligned, binary
 from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import op, table
@@ -125,3 +125,12 @@ def allclose(
         close |= jnp.isnan(x) & jnp.isnan(other)
     close = close if rows is None else rows.zero(close, True)
     return close.all().reshape(1)
+
+
+@op("equal_reduce", ins=("X", "Y"), outs=("Out",), grad=False, rows="mask")
+def equal_reduce(x: Array, y: Array, *, axis: int = -1, rows: RowMask | None = None) -> Array:
+    """Return whether all elements of x equal those of y, which is broadcast from `axis` on."""
+    x, y = aligned(x, y, axis, "equal_reduce")
+    same = x == y
+    same = same if rows is None else rows.zero(same, True)
+    return same.all().reshape(1)

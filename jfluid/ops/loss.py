@@ -162,8 +162,12 @@ def hinge_loss(logits: Array, labels: Array) -> Array:
 
 @op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",), rows="map")
 def rank_loss(label: Array, left: Array, right: Array) -> Array:
-    """Return the RankNet loss: the cross entropy of sigmoid(left - right)."""
-    same_shape("rank_loss", Label=label, Left=left, Right=right)
+    """Return the RankNet loss: the cross entropy of sigmoid(left - right), in the shape of the
+    label. [n] and [n, 1] go together, as in Fluid.
+    """
+    if any(v.size != label.size or v.ndim > 2 for v in (label, left, right)):
+        same_shape("rank_loss", Label=label, Left=left, Right=right)
+    left, right = left.reshape(label.shape), right.reshape(label.shape)
     return jax.nn.softplus(left - right) - label * (left - right)
 
 

@@ -207,3 +207,60 @@ def mean_iou(
         (union > 0).sum(), 1
     )
     return sum(in_means or [], share.astype(jnp.float32).reshape(1)), wrong, correct
+
+
+@op(
+    "positive_negative_pair",
+    ins=(
+        "Score",
+        "Label",
+        "QueryID",
+        "AccumulatePositivePair?",
+        "AccumulateNegativePair?",
+        "AccumulateNeutralPair?",
+        "Weight?",
+    ),
+    outs=("PositivePair", "NegativePair", "NeutralPair?"),
+    grad=False,
+    rows="mask",
+)
+def positive_negative_pair(
+    score: Array,
+    label: Array,
+    query: Array,
+    positive: Array | None,
+    negative: Array | None,
+    neutral: Array | None,
+    weight: Array | None,
+    *,
+    column: int = 0,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array]:
+    """Count the pairs of rows of one query, with different labels, that the scores order as the
+    labels do, otherwise, and not at all. A pair counts with the mean of its rows' weights.
+
+    As in Fluid a pair of equal scores is a negative one, too. `column` chooses one of the scores of
+    a row; -1 is the last.
+    """
+    width = score.shape[1]
+    if not -width <= column < width:
+        raise errors.AttributeTypeError(
+            f"positive_negative_pair: Score has {width} columns, found column {column}"
+        )
+    score, label, query = score[:, column], label.reshape(-1), query.reshape(-1)
+    weight = jnp.ones_like(score) if weight is None else weight.reshape(-1)
+    if rows is not None:
+        weight = rows.zero(weight)
+    place = jnp.arange(score.shape[0], dtype=jnp.int32)
+    counts = (query[:, None] == query) & (label[:, None] != label) & (place[:, None] < place)
+    if rows is not None:
+        counts &= rows.mask[:, None] & rows.mask
+    pairs = jnp.where(counts, (weight[:, None] + weight) / 2, 0)
+    by_score, by_label = score[:, None] - score, label[:, None] - label
+    ordered = by_score * by_label > 0
+
+    def total(which: Array, before: Array | None) -> Array:
+        found = jnp.sum(jnp.where(which, pairs, 0)).reshape(1)
+        return found if before is None else found + before.reshape(1)
+
+    return total(ordered, positive), total(~ordered, negative), total(by_score == 0, neutral)

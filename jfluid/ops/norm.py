@@ -36,26 +36,52 @@ def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) 
             )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _spread(vector: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Shape what channels have, [C], or [groups, C] where groups of rows have their own, so that it
+    is broadcast to x.
+    """
+    if vector.ndim == 1:
+        return _along(vector, x.ndim, axis)
+    groups, channels = vector.shape
+    by_row = jnp.broadcast_to(vector[:, None], (groups, x.shape[0] // groups, channels))
+    return by_row.reshape([x.shape[0], *_along(vector[0], x.ndim, axis).shape[1:]])
+
+
+def _by_channel(reduce: Any, x: jax.Array, axis: int, groups: int) -> Any:
+    """Reduce all dimensions but the channels': [C], or [groups, C]."""
+    if groups == 1:
+        return reduce(x, tuple(i for i in range(x.ndim) if i != axis))
+    split = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
+    return reduce(split, tuple(i for i in range(1, split.ndim) if i != axis + 1))
+
+
+def _of_all_groups(vector: jax.Array) -> jax.Array:
+    """Add up [groups, C]. Not by a reduction, which XLA would join with the one over rows, and then
+    read these twice.
+    """
+    return vector if vector.ndim == 1 else functools.reduce(jnp.add, list(vector))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _batch_norm(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int
+    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int, groups: int
 ) -> tuple[Any, ...]:
-    """Normalise by the batch's own statistics, which are returned, too, and carry no gradient.
+    """Normalise by the batch's own statistics, or each group of rows by its own; these are returned,
+    too, and carry no gradient.
 
     The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs
     than differentiating through mean and variance.
     """
-    return _batch_norm_forward(x, scale, bias, epsilon, axis)[0]
+    return _batch_norm_forward(x, scale, bias, epsilon, axis, groups)[0]
 
 
 def _batch_norm_forward(
-    x: Array, scale: Array, bias: Array, epsilon: float, axis: int
+    x: Array, scale: Array, bias: Array, epsilon: float, axis: int, groups: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    others = tuple(i for i in range(x.ndim) if i != axis)
-    along = functools.partial(_along, ndim=x.ndim, axis=axis)
+    along = functools.partial(_spread, x=x, axis=axis)
     wide = x.astype(scale.dtype)
-    mean = jnp.mean(wide, others)
-    variance = jnp.mean(jnp.square(wide - along(mean)), others)
+    mean = _by_channel(jnp.mean, wide, axis, groups)
+    variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
     inverse = lax.rsqrt(variance + epsilon)
     slope = scale * inverse
     y = ((wide - along(mean)) * along(slope) + along(bias)).astype(x.dtype)
@@ -63,23 +89,22 @@ def _batch_norm_forward(
 
 
 def _batch_norm_backward(
-    epsilon: float, axis: int, kept: tuple[Any, ...], grads: tuple[Any, ...]
+    epsilon: float, axis: int, groups: int, kept: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[Array, Array, Array]:
     x, scale, mean, inverse = kept
-    others = tuple(i for i in range(x.ndim) if i != axis)
-    along = functools.partial(_along, ndim=x.ndim, axis=axis)
+    along = functools.partial(_spread, x=x, axis=axis)
     grad = grads[0].astype(scale.dtype)
     centred = x.astype(scale.dtype) - along(mean)
-    count = x.size // x.shape[axis]
-    grad_bias = jnp.sum(grad, others)
-    grad_scale = jnp.sum(grad * centred, others) * inverse
+    count = x.size // x.shape[axis] // groups
+    grad_bias = _by_channel(jnp.sum, grad, axis, groups)
+    grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
     slope = scale * inverse
     grad_x = (
         along(slope) * grad
         - centred * along(slope * inverse * grad_scale / count)
         - along(slope * grad_bias / count)
     )
-    return grad_x.astype(x.dtype), grad_scale, grad_bias
+    return grad_x.astype(x.dtype), _of_all_groups(grad_scale), _of_all_groups(grad_bias)
 
 
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
@@ -126,27 +151,34 @@ def batch_norm(
     is_test: bool = False,
     use_global_stats: bool = False,
     trainable_statistics: bool = False,
+    fuse_with_relu: bool = False,
     rows: RowMask | None = None,
+    replicas: int = 1,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """Normalise each channel of x by the batch's statistics (in training) or the running ones, then
     scale and shift.
 
-    SavedVariance is the inverse standard deviation; the running variance takes the biased one.
+    SavedVariance is the inverse standard deviation; the running variance takes the biased one. Where
+    rows are those of several `replicas`, each has statistics of its own: [replicas, C].
     """
     axis = _channel_axis(x, data_layout)
-    _check_parameters(
-        "batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance
-    )
+    _check_parameters("batch_norm", x.shape[axis], Scale=scale, Bias=bias)
+    _check_parameters("batch_norm", x.shape[axis] * replicas, Mean=mean, Variance=variance)
     if use_global_stats or (is_test and not trainable_statistics):
         inverse = lax.rsqrt(variance + epsilon)
-        along = functools.partial(_along, ndim=x.ndim, axis=axis)
+        along = functools.partial(_spread, x=x, axis=axis)
         y = (x - along(mean)) * along(scale * inverse) + along(bias)
+        y = jnp.maximum(y, 0) if fuse_with_relu else y
         return y.astype(x.dtype), mean, variance, mean, inverse, None
-    if x.size == x.shape[axis]:  # Fluid leaves a single element as it is
+    if fuse_with_relu:
+        raise errors.AttributeTypeError(
+            "batch_norm: fuse_with_relu is for inference (is_test) only"
+        )
+    if x.size == x.shape[axis] * replicas:  # Fluid leaves a single element as it is
         return x, mean, variance, mean, variance, None
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
     found = (
-        _batch_norm(x, scale, bias, epsilon, axis)
+        _batch_norm(x, scale, bias, epsilon, axis, replicas)
         if rows is None
         else _masked_norm(x, scale, bias, epsilon, axis, rows)
     )

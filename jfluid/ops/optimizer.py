@@ -263,15 +263,19 @@ def adadelta(
     *,
     rho: float = 0.95,
     epsilon: float = 1e-6,
+    shared: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Update by steps of the size of earlier steps; there is no learning rate."""
+    """Update by steps of the size of earlier steps (Zeiler 2012); there is no learning rate. As in
+    Fluid the step is taken with the average that already contains it where the output is the same
+    variable as the input (`shared`), else with the old one, as in the paper.
+    """
     rho, epsilon = _single(rho), _single(epsilon)
     squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
     ratio = jnp.square(grad) / (squared_grad + epsilon)
-    squared_update = rho * squared_update + (1 - rho) * (squared_update + epsilon) * ratio
-    # Unlike the paper, Fluid takes the step with the average that already contains it.
-    update = -jnp.sqrt((squared_update + epsilon) / (squared_grad + epsilon)) * grad
-    return param + update, squared_grad, squared_update
+    average = rho * squared_update + (1 - rho) * (squared_update + epsilon) * ratio
+    size = average if shared else squared_update
+    update = -jnp.sqrt((size + epsilon) / (squared_grad + epsilon)) * grad
+    return param + update, squared_grad, average
 
 
 @op(

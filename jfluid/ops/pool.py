@@ -208,7 +208,7 @@ def _pool(
     return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
 
-@op("pool2d", ins=("X",), outs=("Out",), rows="map")
+@op("pool2d", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def pool2d(
     x: Array,
     *,
@@ -240,7 +240,7 @@ def pool2d(
     )
 
 
-@op("pool3d", ins=("X",), outs=("Out",), rows="map")
+@op("pool3d", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def pool3d(
     x: Array,
     *,

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jfluid import errors
 from jfluid.ops import static_values
@@ -80,7 +81,7 @@ class Level:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["values", "levels", "total"],
+    data_fields=["values", "levels", "total", "columns"],
     meta_fields=["exact"],
 )
 @dataclass(frozen=True)
@@ -93,12 +94,14 @@ class Ragged:
             varies.
         total: int32 scalar, the number of real rows, where `levels` do not tell it (else None).
         exact: whether it is known while tracing that no row is padding.
+        columns: int32 scalar, how many columns users see, where that depends on data (else None).
     """
 
     values: Any
     levels: tuple[Level, ...] = ()
     total: Any = None
     exact: bool = False
+    columns: Any = None
 
     @property
     def capacity(self) -> int:
@@ -141,7 +144,7 @@ class Ragged:
 
     def like(self, values: Any) -> "Ragged":
         """Return other values for the same rows."""
-        return replace(self, values=values)
+        return replace(self, values=values, columns=None)
 
     def refilled(self) -> "Ragged":
         """Return the same rows, with copies of the first in padding rows."""
@@ -376,3 +379,28 @@ def resized(values: Any, capacity: int) -> Any:
         return values[:capacity]
     row = values[:1] if values.shape[0] else jnp.zeros((1, *values.shape[1:]), values.dtype)
     return jnp.concatenate([values, jnp.broadcast_to(row, (missing, *values.shape[1:]))])
+
+
+def appended(xs: list[Any]) -> Ragged:
+    """Return the rows of all values, ragged or dense, one value after the other. Where all have a
+    LoD of one level the sequences follow each other, too; else the rows are in no sequences.
+    """
+    rows = [x if isinstance(x, Ragged) else Ragged(x, exact=True) for x in xs]
+    values = jnp.concatenate([x.values for x in rows])
+    ends = offsets_of(jnp.stack([jnp.asarray(x.count(), jnp.int32) for x in rows]))
+    exact = all(x.exact for x in rows)
+    if not exact:
+        bases = np.cumsum([0] + [x.capacity for x in rows[:-1]], dtype=np.int32)
+        places = jnp.arange(values.shape[0], dtype=jnp.int32)
+        own = jnp.searchsorted(ends[1:], places, side="right", method="scan_unrolled")
+        own = jnp.minimum(own, len(rows) - 1)
+        source = jnp.asarray(bases)[own] + places - ends[own]
+        source = jnp.where(places < ends[-1], source, source[0])
+        back = [ends[i] + jnp.arange(x.capacity, dtype=jnp.int32) for i, x in enumerate(rows)]
+        real = jnp.concatenate([x.mask() for x in rows])
+        values = moved(values, source, jnp.concatenate(back), real)
+    if any(len(x.levels) != 1 or x.last.count is not None for x in rows):
+        return Ragged(values, (), None if exact else ends[-1], exact)
+    offsets = [ends[:1]] + [x.last.offsets[1:] + ends[i] for i, x in enumerate(rows)]
+    level = Level(jnp.concatenate(offsets), max(x.last.longest for x in rows))
+    return Ragged(values, (level,), exact=exact)

@@ -5,7 +5,7 @@
     "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword `rows`, a
                 `RowMask`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
     "sequence"  it works by sequences: the function sees and returns `Ragged` values itself.
-    a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis (`row_rules`).
+    a function  `(attributes, inputs by slot) -> one of these | None`, where it depends on an axis (`row_rules`).
     None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
 """
 
@@ -70,6 +70,8 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
     rule = definition.rows
     if callable(rule):
         rule = rule(kwargs, {s.name: v for s, v in zip(definition.ins, inputs)})
+    if rule == "sequence":
+        return _tuple(definition.function(*inputs, **kwargs))
     if rule is None and not source.exact:
         raise NeedsExactRows(f"operator {definition.type} needs the exact number of rows")
     if any(r.capacity != source.capacity for r in ragged):

@@ -13,7 +13,7 @@ that one function.
 import functools
 import inspect
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
@@ -35,6 +35,8 @@ Block = Annotated[Any, "BLOCK"]
 Blocks = Annotated[tuple[Any, ...], "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
+_BUILT_IN: dict[str, OpDef] = {}  # those of this package
+_LOCAL: dict[str, OpDef] = {}  # made while a script runs: they stand in no program that is saved
 P = ParamSpec("P")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,9 +48,9 @@ def _fluid_name(parameter: str) -> str:
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
-def _with_keywords(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _with_keywords(fn: Callable[..., Any], parameters: Iterable[str]) -> Callable[..., Any]:
     """Wrap `fn` so that it takes Fluid's names of attributes that are Python keywords."""
-    changed = {_fluid_name(n): n for n in inspect.signature(fn).parameters if _fluid_name(n) != n}
+    changed = {_fluid_name(n): n for n in parameters if _fluid_name(n) != n}
     if not changed:
         return fn
     return functools.wraps(fn)(
@@ -57,14 +59,18 @@ def _with_keywords(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _schema(
-    type_: str, fn: Callable[..., Any], rng: bool, host: bool
+    type_: str, parameters: Iterable[inspect.Parameter], rng: bool, host: bool
 ) -> tuple[list[str], dict[str, Attr]]:
     positional, attrs = [], {}
-    for p in inspect.signature(fn).parameters.values():
+    for p in parameters:
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             positional.append(p.name)
         elif p.kind is p.KEYWORD_ONLY:
-            if p.name == "rows" or (rng and p.name == "key") or (host and p.name == "ctx"):
+            if (
+                p.name in ("rows", "replicas", "shared")
+                or (rng and p.name == "key")
+                or (host and p.name == "ctx")
+            ):
                 continue
             kind = getattr(p.annotation, "__metadata__", (None,))[0]
             kind = (
@@ -98,22 +104,32 @@ def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
     declaration = Declaration(**fields)
 
     def register(fn: Function) -> Function:
-        positional, attrs = _schema(type_, fn, declaration.rng, declaration.host)
+        parameters = inspect.signature(fn).parameters
+        positional, attrs = _schema(type_, parameters.values(), declaration.rng, declaration.host)
         slots = len(declaration.ins) + len(declaration.carries)
         if len(positional) != slots:
             raise TypeError(f"operator {type_}: {slots} input slots, but parameters {positional}")
-        parameters = inspect.signature(fn).parameters
         _add(
             type_,
-            _with_keywords(fn),
+            _with_keywords(fn, parameters),
             declaration,
             attrs,
             wants_ctx=declaration.host and "ctx" in parameters,
             wants_rows="rows" in parameters,
+            wants_replicas="replicas" in parameters,
+            wants_shared="shared" in parameters,
         )
         return fn
 
     return register
+
+
+def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> None:
+    """Register an operator of this process alone, such as a Program that runs as one operator; the
+    arguments are those of `op`.
+    """
+    op(type_, **fields)(fn)
+    _LOCAL[type_] = _OPS.pop(type_)
 
 
 def _add(
@@ -123,14 +139,19 @@ def _add(
     attrs: Mapping[str, Attr],
     wants_ctx: bool = False,
     wants_rows: bool = False,
+    wants_replicas: bool = False,
+    wants_shared: bool = False,
 ) -> None:
     if type_ in _OPS:
         raise ValueError(f"operator {type_} is registered twice")
     ins, outs = tuple(map(Slot.parse, declaration.ins)), tuple(map(Slot.parse, declaration.outs))
     unknown = set(declaration.nograd) - {s.name for s in ins}
-    unknown |= {*declaration.inplace, *declaration.row_outs, *declaration.unsaved} - {
-        s.name for s in outs
-    }
+    unknown |= {
+        *declaration.inplace,
+        *declaration.row_outs,
+        *declaration.unsaved,
+        *declaration.sums,
+    } - {s.name for s in outs}
     if unknown:
         raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
     _OPS[type_] = OpDef(
@@ -141,6 +162,8 @@ def _add(
         attrs,
         wants_ctx=wants_ctx,
         wants_rows=wants_rows,
+        wants_replicas=wants_replicas,
+        wants_shared=wants_shared,
         **declaration.options(),
     )
 
@@ -176,7 +199,7 @@ def find(type_: str) -> OpDef | None:
     """Return the definition of operator `type_`; that of a gradient is derived where the forward
     operator is known. None for an unknown one.
     """
-    found = _OPS.get(type_)
+    found = _OPS.get(type_) or _LOCAL.get(type_)
     if found is None and type_.endswith("_grad"):
         forward = find(type_.removesuffix("_grad"))
         if forward is not None and forward.grad and not forward.host:
@@ -192,6 +215,18 @@ def get(type_: str) -> OpDef:
     if found is None:
         raise errors.UnsupportedOpError(type_, suggestions=errors.close_to(type_, _OPS))
     return found
+
+
+def note_built_in() -> None:
+    """Take the operators that are registered now for those of this package."""
+    _BUILT_IN.update(_OPS)
+
+
+def is_built_in(definition: OpDef) -> bool:
+    """Return whether a definition is this package's own, and no user's."""
+    while definition.forward is not None:
+        definition = definition.forward
+    return definition.fn is None or _BUILT_IN.get(definition.type) is definition
 
 
 def registered() -> list[str]:

@@ -1,8 +1,8 @@
 """Rules for operators that work along an axis: whether row i of the output depends on row i of the
 input only.
 
-Each rule takes the attributes and the inputs by slot, and returns "map", "mask" or None (see
-`jfluid.ops.ragged_dispatch`).
+Each rule takes the attributes and the inputs by slot, and returns "map", "mask", "sequence" or None
+(see `jfluid.ops.ragged_dispatch`).
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +31,13 @@ def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
         return "map" if attrs.get(attribute, default) % max(_first(ins, slot).ndim, 1) else None
 
     return rule
+
+
+def concatenation(attrs: Attrs, ins: Ins) -> str | None:
+    """Rows that are joined side by side are a map; one after the other, the operator moves them."""
+    if ins.get("AxisTensor") is not None:
+        return None
+    return "map" if attrs.get("axis", 0) % max(_first(ins, "X").ndim, 1) else "sequence"
 
 
 def last_axis(attrs: Attrs, ins: Ins) -> str | None:
@@ -134,3 +141,8 @@ def expand(attrs: Attrs, ins: Ins) -> str | None:
         and not ins.get("expand_times_tensor")
         else None
     )
+
+
+def fully_connected(attrs: Attrs, ins: Ins) -> str | None:
+    """`fc` is a map: the first dimension is never multiplied by the weight."""
+    return None if isinstance(ins["W"], Ragged) or isinstance(ins["Bias"], Ragged) else "map"

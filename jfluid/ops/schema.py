@@ -48,10 +48,14 @@ def normalise(value: Any, kind: str) -> Any:
     tuples.
     """
     if kind in _SCALARS:
-        return _scalar(value, _SCALARS[kind])
+        want = _SCALARS[kind]
+        return value if type(value) is want else _scalar(value, want)
     if kind in _LISTS:
+        want = _LISTS[kind]
+        if type(value) is tuple and {want}.issuperset(map(type, value)):
+            return value  # operators are checked again whenever a program is copied
         items = value if isinstance(value, (list, tuple, np.ndarray)) else (value,)
-        return tuple(_scalar(v, _LISTS[kind]) for v in items)
+        return tuple(_scalar(v, want) for v in items)
     return value
 
 
@@ -251,7 +255,8 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
             .splitlines()[0]
             .replace(str(static_values.PLACEHOLDERS[0]), "-1")
         )
-        raise errors.ShapeError(
+        kind = errors.DtypeError if isinstance(error, errors.DtypeError) else errors.ShapeError
+        raise kind(
             f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
             f"  {op.callsite}\n  cause: {cause}"
         ) from error
@@ -317,13 +322,14 @@ def _abstract(v: Variable, size: int) -> Any:
     def array(shape: tuple[int, ...], dtype: Any = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
+    level = Level(array((size + 1,), np.int32), size)
     if v.type == VarType.LOD_RANK_TABLE:
         return tensor_array.RankTable(
-            array((size,), np.int32), Level(array((size + 1,), np.int32), size), size
+            array((size,), np.int32), level, size, size, (level,) * v.lod_level
         )
     if v.type == VarType.SELECTED_ROWS:
         return SelectedRows(array((size,), np.int64), array((size, *shape[1:])), shape[0])
-    levels = tuple(Level(array((size + 1,), np.int32), size) for _ in range(v.lod_level))
+    levels = (level,) * v.lod_level
     value = Ragged(array(shape), levels, exact=True) if levels and shape else array(shape)
     if v.type == VarType.LOD_TENSOR_ARRAY:
         stacked = jax.tree.map(lambda x: array((size, *x.shape), x.dtype), value)
@@ -348,7 +354,8 @@ class _Spec:
             shape = found.shape if value.buffer is None else found.shape[1:]
             return replace(found, shape=shape, type=VarType.LOD_TENSOR_ARRAY)
         if isinstance(value, Ragged):
-            return cls(tuple(value.shape), var_type(value.dtype), len(value.levels))
+            rows = value.capacity if value.exact else -1
+            return cls((rows, *value.shape[1:]), var_type(value.dtype), len(value.levels))
         if isinstance(value, SelectedRows):
             return cls(value.shape, var_type(value.dtype), 0, VarType.SELECTED_ROWS)
         return cls(tuple(value.shape), var_type(value.dtype)) if hasattr(value, "dtype") else None

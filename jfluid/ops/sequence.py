@@ -154,13 +154,14 @@ def sequence_conv(
     contextStride: Int = 1,
     paddingTrainable: Bool = False,
 ) -> Value:
-    """Multiply each row, side by side with its neighbours in the sequence, by the filter."""
+    """Multiply each row, side by side with its neighbours in the sequence, by the filter. What is
+    before and after a sequence is zero, or with `paddingTrainable` the rows of PaddingData.
+    """
     x = need(x, "sequence_conv", "X")
-    if paddingTrainable or padding is not None:
-        raise errors.UnsupportedError(
-            "sequence_conv: a trainable padding (paddingTrainable) is not supported; "
-            "the padding is zero"
-        )
+    if not paddingTrainable:
+        padding = None
+    elif padding is None:
+        raise errors.ProgramError("sequence_conv: paddingTrainable needs the input PaddingData")
     if contextStride != 1:
         raise errors.UnsupportedError(
             f"sequence_conv: expected contextStride 1, found {contextStride}"
@@ -170,8 +171,38 @@ def sequence_conv(
             f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
             f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}"
         )
-    context = jnp.concatenate([shifted(x, contextStart + k) for k in range(contextLength)], axis=1)
-    return _real(x, context @ weight)
+    rows = [shifted(x, contextStart + k) for k in range(contextLength)]
+    if padding is not None:
+        before, after = max(-contextStart, 0), max(contextStart + contextLength - 1, 0)
+        _check_padding(rows_of(padding), before + after, x)
+        rows = [
+            _with_padding(x, row, contextStart + k, rows_of(padding), before)
+            for k, row in enumerate(rows)
+        ]
+    return _real(x, jnp.concatenate(rows, axis=1) @ weight)
+
+
+def _check_padding(padding: Array, count: int, x: Ragged) -> None:
+    if padding.shape != (count, x.shape[1]) and not static_values.placeholder():
+        raise errors.ShapeError(
+            f"sequence_conv: PaddingData must be [{count}, {x.shape[1]}], a row for each row before and after a "
+            f"sequence that it reads, found {list(padding.shape)}"
+        )
+
+
+def _with_padding(x: Ragged, rows: Array, by: int, padding: Array, before: int) -> Array:
+    """Return `rows`, which are those of x moved by `by`, with rows of `padding` where they are
+    beyond their sequence: its first `before` rows stand before a sequence, the others after.
+    """
+    if by == 0:
+        return rows
+    _, position, _ = positions(x.last, x.capacity)
+    at = position + by
+    lengths = spread_lengths(x)
+    place = before + at if by < 0 else before + at - lengths
+    outside = at < 0 if by < 0 else at >= lengths
+    taken = jnp.take(padding, place, axis=0, mode="clip")
+    return jnp.where(column(outside, rows.ndim), taken, rows)
 
 
 def _real(x: Ragged, values: Array) -> Ragged:

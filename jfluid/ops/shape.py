@@ -10,6 +10,8 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules, static_values
+from jfluid.ops.axes import dimension
+from jfluid.ops.ragged import Ragged, Value, appended
 from jfluid.ops.registry import Int, Ints, Longs, op
 
 
@@ -153,7 +155,11 @@ def transpose2(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> tuple
 
 
 def _squeeze(x: Array, axes: Sequence[int]) -> Array:
-    gone = {a % x.ndim for a in axes} if axes else {a for a, d in enumerate(x.shape) if d == 1}
+    gone = (
+        {dimension(a, x.ndim, "squeeze") for a in axes}
+        if axes
+        else {a for a, d in enumerate(x.shape) if d == 1}
+    )
     wrong = [a for a in gone if x.shape[a] != 1 and not is_unknown(x.shape[a])]
     if wrong:
         raise errors.ShapeError(
@@ -254,15 +260,18 @@ def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
     outs=("Out",),
     nograd=("AxisTensor",),
     fold=True,
-    rows=row_rules.by_axis("axis", 0),
+    rows=row_rules.concatenation,
+    examples=("X",),
 )
-def concat(xs: list[Array], axis_tensor: Array | None, *, axis: int = 0) -> Array:
-    """Join the arrays along axis."""
+def concat(xs: list[Value], axis_tensor: Array | None, *, axis: int = 0) -> Value:
+    """Join the arrays along axis; along the first one ragged rows are joined without padding."""
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)
-    axis = known % max(xs[0].ndim, 1)
+    axis = dimension(known, xs[0].ndim, "concat")
     common = unified([x.shape for x in xs], "concat", apart_from=axis)
+    if any(isinstance(x, Ragged) for x in xs):
+        return appended(xs)
     xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1 :])) for x in xs]
     return numpy_of(*xs).concatenate(xs, axis)
 
@@ -292,7 +301,7 @@ def split(
         return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (
             num or len(sections)
         )
-    axis = known
+    axis = dimension(known, x.ndim, "split")
     sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
     total = x.shape[axis]
     if num:
@@ -300,7 +309,6 @@ def split(
     elif sizes.count(-1) == 1:
         sizes[sizes.index(-1)] = total - sum(s for s in sizes if s != -1)
     if any(map(is_unknown, (total, *sizes))):
-        axis %= x.ndim
         return [jnp.zeros((*x.shape[:axis], s, *x.shape[axis + 1 :]), x.dtype) for s in sizes]
     if sum(sizes) != total or min(sizes) < 0:
         raise errors.ShapeError(
@@ -400,15 +408,19 @@ def meshgrid(xs: list[Array]) -> list[Array]:
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
-@op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True)
-def shape(x: Array) -> np.ndarray:
-    """Return the shape of x as int32."""
+@op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence")
+def shape(x: Value) -> Value:
+    """Return the shape of x as int32. The number of ragged rows is known when the step runs."""
+    if isinstance(x, Ragged) and not x.exact:
+        return jnp.stack([jnp.asarray(n, jnp.int32) for n in (x.count(), *x.shape[1:])])
     return np.array(x.shape, np.int32)
 
 
-@op("size", ins=("Input",), outs=("Out",), grad=False, fold=True)
-def size(x: Array) -> np.ndarray:
+@op("size", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence")
+def size(x: Value) -> Value:
     """Return the number of elements of x as int64."""
+    if isinstance(x, Ragged) and not x.exact:
+        return jnp.reshape(x.count(), 1).astype(jnp.int64) * prod(x.shape[1:])
     return np.array([prod(x.shape)], np.int64)
 
 

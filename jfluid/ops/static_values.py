@@ -19,6 +19,25 @@ from jfluid import errors
 PLACEHOLDERS = (2520, 5040)
 
 
+class Unknown(errors.OpError):
+    """A number that XLA needs when the program is compiled, and that follows from data.
+
+    A step evaluates the number first and is compiled for it (`jfluid.compile.specialize`); where
+    nothing can, this is the error that users see.
+
+    Attributes:
+        value: what was asked for, as it was traced; None for a loop's number of iterations.
+        path: the position of the operator that asked in its block, after those of the conditions
+            in whose blocks it stands.
+        name: the variable whose value it is, or what counts a loop's iterations; None where no
+            variable before the operator holds it, or where it changes in a loop.
+    """
+
+    value: Any = None
+    path: tuple[int, ...] = ()
+    name: str | None = None
+
+
 @dataclass
 class Inference:
     """One evaluation of an operator for its shapes: the number that unknown ones read as, and
@@ -76,13 +95,20 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
         return tuple(n for v in value for n in ints(v, what))
     if is_static(value):
         return tuple(int(n) for n in np.asarray(value).ravel())
-    unknown = placeholder()
-    if unknown is not None:
-        return (unknown,) * int(np.prod(value.shape))
-    raise errors.OpError(
+    stand_in = placeholder()
+    if stand_in is not None:
+        return (stand_in,) * int(np.prod(value.shape))
+    raise unknown(value, what)
+
+
+def unknown(value: Any, what: str) -> Unknown:
+    """Return the error for a traced value that must be known; `what` names it."""
+    found = Unknown(
         f"{what} depends on data, but XLA needs it when the program is compiled. Compute it from shapes and "
         f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number."
     )
+    found.value = value
+    return found
 
 
 def flag(value: float, what: str) -> bool:

@@ -19,6 +19,30 @@ declare(
         "skip_eager_deletion_vars": ("STRINGS", ()),
     },
 )
+declare(  # where no gradient is wanted
+    "conditional_block_infer",
+    ins=("Cond*?", "Input*"),
+    outs=("Out*", "Scope?"),
+    attrs={
+        "sub_block": ("BLOCK", REQUIRED),
+        "is_scalar_condition": ("BOOLEAN", REQUIRED),
+        "skip_eager_deletion_vars": ("STRINGS", REQUIRED),
+    },
+)
+declare("select_output", ins=("X", "Mask"), outs=("Out*",), grad=True, nograd=("Mask",))
+declare("delete_var", ins=("X*",))
+declare(
+    "run_program",
+    ins=("X*", "Params*"),
+    outs=("Out*", "OutScope?"),
+    grad=True,
+    attrs={
+        "global_block": ("BLOCK", REQUIRED),
+        "start_op_index": ("LONG", REQUIRED),
+        "end_op_index": ("LONG", REQUIRED),
+        "is_test": ("BOOLEAN", False),
+    },
+)
 declare(
     "while",
     ins=("X*", "Condition*"),

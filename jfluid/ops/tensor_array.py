@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -35,7 +35,9 @@ def writing_where(active: Any) -> Iterator[None]:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["items", "buffer", "length"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["items", "buffer", "length"],
+    meta_fields=["fixed"],
 )
 @dataclass(frozen=True)
 class TensorArray:
@@ -45,11 +47,14 @@ class TensorArray:
         items: the elements, where they are a list (None: not written yet).
         buffer: the elements stacked along a first dimension, where they are not; else None.
         length: int64 scalar, the number of elements of a buffer; else None.
+        fixed: whether a compiled loop or condition carries the buffer, so that it cannot grow; it
+            has room for all that is written there.
     """
 
     items: tuple[Any, ...] = ()
     buffer: Any = None
     length: Any = None
+    fixed: bool = False
 
     @property
     def capacity(self) -> int:
@@ -88,7 +93,7 @@ class TensorArray:
             return TensorArray(
                 buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1)
             )
-        stacked = self.stacked(self.capacity)
+        stacked = self.stacked(self.capacity + (not self.fixed))
         place = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
         active = _active.get()
 
@@ -116,6 +121,7 @@ class TensorArray:
         return TensorArray(
             buffer=jax.tree.map(put, stacked.buffer, value),
             length=length if active is None else jnp.where(active, length, stacked.length),
+            fixed=self.fixed,
         )
 
     def stacked(self, capacity: int) -> "TensorArray":
@@ -127,7 +133,7 @@ class TensorArray:
             if missing <= 0:
                 return self
             widen = functools.partial(_widen, missing)
-            return TensorArray(buffer=jax.tree.map(widen, self.buffer), length=self.length)
+            return replace(self, buffer=jax.tree.map(widen, self.buffer))
         filled = [v for v in self.items if v is not None]
         if not filled:
             raise errors.OpError("the array is empty: its elements' shape is not known")
@@ -148,7 +154,9 @@ def _widen(missing: int, buffer: Any) -> Any:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["order", "level"], meta_fields=["rows"]
+    jax.tree_util.register_dataclass,
+    data_fields=["order", "level", "above"],
+    meta_fields=["rows", "capacity"],
 )
 @dataclass(frozen=True)
 class RankTable:
@@ -158,12 +166,16 @@ class RankTable:
     Attributes:
         order: int32 [number], the sequence of each rank.
         level: the level that the table was made of.
-        rows: the number of rows, padding included, that the level groups.
+        above: the levels above it.
+        rows: the number of rows (or sub-sequences), padding included, that the level groups.
+        capacity: the number of rows of the tensor that it was made of, padding included.
     """
 
     order: Any
     level: Level
     rows: int
+    capacity: int
+    above: tuple[Level, ...] = ()
 
     @property
     def lengths(self) -> Any:

@@ -18,10 +18,10 @@ from jfluid.optimizer.classic import (
     MomentumOptimizer,
     SGDOptimizer,
 )
+from jfluid.optimizer.dgc import DGCMomentumOptimizer
+from jfluid.optimizer.pipeline import PipelineOptimizer
 from jfluid.optimizer.wrappers import (
-    DGCMomentumOptimizer,
     LookaheadOptimizer,
-    PipelineOptimizer,
     RecomputeOptimizer,
 )
 

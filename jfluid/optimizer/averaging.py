@@ -23,6 +23,7 @@ from jfluid.layers.creation import assign, cast
 from jfluid.layers.helper import LayerHelper, emit
 from jfluid.layers.tensor import autoincreased_step_counter
 from jfluid.optimizer.base import Optimizer, global_variable
+from jfluid.optimizer.dygraph_mode import refuse_eagerly
 from jfluid.regularizer import WeightDecayRegularizer
 
 
@@ -101,6 +102,7 @@ class ModelAverage(_Applied, Optimizer):
         regularization: WeightDecayRegularizer | None = None,
         name: str | None = None,
     ):
+        refuse_eagerly("ModelAverage", "average the parameters' arrays, or build a Program")
         super().__init__(0.0, regularization=regularization, name=name)
         self.average_window = average_window_rate
         self.min_average_window = min_average_window
@@ -171,6 +173,9 @@ class ExponentialMovingAverage(_Applied):
     def __init__(
         self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None
     ):
+        refuse_eagerly(
+            "ExponentialMovingAverage", "average the parameters' arrays, or build a Program"
+        )
         self._decay = decay
         self._name = name or ""
         self._step_counter_name = "@EMA_STEP_COUNTER@"

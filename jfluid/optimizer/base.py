@@ -1,7 +1,7 @@
 """What all optimizers share: gradients, clips, penalties, learning rates and accumulators."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from jfluid import errors
 from jfluid.clip import GradientClipBase, append_gradient_clip_ops, error_clip_callback
@@ -20,12 +20,13 @@ from jfluid.ir.program import (
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import LayerHelper
+from jfluid.optimizer.dygraph_mode import DygraphMode, is_schedule
 from jfluid.regularizer import WeightDecayRegularizer, append_regularization_ops
 
 ParamGrad = tuple[Parameter, Variable | None]
 
 
-class Optimizer:
+class Optimizer(DygraphMode):
     """Appends one update operator for each parameter to a program.
 
     A subclass names its operator in `type`, its accumulators in `accumulators`, and gives the
@@ -34,8 +35,9 @@ class Optimizer:
 
     Args:
         learning_rate: a number, or a variable with one element (such as a schedule of
-            `fluid.layers`).
+            `fluid.layers`). In dygraph mode a number or a schedule of `fluid.dygraph`.
         parameter_list: parameters (or their names) to train, where `minimize` is not given any.
+            Dygraph mode needs it, and the parameters themselves.
         regularization: the penalty of all parameters that have none of their own.
         grad_clip: the clip of all gradients; it goes before the penalty.
         name: put into the names of the accumulators.
@@ -55,7 +57,9 @@ class Optimizer:
         grad_clip: GradientClipBase | None = None,
         name: str | None = None,
     ):
-        if not isinstance(learning_rate, (float, Variable)):
+        if default_main_program().eager:
+            self._check_eagerly(learning_rate, parameter_list)
+        elif not isinstance(learning_rate, (float, Variable)):
             raise TypeError(
                 f"{type(self).__name__}, learning_rate: expected a float or a Variable, "
                 f"found {type(learning_rate).__name__}"
@@ -67,7 +71,7 @@ class Optimizer:
             )
         self.regularization = regularization
         self.helper: LayerHelper | None = None
-        self._parameter_list = parameter_list
+        self._parameter_list = None if parameter_list is None else [*parameter_list]
         self._grad_clip = grad_clip
         self._name = name
         self._learning_rate = learning_rate
@@ -99,8 +103,19 @@ class Optimizer:
         """
         if not isinstance(loss, Variable):
             raise TypeError(f"loss: expected a Variable, found {type(loss).__name__}")
+        if default_main_program().eager:
+            params_grads = self._eager_gradients(parameter_list, no_grad_set)
+            return self._apply_eagerly(params_grads), params_grads
         params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, params_grads), params_grads
+
+    def _apply_eagerly(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
+        program: Any = default_main_program()
+        with program.tracer.recording(False):
+            updates = self.apply_gradients(params_grads)
+        # it runs when the next step begins: until then the script may clear gradients
+        program.tracer.pending.ends = True
+        return updates
 
     def backward(
         self,
@@ -110,7 +125,11 @@ class Optimizer:
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
-        """Append the gradient operators only; see `append_backward` for the arguments."""
+        """Append the gradient operators only; see `append_backward` for the arguments. In dygraph
+        mode return the pairs of parameter and gradient that are there.
+        """
+        if default_main_program().eager:
+            return self._eager_gradients(parameter_list, no_grad_set)
         return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 
     def _backward(
@@ -138,6 +157,8 @@ class Optimizer:
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
     ) -> list[Operator]:
         """`apply_gradients` within the loss's program and the given startup program."""
+        if default_main_program().eager:
+            return self._apply_eagerly(params_grads)
         with program_guard(loss.block.program, startup_program):
             return self.apply_gradients(params_grads)
 
@@ -165,6 +186,9 @@ class Optimizer:
         self._create_accumulators(block, [p for p, _ in present])
         self._create_global_learning_rate()
         for pair in present:
+            if program.eager:  # its operators have neither roles nor scopes
+                self._append_optimize_op(block, pair)
+                continue
             with program._optimized_guard(pair), name_scope("optimizer"):
                 self._append_optimize_op(block, pair)
         self._finish_update(block, params_grads)
@@ -217,6 +241,9 @@ class Optimizer:
     # Learning rates
     def _create_global_learning_rate(self) -> None:
         program = default_main_program()
+        if is_schedule(self._learning_rate):
+            self._learning_rate_map[program] = self._learning_rate()
+            return
         if self._global_learning_rate() is not None:
             return
         if isinstance(self._learning_rate, Variable):
@@ -272,6 +299,8 @@ class Optimizer:
         key = self._accumulator_key(name)
         known = self._accumulators.setdefault(key, {})
         if param.name in known:
+            if default_main_program().eager:
+                return known[param.name]
             raise errors.ProgramError(
                 f"this optimizer already updates {param.name} (accumulator {name} exists): "
                 "call minimize once, or make another optimizer"
@@ -287,6 +316,7 @@ class Optimizer:
         )
         self._opti_name_list.append(var.name)
         known[param.name] = var
+        self._restore(var)
         return var
 
     def _get_accumulator(self, name: str, param: Parameter) -> Variable:
@@ -299,37 +329,8 @@ class Optimizer:
         return found
 
     def get_opti_var_name_list(self) -> list[str]:
-        """Names of all accumulators, in the order they were made."""
+        """Return names of all accumulators, in the order they were made."""
         return self._opti_name_list
-
-    # Dygraph only
-    def state_dict(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Use `fluid.save` on the program."""
-        _dygraph_only("state_dict", "Use fluid.save(program, path).")
-
-    def set_dict(self, state_dict: Mapping[str, Any]) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Use `fluid.load` on the program."""
-        _dygraph_only("set_dict", "Use fluid.load(program, path).")
-
-    def clear_gradients(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Every run of a program computes its gradients
-        anew.
-        """
-        _dygraph_only("clear_gradients", "Every run of a program computes its gradients anew.")
-
-    def current_step_lr(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Fetch the learning rate's variable."""
-        _dygraph_only(
-            "current_step_lr",
-            "Fetch the learning rate's variable (learning_rate_0, or your schedule).",
-        )
-
-
-def _dygraph_only(what: str, instead: str) -> NoReturn:
-    raise errors.UnsupportedError(
-        f"Optimizer.{what} is part of Fluid's dygraph mode, which this release does not "
-        f"have. {instead}"
-    )
 
 
 def global_variable(
@@ -341,7 +342,7 @@ def global_variable(
     stop_gradient: bool = True,
     **kwargs: Any,
 ) -> Variable:
-    """A persistable variable of the default main program, filled with `value` in the default
+    """Return a persistable variable of the default main program, filled with `value` in the default
     startup program.
     """
     var = (

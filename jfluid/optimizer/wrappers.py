@@ -13,6 +13,7 @@ from jfluid.layers.blocks import conditional
 from jfluid.layers.creation import assign
 from jfluid.layers.helper import emit
 from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
+from jfluid.optimizer.dygraph_mode import refuse_eagerly
 
 
 class LookaheadOptimizer:
@@ -29,6 +30,7 @@ class LookaheadOptimizer:
     """
 
     def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5):
+        refuse_eagerly("LookaheadOptimizer", "use its inner optimizer, or build a Program")
         if inner_optimizer is None:
             raise TypeError(
                 "LookaheadOptimizer, inner_optimizer: expected an optimizer, found None"
@@ -47,8 +49,8 @@ class LookaheadOptimizer:
     def minimize(
         self, loss: Variable, startup_program: Program | None = None
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """The inner optimizer's `minimize`, then the exchange with the slow copies; returns what
-        the former does.
+        """Return the inner optimizer's `minimize`, then the exchange with the slow copies; returns
+        what the former does.
         """
         result = self.inner_optimizer.minimize(loss, startup_program=startup_program)
         main, startup = loss.block.program, startup_program or default_startup_program()
@@ -91,6 +93,7 @@ class RecomputeOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer):
+        refuse_eagerly("RecomputeOptimizer", "use its inner optimizer, or build a Program")
         self._optimizer = optimizer
         self._checkpoints: list[Variable] | None = None
         self._learning_rate = optimizer._learning_rate
@@ -125,41 +128,21 @@ class RecomputeOptimizer(Optimizer):
         )
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
-        """The inner optimizer's `apply_gradients`."""
+        """Return the inner optimizer's `apply_gradients`."""
         return self._optimizer.apply_gradients(params_grads)
 
     def apply_optimize(
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
     ) -> list[Operator]:
-        """The inner optimizer's `apply_optimize`."""
+        """Return the inner optimizer's `apply_optimize`."""
         return self._optimizer.apply_optimize(loss, startup_program, params_grads)
 
     def get_opti_var_name_list(self) -> list[str]:
-        """Names of the inner optimizer's accumulators."""
+        """Return names of the inner optimizer's accumulators."""
         return self._optimizer.get_opti_var_name_list()
 
     def load(self, stat_dict: Any) -> NoReturn:
         """Raises UnsupportedError, as in Fluid. Use `fluid.load`."""
         raise errors.UnsupportedError(
             "RecomputeOptimizer.load is not supported; use fluid.load(program, path)"
-        )
-
-
-class DGCMomentumOptimizer(Optimizer):
-    """Raises UnsupportedError: deep gradient compression needs Fluid's own NCCL kernels."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        raise errors.UnsupportedError(
-            "DGCMomentumOptimizer is not supported: deep gradient compression needs Fluid's own NCCL kernels. Use "
-            "fluid.optimizer.Momentum; gradients between devices are summed by XLA's collectives."
-        )
-
-
-class PipelineOptimizer:
-    """Raises UnsupportedError: there is no pipeline of devices."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        raise errors.UnsupportedError(
-            "PipelineOptimizer is not supported: a program runs whole on each device. Use the inner optimizer with "
-            "CompiledProgram.with_data_parallel, and RecomputeOptimizer where memory is short."
         )

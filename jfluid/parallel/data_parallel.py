@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jfluid import errors, processes
+from jfluid import errors, flags, processes
 from jfluid.compile import feeds
 from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
 from jfluid.compile.step import Step
 from jfluid.debugger import draw_block_graphviz
@@ -22,6 +23,7 @@ from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.parallel import notices, phases, replica_feeds
 from jfluid.parallel.devices import devices_of
+from jfluid.parallel.joined_replicas import JoinedReplicas
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
 from jfluid.parallel.shared_replicas import SharedReplicas
@@ -99,8 +101,8 @@ class DataParallel:
         )
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Another program on these devices, with the same settings; `sums` are its gradients to be
-        all-reduced.
+        """Return another program on these devices, with the same settings; `sums` are its gradients
+        to be all-reduced.
         """
         found = self._others.get_or_make(
             (program.fingerprint, *sums),
@@ -111,8 +113,8 @@ class DataParallel:
         return found
 
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
-        """The program without reader operators, and the feed; each replica takes the next batch of
-        the program's reader.
+        """Return the program without reader operators, and the feed; each replica takes the next
+        batch of the program's reader.
         """
         if not reader_feeds.reads(program):
             return program, feed
@@ -124,7 +126,7 @@ class DataParallel:
         return read[0][0], [values for _, values in read]
 
     def parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
-        """The checked feed of each replica of this process. Raises FeedError."""
+        """Return the checked feed of each replica of this process. Raises FeedError."""
         if isinstance(feed, (list, tuple)):
             if len(feed) != self.replicas:
                 raise errors.FeedError(
@@ -151,7 +153,7 @@ class DataParallel:
         return parts
 
     def rewritten(self) -> Program:
-        """The program that each replica runs."""
+        """Return the program that each replica runs."""
         if self._rewritten is None or self._rewritten[0] != self.program.identity:
             program, self._seeds = rewritten(
                 self.program, self.build, len(self.devices) * self.build._passes.num_repeats
@@ -161,12 +163,19 @@ class DataParallel:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
-    def placement(self, planned: Plan, check_finite: bool) -> Replicas:
-        """The placement of a plan of the rewritten program; its plan may be divided further, if not
-        the whole step is to be refused for one value that is not finite.
+    def placement(self, planned: Plan, check_finite: bool) -> Placement:
+        """Return the placement of a plan of the rewritten program; its plan may be divided further,
+        if not the whole step is to be refused for one value that is not finite.
         """
         repeats = self.build._passes.num_repeats
-        if self._in_one_memory and not check_finite:
+        if self.build.reduce_strategy == self.build.ReduceStrategy.Reduce and len(self.devices) > 1:
+            _refuse_own_sums(planned)
+        if self._in_one_memory and repeats == 1 and flags.get("FLAGS_cpu_replicas_joined"):
+            joined = JoinedReplicas.of(planned, self.devices, self._sums)
+            if joined is not None:
+                return joined
+        reduces = self.build.reduce_strategy == self.build.ReduceStrategy.Reduce
+        if self._in_one_memory and len(self.devices) > 1 and reduces and not check_finite:
             shared = SharedReplicas.of(planned, self.devices, repeats, self._sums)
             if shared is not None:
                 return shared
@@ -179,12 +188,8 @@ class DataParallel:
 
     @property
     def _in_one_memory(self) -> bool:
-        """Whether Reduce needs to divide nothing: its replicas are CPU devices of this process."""
-        return (
-            self.build.reduce_strategy == self.build.ReduceStrategy.Reduce
-            and len(self.devices) == len(self._own) > 1
-            and self._own[0].platform == "cpu"
-        )
+        """Whether replicas are CPU devices of this process."""
+        return len(self.devices) == len(self._own) and self._own[0].platform == "cpu"
 
     def _shares(self, planned: Plan) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that
@@ -208,6 +213,16 @@ class DataParallel:
         return found
 
 
+def _refuse_own_sums(planned: Plan) -> None:
+    for segment in planned.segments:
+        for item in segment.ops:
+            if phases.summed_by(item):
+                raise errors.UnsupportedError(
+                    f"operator {item[1].type} sums gradients over the replicas by itself, and keeps "
+                    "state for each: use ReduceStrategy.AllReduce"
+                )
+
+
 def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Feeds as arrays, and LoDTensors where they have a lod."""
     return {n: v if not isinstance(v, LoDTensor) or v._lod else v.value for n, v in feeds.items()}
@@ -225,8 +240,8 @@ def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Pla
 
 
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
-    """The program that each replica runs on one of the `shares` of a batch, and the gradients that
-    are to be fed.
+    """Return the program that each replica runs on one of the `shares` of a batch, and the
+    gradients that are to be fed.
 
     Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans
     replicas if the settings say so.

@@ -7,21 +7,12 @@ import jax
 
 from jfluid import environment, errors
 from jfluid.parallel import notices
-from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
-
-
-def prepare_cpus(number: int) -> None:
-    """Let JAX split the CPU into `number` devices, if it has not started yet."""
-    if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
-        try:
-            jax.config.update("jax_num_cpu_devices", number)
-        except RuntimeError:
-            pass  # JAX has started: `devices_of` checks whether there are enough
+from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places, prepare_cpus
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
-    """The devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says.
-    Raises PlaceError.
+    """Return the devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM
+    says. Raises PlaceError.
     """
     if places is None or not len(places):
         places = cuda_places() if on_gpus else cpu_places()

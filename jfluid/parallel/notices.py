@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def threads() -> int:
-    """How many threads XLA runs steps on the CPU with."""
+    """Return how many threads XLA runs steps on the CPU with."""
     if environment.text("PJRT_NPROC"):
         from jfluid.environment.process import DeviceVariables
 

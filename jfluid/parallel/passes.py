@@ -14,7 +14,7 @@ class Pass:
         self._name, self._settings = name, dict[str, Any]()
 
     def type(self) -> str:
-        """Its name."""
+        """Return its name."""
         return self._name
 
     def set(self, name: str, value: Any, kind: str | None = None) -> None:
@@ -42,7 +42,7 @@ class PassBuilder:
         self._passes: list[Pass] = []
 
     def all_passes(self) -> list[Pass]:
-        """The passes, in order."""
+        """Return the passes, in order."""
         return list(self._passes)
 
     def append_pass(self, name: str) -> Pass:

@@ -56,17 +56,30 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     return found
 
 
+def summed_by(item: Item) -> set[str]:
+    """Return the outputs of an operator that have the sum over replicas already."""
+    _, op, definition = item
+    return {n for slot in definition.sums for n in op.output(slot)}
+
+
 def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
-    """The phases of each segment of a plan; `sums` are gradients to be all-reduced beside those
-    that updates read.
+    """Return the phases of each segment of a plan; `sums` are gradients to be all-reduced beside
+    those that updates read.
 
     Raises UnsupportedError for updates of values that differ by replica, and for programs that
     all-reduce gradients themselves.
     """
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
+    for item in items:
+        for name in summed_by(item):
+            gradients.pop(name, None)
     for _, op, definition in items:
-        if definition.collective and not writes_of(op).isdisjoint(gradients):
+        if (
+            definition.collective
+            and not definition.sums
+            and not writes_of(op).isdisjoint(gradients)
+        ):
             raise errors.UnsupportedError(
                 f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
                 "a program of mode 'collective' by Executor.run itself" + _at(op)
@@ -87,9 +100,9 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
 
 
 def divided(plan: Plan, most: int, sums: Sequence[str] = ()) -> Plan | None:
-    """The plan with a segment of its own for each phase, and several for updates that read
-    gradients of more than `most` bytes; None where the host computes gradients, which the next phase
-    all-reduces. Raises as `split`.
+    """Return the plan with a segment of its own for each phase, and several for updates that read
+    gradients of more than `most` bytes; None where the host computes gradients, which the next
+    phase all-reduces. Raises as `split`.
     """
     found = split(plan, sums)
     if any(phase.given for group in found for phase in group):
@@ -111,7 +124,7 @@ def divided(plan: Plan, most: int, sums: Sequence[str] = ()) -> Plan | None:
 
 
 def size_of(param: Variable) -> int:
-    """Bytes of a parameter, and so of its gradient."""
+    """Return bytes of a parameter, and so of its gradient."""
     return math.prod(param.shape) * np_dtype(param.dtype).itemsize
 
 
@@ -165,12 +178,14 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
     for phase in phases:
         inside: set[str] = set(phase.given)
         needs = dict.fromkeys(phase.given)
-        for _, op, definition in phase.items:
+        for item in phase.items:
+            _, op, definition = item
             reads = {*op.input_arg_names, *reads_of(op)} - {EMPTY_NAME}
             needs.update((n, None) for n in sorted(reads & known - inside))
             inside |= writes_of(op)
             if phase.per_replica and (reads & differ or definition.rng):
                 differ |= writes_of(op)
+            differ -= summed_by(item)
         phase.reads = list(needs)
         if phase.host and phase.per_replica and not (differ & (inside | set(phase.reads))):
             phase.per_replica = False  # it is the same for all
@@ -201,8 +216,8 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """The names whose values differ by replica, before each segment and after the last; `fed` at
-    first.
+    """Return the names whose values differ by replica, before each segment and after the last;
+    `fed` at first.
     """
     found = [set(fed)]
     for segment in segments:

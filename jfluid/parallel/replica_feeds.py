@@ -1,6 +1,8 @@
 """Dividing a feed among replicas."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -13,8 +15,8 @@ from jfluid.ops.ragged import Level, Ragged
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
-    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas
-    get the remainder.
+    """Return the feed of each replica: rows, or the sequences of ragged rows, in order; the first
+    replicas get the remainder.
 
     Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than
     replicas.
@@ -50,6 +52,27 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
     return LoDTensor(tensor.value[begin:end], lod)
 
 
+def the_same(name: str, parts: np.ndarray) -> np.ndarray:
+    """Return the value of `name` on which shapes depend, of those of all replicas. Raises
+    UnsupportedError if they differ.
+    """
+    if any(not np.array_equal(part, parts[0]) for part in parts):
+        raise errors.UnsupportedError(
+            f"{name}: shapes depend on its value, which differs by replica "
+            f"({parts.tolist()}), but all replicas run one program: feed "
+            "each replica the same (a list of feeds, one for each), or run on one device"
+        )
+    return np.asarray(parts[0])
+
+
+def uneven(error: Exception, replicas: int) -> errors.UnsupportedError:
+    """Return the error of an operator that does not take the padding of uneven replicas."""
+    return errors.UnsupportedError(
+        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
+        f"divide by {replicas}, or run the program on one device"
+    )
+
+
 class Stacker:
     """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different
     number, are padded.
@@ -60,7 +83,7 @@ class Stacker:
         self._agree = agree  # whether all processes must pad alike
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
+        """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
         names = sorted(parts[0])
         measures = Measures()
         measured = {
@@ -101,6 +124,71 @@ class Stacker:
                     ]
                 )
         return found
+
+    def divided(self, tensors: Mapping[str, LoDTensor], replicas: int) -> dict[str, Ragged] | None:
+        """Return what `stack` gives for the shares of one process's replicas; None where replicas
+        have different numbers of sequences.
+
+        Click models feed the same sequences to dozens of slots: they are divided once.
+        """
+        known: dict[tuple[bytes, ...], _Divided] = {}
+        found: dict[str, _Divided] = {}
+        for name in sorted(tensors):  # the order of `stack`, by which sizes are remembered
+            lod = tensors[name]._lod
+            if len(lod[0]) == 1 or (len(lod[0]) - 1) % replicas:
+                return None
+            key = tuple([level.tobytes() for level in lod])
+            if key not in known:
+                known[key] = _Divided.of(lod, replicas)
+            found[name] = known[key]
+        sizes = self._buckets.choose({n: d.size for n, d in found.items()})
+        return {n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()}
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """The sequences of a tensor, of which each replica has equally many.
+
+    Attributes:
+        lods: each replica's, int32.
+        rows: where each replica's rows begin, and the end.
+        size: what the replica that needs most needs.
+        levels: by the size that they are padded to.
+    """
+
+    lods: list[list[np.ndarray]]
+    rows: list[int]
+    size: Size
+    levels: dict[Size, tuple[Level, ...]]
+
+    @classmethod
+    def of(cls, lod: list[np.ndarray], replicas: int) -> "_Divided":
+        each = (len(lod[0]) - 1) // replicas
+        lods: list[list[np.ndarray]] = []
+        rows = [0]
+        for i in range(replicas):
+            begin, end, own = i * each, (i + 1) * each, []
+            for level in lod:
+                own.append((level[begin : end + 1] - level[begin]).astype(np.int32))
+                begin, end = int(level[begin]), int(level[end])
+            lods.append(own)
+            rows.append(end)
+        return cls(lods, rows, _largest([Size.of(own) for own in lods]), {})
+
+    def stacked(self, values: Any, size: Size) -> Ragged:
+        """The rows of all replicas, each padded to `size`."""
+        replicas = len(self.lods)
+        if size.uniform:
+            level = Level(None, size.longest[0], size.numbers[0])
+            return Ragged(values.reshape(replicas, -1, *values.shape[1:]), (level,), exact=True)
+        parts = [values[a:b] for a, b in pairwise(self.rows)]
+        made = [fill(v, lod, size, False) for v, lod in zip(parts, self.lods)]
+        if size not in self.levels:
+            self.levels[size] = tuple(
+                Level(np.stack([level.given for level in levels]), levels[0].longest)
+                for levels in zip(*(m.levels for m in made))
+            )
+        return Ragged(np.stack([m.values for m in made]), self.levels[size])
 
 
 def _agreed(

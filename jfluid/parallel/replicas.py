@@ -13,9 +13,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.compile import padding, trace
 from jfluid.compile.host import Host
+from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
 from jfluid.compile.placement import Env, Function, OneDevice, Placement
 from jfluid.compile.plan import Plan
@@ -26,6 +27,7 @@ from jfluid.ops.ragged import Ragged
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
+from jfluid.parallel.own_values import OWN
 from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
@@ -59,12 +61,12 @@ class Replicas(Placement):
         )
         self._devices: list[jax.Device] = list(sharding.mesh.local_devices)
         self.hosts = len(self._devices)
-        on_gpus = self._devices[0].platform != "cpu"
+        self.on_gpus = self._devices[0].platform != "cpu"
         # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
         # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
         # they only exchange gradients, whose shapes are equal.
         self._stacker = replica_feeds.Stacker(
-            agree=sharding.spans_processes and (sparse or on_gpus)
+            agree=sharding.spans_processes and (sparse or self.on_gpus)
         )
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
@@ -75,10 +77,18 @@ class Replicas(Placement):
         return self.sharding.home(name)
 
     def place(self, values: Env) -> dict[str, jax.Array]:
-        return self.sharding.place(values)
+        own = {n: OWN.get(v) for n, v in values.items()}
+        found = self.sharding.place(values)
+        for name, stacked in own.items():
+            if stacked is not None and len(stacked) == self.sharding.replicas == self.hosts:
+                parts = [jax.device_put(v, d) for v, d in zip(stacked, self._devices)]
+                found[name] = jax.make_array_from_single_device_arrays(
+                    found[name].shape, self.home(name), parts
+                )
+        return found
 
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
-        """The feed of each replica of this process, stacked."""
+        """Return the feed of each replica of this process, stacked."""
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]
         stacked = self._stacker.stack(mine) if mine else {}
         with jax.enable_x64(True):
@@ -117,6 +127,13 @@ class Replicas(Placement):
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        for name, value in zip(segment.kept, kept):
+            if isinstance(value, _Apart):
+                raise errors.UnsupportedError(
+                    f"{name}: an operator of the host gives a {type(value[0]).__name__} in each "
+                    "replica, which only operators of the host may read then: run the program on "
+                    "one device"
+                )
         # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a
         # time.
         jax.block_until_ready(Replicas._running)
@@ -124,14 +141,29 @@ class Replicas(Placement):
         try:
             found, Replicas._running = segment.call(donated, kept, key)
         except NeedsExactRows as error:
-            raise errors.UnsupportedError(
-                f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
-                f"divide by {self.sharding.replicas}, or run the program on one device"
-            ) from error
+            raise replica_feeds.uneven(error, self.sharding.replicas) from error
         return found
 
+    def unpacked(self, results: Any) -> Any:
+        found, Replicas._running = results
+        jax.block_until_ready(Replicas._running)
+        return found
+
+    def largest(self, at: int, value: Any) -> int:
+        mine = max(int(part) for part in _divided(value, self.hosts))
+        if self.sharding.spans_processes:
+            mine = int(processes.all_gather(np.int64(mine)).max())
+        return mine
+
+    def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
+        if not computed and name not in self._per_replica[at]:
+            return np.asarray(whole(value))
+        mine = np.stack([np.asarray(part) for part in _divided(value, self.hosts)])
+        everywhere = processes.all_gather(mine) if self.sharding.spans_processes else mine[None]
+        return replica_feeds.the_same(name, everywhere.reshape(-1, *mine.shape[1:]))
+
     def lowered(self) -> Any:
-        """The first segment as passed to XLA, for the shapes of its first run."""
+        """Return the first segment as passed to XLA, for the shapes of its first run."""
         segment, shapes = self._shapes
         with jax.enable_x64(True):
             return segment.call.lower(*shapes)
@@ -162,28 +194,41 @@ class Replicas(Placement):
             found.append(own)
         gives = [n for n in segment.gives if n in found[0]]
         per_replica = [n for n in gives if n in self._per_replica[at + 1]]
-        if per_replica:
-            env.update(
-                self.sharding.spread(
-                    self._host_stacker.stack(
-                        [{n: _fed(n, own[n]) for n in per_replica} for own in found]
-                    )
-                )
-            )
+        stacked = [n for n in per_replica if _stackable(found[0][n])]
+        if stacked:
+            parts = [{n: _fed(own[n]) for n in stacked} for own in found]
+            env.update(self.sharding.spread(self._host_stacker.stack(parts)))
+        env.update((n, _Apart(own[n] for own in found)) for n in per_replica if n not in stacked)
         env.update(self.sharding.place({n: found[0][n] for n in gives if n not in per_replica}))
 
     # ---- tracing ----
 
-    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
         wrapped = trace.random_key(key)
         per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
         shared = {n: v for n, v in env.items() if n not in per_replica}
+        if first is not None:
+            # Each replica computes the value, whether its operators are updates or not.
+            phase = phases.Phase(
+                first.items, True, reads=list(env), per_replica_outputs=[first.name]
+            )
+            self._replicas(phase, shared, per_replica, wrapped, None, known, first)
+            env[first.name] = per_replica[first.name]
+            return env
         for phase in self._phases[at]:
             if phase.per_replica:
-                self._replicas(phase, shared, per_replica, wrapped, watch)
+                self._replicas(phase, shared, per_replica, wrapped, watch, known)
             else:
                 own = {n: shared[n] for n in phase.reads if n in shared}
-                shared.update(trace.lower(phase.items, own, wrapped, watch))
+                shared.update(trace.lower(phase.items, own, wrapped, watch, known))
         env.update(shared)
         env.update((n, v) for n, v in per_replica.items() if n in self._per_replica[at + 1])
         return env
@@ -195,6 +240,8 @@ class Replicas(Placement):
         per_replica: Env,
         key: Any,
         watch: list[trace.Watched] | None,
+        known: Known,
+        first: trace.First | None = None,
     ) -> None:
         """Run a phase in each replica."""
         mine = {n: per_replica[n] for n in phase.reads if n in per_replica}
@@ -212,7 +259,9 @@ class Replicas(Placement):
                 else self._at_once
             )
             checks = None if watch is None else watched
-            gradients, gives, own_values, finite = run(phase, alike, mine, own, checks)
+            gradients, gives, own_values, finite = run(
+                phase, alike, mine, own, checks, known, first
+            )
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
                 self._brought_together(gradients),
@@ -255,12 +304,19 @@ class Replicas(Placement):
         mine: Env,
         key: Any,
         watched: list[tuple[Any, str]] | None,
+        known: Known,
+        first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
         """One replica's gradients, values of the Scope, values of its own, and which of the
         `watched` are finite.
         """
         watch: list[trace.Watched] | None = None if watched is None else []
-        env = trace.lower(phase.items, alike | mine, key, watch)
+        env = alike | mine
+        if first is None:
+            on_cpu = self._devices[0].platform == "cpu"
+            env = trace.lower(phase.items, env, key, watch, known, on_cpu=on_cpu)
+        else:
+            env = trace.lower_first(first, env, key, known)
         names = phase.shared_outputs, phase.per_replica_outputs
         gives, own = ({n: env[n] for n in group if n in env} for group in names)
         gradients = {n: self._gradient(n, env) for n in phase.reduced if n in env}
@@ -275,6 +331,8 @@ class Replicas(Placement):
         mine: Env,
         key: Any,
         watched: list[tuple[Any, str]] | None,
+        known: Known,
+        first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
         """As `_at_once`, for one part of the replica's rows after the other. Each part reads the
         previous one's outputs; gradients are summed, values of its own are concatenated."""
@@ -290,6 +348,8 @@ class Replicas(Placement):
                 rows,
                 None if key is None else jax.random.fold_in(key, number),
                 watched,
+                known,
+                first,
             )
             dense = {n: g for n, g in gradients.items() if not isinstance(g, SelectedRows)}
             totals = {n: g if totals is None else totals[n] + g for n, g in dense.items()}
@@ -302,8 +362,8 @@ class Replicas(Placement):
                 finite,
             )
 
-        first = {n: v[0] for n, v in parts.items()}
-        like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), first)))[0][1]
+        sample = {n: v[0] for n, v in parts.items()}
+        like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), sample)))[0][1]
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         numbers = jnp.arange(self._repeats, dtype=jnp.int32)
         (state, totals), (sparse, gives, own, finite) = lax.scan(
@@ -331,16 +391,22 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
     return value.reshape(repeats, -1, *value.shape[1:])
 
 
-def _fed(name: str, value: Any) -> Any:
+class _Apart(list[Any]):
+    """A value that stays with the host, for each replica of this process: arrays of tensors and the
+    like, which a host operator gave.
+    """
+
+
+def _stackable(value: Any) -> bool:
+    """Whether the output of a host operator in one replica can be stacked with those of others."""
+    return isinstance(value, (Ragged, LoDTensor, np.ndarray, jax.Array))
+
+
+def _fed(value: Any) -> Any:
     """The output of a host operator in one replica, to be stacked."""
     value = padding.trimmed(value)
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
-    if not isinstance(value, (np.ndarray, jax.Array)):
-        raise errors.UnsupportedError(
-            f"{name}: an operator of the host gives a {type(value).__name__} in each replica, which "
-            "replicas cannot hold: run the program on one device"
-        )
     return value
 
 
@@ -350,6 +416,8 @@ def _shape(value: Any) -> Any:
 
 def _divided(value: Any, count: int) -> list[Any]:
     """The parts of a stacked value on each of the `count` replicas of this process."""
+    if isinstance(value, _Apart):
+        return list(value)
     own = jax.tree.map(_shards, value)
     return [
         jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)

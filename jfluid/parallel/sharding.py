@@ -25,9 +25,10 @@ class ReplicaSharding:
     Attributes:
         mesh: the replicas' devices, in one dimension.
         shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
-        fuse: between processes sum gradients in few large buckets, not one by one. (Within one XLA
-            combines the sums by itself, and joining arrays would only cost: a step of mlp took 25
-            ms instead of 1.9.)
+        fuse: between processes, and on GPUs, sum gradients in few large buckets, not one by one.
+            (On the CPUs of one process XLA combines the sums by itself, and joining arrays would
+            only cost: a step of mlp took 25 ms instead of 1.9. For GPUs it combines those of equal
+            layouts alone: of ResNet-50's 35 remained, 22 of them with nothing beside them.)
     """
 
     mesh: Mesh
@@ -43,6 +44,11 @@ class ReplicaSharding:
     def spans_processes(self) -> bool:
         """Whether some replicas are in other processes."""
         return len(self.mesh.local_devices) < self.mesh.size
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the replicas are GPUs."""
+        return bool(self.mesh.devices.flat[0].platform != "cpu")
 
     def spread(self, stacked: Any) -> Any:
         """Move the stacked values of this process's replicas to their devices: its part of the
@@ -70,12 +76,12 @@ class ReplicaSharding:
         )
 
     def spec(self, name: str) -> PartitionSpec:
-        """The partition spec of a whole value."""
+        """Return the partition spec of a whole value."""
         dim = self.shares.get(name)
         return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
 
     def home(self, name: str) -> NamedSharding:
-        """The sharding of a whole value."""
+        """Return the sharding of a whole value."""
         return NamedSharding(self.mesh, self.spec(name))
 
     @property
@@ -85,9 +91,10 @@ class ReplicaSharding:
 
 
 def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | None:
-    """The dimension by which a value of this shape is divided: the first that divides evenly, the
-    last for a table of rows (so that each replica updates its columns of all rows); None when there
-    is none, or when it does not pay."""
+    """Return the dimension by which a value of this shape is divided: the first that divides
+    evenly, the last for a table of rows (so that each replica updates its columns of all rows);
+    None when there is none, or when it does not pay.
+    """
     if int(np.prod(shape)) < 2 * replicas:
         return None
     order = range(len(shape) - 1, 0, -1) if sparse else range(len(shape))
@@ -95,8 +102,10 @@ def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | N
 
 
 def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, Any]:
-    """All-reduce gradients, called within a replica: dense ones in fused buckets; divided ones are
-    reduced and scattered, so each replica gets its share; sparse ones become the rows of all."""
+    """Return all-reduce gradients, called within a replica: dense ones in fused buckets; divided
+    ones are reduced and scattered, so each replica gets its share; sparse ones become the rows of
+    all.
+    """
     found: dict[str, Any] = {}
     dense: dict[Any, list[str]] = {}
     for name, value in values.items():
@@ -114,7 +123,7 @@ def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, An
     for names in dense.values():
         for bucket in (
             _buckets(names, values)
-            if sharding.fuse and sharding.spans_processes
+            if sharding.fuse and (sharding.spans_processes or sharding.on_gpus)
             else [[n] for n in names]
         ):
             found.update(_fused(bucket, values))

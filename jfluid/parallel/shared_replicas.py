@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jfluid.compile import trace
+from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.placement import Env, Function, placed
 from jfluid.compile.plan import Plan
 from jfluid.ir.block import writes_of
@@ -65,7 +66,9 @@ class SharedReplicas(Replicas):
     def of(
         cls, plan: Plan, devices: Sequence[jax.Device], repeats: int, sums: Sequence[str]
     ) -> "SharedReplicas | None":
-        """The placement of a plan that is not divided; None where the host computes gradients."""
+        """Return the placement of a plan that is not divided; None where the host computes
+        gradients.
+        """
         divided = phases.divided(plan, _JOINED, sums)
         if divided is None:
             return None
@@ -161,16 +164,28 @@ class SharedReplicas(Replicas):
         jax.block_until_ready(Replicas._running)
         return found
 
-    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
         phase = self._own[at]
         if phase.per_replica:
-            return super().lower(at, env, key, watch)
+            return super().lower(at, env, key, watch, known, first)
         own = {
             n: self._joined(n, env[n]) if n in self._divided else env[n]
             for n in phase.reads
             if n in env
         }
-        env.update(trace.lower(phase.items, own, trace.random_key(key), watch))
+        wrapped = trace.random_key(key)
+        if first is None:
+            env.update(trace.lower(phase.items, own, wrapped, watch, known))
+        else:
+            env.update(trace.lower_first(first, dict(env), wrapped, known))
         return env
 
     # ---- from the first device to replicas ----

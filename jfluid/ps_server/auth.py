@@ -20,7 +20,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -51,7 +51,7 @@ Metadata = tuple[tuple[str, bytes], ...]
 
 
 def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
-    """(the session's nonce, the call's number, its MAC) in what a call brings. Raises
+    """Return (the session's nonce, the call's number, its MAC) in what a call brings. Raises
     MessageError.
     """
     if len(data) != _PROOF.size:
@@ -61,7 +61,7 @@ def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
 
 
 def decode_begun(data: bytes) -> tuple[bytes, bytes]:
-    """(the server's challenge, its MAC) in an answer to Begin. Raises MessageError."""
+    """Return (the server's challenge, its MAC) in an answer to Begin. Raises MessageError."""
     if len(data) != _BEGUN.size:
         raise errors.MessageError(
             f"Begin: expected an answer of {_BEGUN.size} bytes, found {len(data)}"
@@ -82,8 +82,8 @@ class _Keys:
         self._key = _mac(key, b"session", nonce, challenge)
 
     def macs(self, number: int, path: str) -> tuple[bytes, bytes]:
-        """What a call brings, and what its answer brings: the halves of one MAC, neither of which
-        tells the other.
+        """Return what a call brings, and what its answer brings: the halves of one MAC, neither of
+        which tells the other.
 
         BLAKE2b with a key takes 2 microseconds where HMAC takes 10 to 15.
         """
@@ -129,7 +129,7 @@ class _Session(_Keys):
         self._highest = self._used = 0  # bit i of `used`: the number i below the highest
 
     def take(self, number: int) -> bool:
-        """Whether this number is used for the first time."""
+        """Return whether this number is used for the first time."""
         if number > self._highest:
             self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & (
                 (1 << _WINDOW) - 1
@@ -240,10 +240,18 @@ class _Numbered(_Keys):
         self._numbers = itertools.count(1)
 
     def next(self, path: str) -> tuple[Metadata, bytes]:
-        """What the next call of a method brings, and what its answer has to."""
+        """Return what the next call of a method brings, and what its answer has to."""
         number = next(self._numbers)
         mac, answer = self.macs(number, path)
         return ((PROOF, _PROOF.pack(self.nonce, number, mac)),), answer
+
+
+class Unary(Protocol):
+    """A method with one message each way. `sent` is called when the request is on its way."""
+
+    def __call__(
+        self, request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None
+    ) -> Any: ...
 
 
 class Session:
@@ -259,19 +267,28 @@ class Session:
         self._send_begin = channel.stream_unary(BEGIN)
         self._current: _Numbered | None = None
 
-    def unary(
-        self, path: str, read: Callable[[bytes], Any]
-    ) -> Callable[[bytes, float | None], Any]:
-        """A method: its reply to a serialized request within so many seconds.
+    def unary(self, path: str, read: Callable[[bytes], Any]) -> "Unary":
+        """Return a method: its reply to a serialized request within so many seconds.
 
         It raises RpcError, and ServerError when the server does not prove itself.
         """
         method = self._channel.unary_unary(path, None, read)
 
-        def call(request: bytes, timeout_s: float | None) -> Any:
+        def call(
+            request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None
+        ) -> Any:
             metadata, expected = (self._current or self._begin()).next(path)
             try:
-                reply, answer = method.with_call(request, timeout_s, metadata)
+                if sent is None:  # fewer threads have to do with it
+                    reply, answer = method.with_call(request, timeout_s, metadata)
+                else:
+                    answer = method.future(request, timeout_s, metadata)
+                    try:
+                        sent()
+                        reply = answer.result()
+                    except BaseException:
+                        answer.cancel()  # as gRPC does with a call that is interrupted
+                        raise
             except grpc.RpcError as error:
                 self._check_refusal(error, expected)
                 raise
@@ -281,8 +298,8 @@ class Session:
         return call
 
     def stream(self, path: str) -> Callable[[Iterator[bytes], float | None], Iterator[bytes]]:
-        """A method with several messages each way; the server's proof comes after the last. See
-        `unary`.
+        """Return a method with several messages each way; the server's proof comes after the last.
+        See `unary`.
         """
         method = self._channel.stream_stream(path)
 

@@ -13,7 +13,7 @@ LOOK_S = 0.5
 
 
 def always() -> bool:
-    """A caller that never goes away."""
+    """Return a caller that never goes away."""
     return True
 
 

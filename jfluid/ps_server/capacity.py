@@ -31,7 +31,7 @@ class Groups(NamedTuple):
     starts: Array
 
     def parts(self, most: int = 1 << 62) -> Iterator[tuple[int, Array]]:
-        """(number of a shard, positions of some of its ids, at most `most`), by shard,
+        """Return (number of a shard, positions of some of its ids, at most `most`), by shard,
         ascending.
         """
         for number in np.flatnonzero(self.starts[1:] > self.starts[:-1]).tolist():
@@ -88,7 +88,7 @@ class Size(NamedTuple):
 
     @staticmethod
     def total(sizes: "Iterable[Size]") -> "Size":
-        """The sum of the sizes."""
+        """Return the sum of the sizes."""
         listed = list(sizes)
         return Size(sum(s.rows for s in listed), sum(s.bytes for s in listed))
 

@@ -7,8 +7,10 @@ it once.
 """
 
 import contextlib
+import threading
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -18,10 +20,12 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, validation, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.directory import Block, Directory, RowRange
+from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server_connections import ServerConnections
 from jfluid.ps_server.sharded_pull import (
     PulledRows,
     PullResult,
+    RowRequest,
     ShardedPull,
     checked_ids,
     described,
@@ -30,7 +34,15 @@ from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 
-__all__ = ["Client", "PullResult", "PulledRows", "RowRange", "credentials_of"]
+__all__ = [
+    "Client",
+    "PullResult",
+    "PulledRows",
+    "RowRange",
+    "RowRequest",
+    "credentials_of",
+    "widths_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +53,7 @@ def credentials_of(
     tls_key: bytes | None = None,
     **_: object,
 ) -> grpc.ChannelCredentials | None:
-    """What a client's connections use for TLS (see Client); None for connections without it."""
+    """Return what a client's connections use for TLS (see Client); None for connections without it."""
     return (
         grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate)
         if tls_authority
@@ -78,6 +90,10 @@ class Client:
         tls_certificate, tls_key: PEM of this client's own, for servers that require one.
         share_memory: whether large messages to servers on this machine go through memory that both
             have (see shared_memory.py).
+
+    Attributes:
+        seconds: where the time of pulls and pushes went so far: "encode" (ids made distinct,
+            messages made), "call" (until all servers had answered), "decode".
     """
 
     def __init__(
@@ -107,6 +123,8 @@ class Client:
             share_memory,
         )
         self._directory = Directory(len(endpoints), self._widths)
+        self.seconds = dict.fromkeys(("encode", "call", "decode"), 0.0)
+        self._adding = threading.Lock()
 
     @property
     def incarnation(self) -> int:
@@ -184,18 +202,31 @@ class Client:
         round: int = 0,
         train: bool = True,
         confirm: bool = False,
+        or_no_rows: bool = False,
     ) -> PullResult:
-        """Rows of tables by ids (int64 [n], which may repeat), and values of blocks.
+        """Return rows of tables by ids (int64 [n], which may repeat), and values of blocks.
 
         Args:
+            rows: ids by table; a RowRequest says, too, what to do until they come.
             round: wait until this round of synchronous training is applied.
             train: create rows for ids that have none, and count shows; otherwise tables stay as
                 they are.
             confirm: have the servers apply what was pushed for the round with `hold`.
+            or_no_rows: where rows are refused, do the rest, and return none: asking for them alone
+                says why.
         """
-        requests = [OutgoingRequest() for _ in self._connections]
-        pull = ShardedPull(self._directory, requests, rows or {}, blocks)
-        return self._send(requests, pull, round, pulls=True, train=train, held=confirm)
+        begin = time.perf_counter()
+        requests, pull = self._request(rows or {}, blocks, or_no_rows)
+        return self._send(
+            begin,
+            requests,
+            pull,
+            round,
+            pulls=True,
+            train=train,
+            held=confirm,
+            or_no_rows=or_no_rows,
+        )
 
     def push(
         self,
@@ -224,11 +255,17 @@ class Client:
             state: of a round: the state that only this trainer has (see trainer_state), for server
                 0 to store.
         """
+        begin = time.perf_counter()
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
         self._send(
-            requests, ShardedPull(self._directory, requests, {}, ()), round, pushes=True, held=hold
+            begin,
+            requests,
+            ShardedPull(self._directory, requests, {}, ()),
+            round,
+            pushes=True,
+            held=hold,
         )
 
     def exchange(
@@ -241,24 +278,22 @@ class Client:
         round: int = 0,
         change: Change = Change.GRADIENT,
         state: bytes = b"",
+        or_no_rows: bool = False,
     ) -> PullResult:
-        """`push`, then `pull`, in one call to each server; with a round the pull sees its
-        result.
+        """`push`, then `pull`, in one call to each server; with a round the pull sees its result.
+        A server that refuses the pull has applied nothing of the push, unless `or_no_rows`.
         """
-        requests = [OutgoingRequest() for _ in self._connections]
+        begin = time.perf_counter()
+        requests, pull = self._request(pull_rows, pull_blocks, or_no_rows)
         requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
         return self._send(
-            requests,
-            ShardedPull(self._directory, requests, pull_rows, pull_blocks),
-            round,
-            pushes=True,
-            pulls=True,
+            begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows
         )
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
-        """float32 [n, width]: rows as they are, for evaluation and serving; no row is created and
-        no show counted.
+        """Return float32 [n, width]: rows as they are, for evaluation and serving; no row is
+        created and no show counted.
 
         Args:
             slot: the name of an optimizer slot, to get its numbers instead of the values. For a
@@ -358,7 +393,7 @@ class Client:
         return sum(connection.restarts for connection in self._connections)
 
     def status(self) -> list[pb.StatusReply]:
-        """The status of each server, and of this trainer's calls there."""
+        """Return the status of each server, and of this trainer's calls there."""
         return self._connections.everywhere(
             lambda number: self._connections[number].call(
                 "Status", pb.StatusRequest(trainer=self.trainer)
@@ -366,7 +401,7 @@ class Client:
         )
 
     def trainer_state(self) -> pb.TrainerState:
-        """The state that this trainer sent with the last round; empty if it sent none."""
+        """Return the state that this trainer sent with the last round; empty if it sent none."""
         reply = self._connections[0].call(
             "TrainerState", pb.TrainerStateRequest(trainer=self.trainer)
         )
@@ -392,8 +427,22 @@ class Client:
 
     # ---- inside ----------------------------------------------------------------------------------
 
+    def _request(
+        self, rows: Mapping[str, Array], blocks: Sequence[str], or_no_rows: bool
+    ) -> tuple[list[OutgoingRequest], ShardedPull]:
+        """A request to each server, with what is pulled."""
+        requests = [OutgoingRequest() for _ in self._connections]
+        try:
+            return requests, ShardedPull(self._directory, requests, rows, blocks)
+        except errors.ServerError:  # of ids that no server has
+            if not or_no_rows:
+                raise
+        requests = [OutgoingRequest() for _ in self._connections]
+        return requests, ShardedPull(self._directory, requests, {}, blocks)
+
     def _send(
         self,
+        begin: float,
         requests: list[OutgoingRequest],
         pull: ShardedPull,
         round: int,
@@ -401,6 +450,7 @@ class Client:
         pulls: bool = False,
         train: bool = True,
         held: bool = False,
+        or_no_rows: bool = False,
     ) -> PullResult:
         def send(number: int) -> IncomingPullReply | None:
             request, connection = requests[number], self._connections[number]
@@ -422,11 +472,64 @@ class Client:
                     )
                 if not (request.push or request.pulls):
                     return None
+                try:
+                    return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
+                except TooLargeError:
+                    if not (or_no_rows and request.pull.rows):
+                        raise
+                # With the same sequence: the server knows whether it has applied the push.
+                pull.drop_rows()
+                del request.pull.rows[:]
+                if not (request.push or request.pulls):
+                    return None
                 return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
 
-        if (pushes or train) and not self._connections.entered:
+        changes = pushes or (train and (round or any(request.pulls for request in requests)))
+        if changes and not self._connections.entered:
             self.enter()
-        return pull.joined(self._connections.everywhere(send, quick=not round))
+        sent = time.perf_counter()
+        replies = self._everywhere(requests, send, not round, pull.meanwhile)
+        answered = time.perf_counter()
+        found = pull.joined(replies)
+        with self._adding:
+            self.seconds["encode"] += sent - begin
+            self.seconds["call"] += answered - sent
+            self.seconds["decode"] += time.perf_counter() - answered
+        return found
+
+    def _everywhere(
+        self,
+        requests: list[OutgoingRequest],
+        send: Callable[[int], Any],
+        quick: bool,
+        meanwhile: Callable[[], None] | None,
+    ) -> list[Any]:
+        """What `send` returns for each server. `meanwhile` is called when all requests are on their
+        way: before that the interpreter would keep the threads from sending them.
+        """
+        if meanwhile is None:
+            return self._connections.everywhere(send, quick)
+        own = len(requests) - 1 if quick or len(requests) == 1 else None
+        others = [n for n in range(len(requests)) if n != own]
+        away = threading.Semaphore(0)
+
+        def all_sent() -> None:
+            for _ in others:
+                away.acquire()
+            meanwhile()
+
+        def answer(number: int) -> Any:
+            try:
+                return send(number)
+            finally:  # it may have failed before it was sent
+                away.release()
+
+        for number in others:
+            requests[number].on_sent = away.release
+        if own is None:
+            return self._connections.everywhere(answer, meanwhile=all_sent)
+        requests[own].on_sent = all_sent
+        return self._connections.everywhere(answer, quick)
 
     def _add_pushes(
         self,
@@ -470,12 +573,18 @@ class Client:
 
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""
-        reply = self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-        return {
-            name: validation.read(specs.TableSpec, t.spec, name).width
-            for name, t in reply.tables.items()
-        }
+        return widths_of(
+            self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer))
+        )
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         connection = self._connections[number]
         return connection.current([request], lambda: connection.call("LookUp", request))
+
+
+def widths_of(reply: pb.StatusReply) -> dict[str, int]:
+    """Return the widths of a server's tables, by name."""
+    return {
+        name: validation.read(specs.TableSpec, t.spec, name).width
+        for name, t in reply.tables.items()
+    }

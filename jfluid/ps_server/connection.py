@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
-from jfluid.ps_server.auth import PROOF, Session
+from jfluid.ps_server.auth import PROOF, Session, Unary
 from jfluid.ps_server.errors import (
     JobFailedError,
     RestartedError,
@@ -48,7 +48,7 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
 ]
 # Replies that hold arrays.
-_READERS: dict[str, Callable[[bytes], Any]] = {
+_READERS: dict[str, Callable[[bytes | memoryview], Any]] = {
     "Pull": lambda data: IncomingPullReply(memoryview(data)),
     "Exchange": IncomingExchangeReply.read,
 }
@@ -105,7 +105,7 @@ class ServerConnection:
         self._session = Session(self._grpc, endpoint, token, timeout_s)
         # Requests are passed as bytes: their size is needed first, and computing it costs as much
         # as serializing the message.
-        self._methods: dict[str, Callable[..., Any]] = {
+        self._methods: dict[str, Unary] = {
             name: self._session.unary(
                 f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString)
             )
@@ -141,8 +141,12 @@ class ServerConnection:
             )
         return self._call(method, data, waits)
 
-    def _call(self, method: str, data: bytes, waits: bool) -> Any:
-        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s), waits)
+    def _call(
+        self, method: str, data: bytes, waits: bool, sent: Callable[[], None] | None = None
+    ) -> Any:
+        return self._tried(
+            method, lambda timeout_s: self._methods[method](data, timeout_s, sent), waits
+        )
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
         try:
@@ -158,27 +162,36 @@ class ServerConnection:
         ):  # the call then goes over the network, and reports what is wrong
             return None
 
-    def _locally(self, buffer: SharedBuffer, method: str, parts: list[Any], waits: bool) -> Any:
+    def _locally(
+        self,
+        buffer: SharedBuffer,
+        method: str,
+        parts: list[Any],
+        waits: bool,
+        sent: Callable[[], None] | None,
+    ) -> Any:
         """A call through shared memory. Without an answer it is sent again over the network, and
         the buffer is dropped: a late answer may still be written to it."""
-        sent = False
+        again = False
 
         def send(timeout_s: float | None) -> Any:
-            nonlocal sent
-            if sent:
-                return self._methods[method](b"".join(parts), timeout_s)
-            sent = True
+            nonlocal again
+            if again:
+                return self._methods[method](b"".join(parts), timeout_s, sent)
+            again = True
             try:
                 request = pb.LocalRequest(
                     lane=buffer.name, method=method, bytes=buffer.write_request(parts)
                 )
-                reply = self._methods["Local"](request.SerializeToString(), timeout_s)
+                reply = self._methods["Local"](request.SerializeToString(), timeout_s, sent)
                 data = reply.reply or buffer.reply(reply.bytes)
+                read = _READERS.get(method)
+                found = read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
             except BaseException:
                 self._buffers.drop(buffer)
                 raise
             self._buffers.give(buffer)  # from here on another call may have it
-            return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
+            return found
 
         return self._tried(method, send, waits)
 
@@ -192,7 +205,7 @@ class ServerConnection:
             self._created.append(request)
 
     def latest(self) -> int:
-        """The highest incarnation of this trainer that the server knows; 0 for none."""
+        """Return the highest incarnation of this trainer that the server knows; 0 for none."""
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         with self._mending:
             self._life = self._life or status.server_incarnation
@@ -373,10 +386,11 @@ class ServerConnection:
         if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
         buffer = self._buffers.take(most) if most >= SMALLEST + wire.OVERHEAD else None
+        sent = request.sent if request.on_sent is not None else None
         reply = (
-            self._locally(buffer, method, parts, waits)
+            self._locally(buffer, method, parts, waits, sent)
             if buffer
-            else self._call(method, b"".join(parts), waits)
+            else self._call(method, b"".join(parts), waits, sent)
         )
         if method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)

@@ -64,11 +64,11 @@ class DenseBlock:
 
     @staticmethod
     def bytes_of(spec: specs.BlockSpec) -> int:
-        """The bytes of the value and the slots of a block."""
+        """Return the bytes of the value and the slots of a block."""
         return 4 * spec.size * (1 + len(rule_of(spec.optimizer).slots))
 
     def read(self) -> tuple[Array, int]:
-        """(value, version). The array is never changed afterwards, and must not be changed."""
+        """Return (value, version). The array is never changed afterwards, and must not be changed."""
         with self._lock:
             value, version = self._numbers[: self.spec.size].reshape(self.shape), self.version
         value.flags.writeable = False
@@ -114,7 +114,7 @@ class DenseBlock:
             return self._take(numbers)
 
     def state(self) -> dict[str, Any]:
-        """Everything that a snapshot needs: numbers, version, step, learning_rate."""
+        """Return everything that a snapshot needs: numbers, version, step, learning_rate."""
         with self._lock:
             return {
                 "numbers": self._numbers,

@@ -85,7 +85,7 @@ class Directory:
             self._stretches[name] = list(ranges), ends
 
     def width(self, table: str) -> int:
-        """The width of a table's rows. Raises ServerError when no server has the table."""
+        """Return the width of a table's rows. Raises ServerError when no server has the table."""
         if table not in self._widths:
             self._widths.update(self._ask())
         if table not in self._widths:
@@ -95,7 +95,7 @@ class Directory:
         return self._widths[table]
 
     def block(self, name: str) -> Block:
-        """The owner of a block. Raises ServerError when it is unknown."""
+        """Return the owner of a block. Raises ServerError when it is unknown."""
         if name not in self.blocks:
             raise errors.ServerError(
                 f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first"
@@ -103,7 +103,7 @@ class Directory:
         return self.blocks[name]
 
     def places(self, table: str) -> list[tuple[int, str]]:
-        """Each server that has rows of a table, and the table's name there."""
+        """Return each server that has rows of a table, and the table's name there."""
         if table in self._stretches:
             return [(s.server, s.name) for s in self._stretches[table][0]]
         return [(number, table) for number in range(self._servers)]

@@ -157,8 +157,8 @@ def partition(groups, count):
 
 
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, inverse): each id once, in the order of first appearance, and where every id of the
-    input went (int32).
+    """Return (ids, inverse): each id once, in the order of first appearance, and where every id of
+    the input went (int32).
     """
     once, inverse = _distinct(ids, SECRET)
     return once, inverse

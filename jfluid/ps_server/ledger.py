@@ -90,7 +90,7 @@ class Ledger:
         self._changed = threading.Condition()
 
     def begin(self, call: Call, alive: cancellation.Alive = cancellation.always) -> bool:
-        """Whether the mutation is to be applied; then `commit` or `abort` must follow.
+        """Return whether the mutation is to be applied; then `commit` or `abort` must follow.
 
         A duplicate of one that is being applied waits for its end. Raises StateError for an earlier
         incarnation, or when the caller has gone, and ServerError for sequences that cannot be.
@@ -186,20 +186,20 @@ class Ledger:
         return entry
 
     def through(self, trainer: int) -> tuple[int, int]:
-        """(incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for an
-        unknown one.
+        """Return (incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for
+        an unknown one.
         """
         with self._changed:
             entry = self._trainers.get(trainer)
             return (entry.incarnation, entry.through) if entry else (0, 0)
 
     def trainers(self) -> list[int]:
-        """The numbers of all trainers that ever sent a mutation."""
+        """Return the numbers of all trainers that ever sent a mutation."""
         with self._changed:
             return sorted(self._trainers)
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot needs, as JSON knows it."""
+        """Return what a snapshot needs, as JSON knows it."""
         with self._changed:
             return {
                 str(number): {

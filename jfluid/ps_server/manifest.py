@@ -102,6 +102,27 @@ class StatePart(validation.Spec):
     file: File
 
 
+class PiecePart(validation.Spec):
+    """What a variable of a server is of one of the program that was divided: `rows` of it from
+    `first` on, or without them a copy of all."""
+
+    variable: Annotated[str, Field(pattern=validation.NAME)]
+    shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**48)], ...], Field(max_length=32)]
+    first: Natural | None = None
+    rows: Natural | None = None
+
+    @model_validator(mode="after")
+    def _is_within(self) -> Self:
+        if (self.first is None) != (self.rows is None):
+            raise ValueError("first and rows are there together, or neither is")
+        if self.first is not None and self.rows is not None:
+            if not self.shape or self.first + self.rows > self.shape[0]:
+                raise ValueError(
+                    f"{self.rows} rows from {self.first} on are none of a variable {self.shape}"
+                )
+        return self
+
+
 class _Calls(validation.Spec):
     """Which calls of a trainer were applied (see Ledger.state)."""
 
@@ -152,6 +173,9 @@ class Manifest(validation.Spec):
     left: dict[Trainer, Unsigned] = Field(default_factory=dict)
     number: Annotated[int, Field(ge=0, le=LAST_NUMBER)] = 0
     states: Annotated[list[StatePart], FailFast()] = Field(default_factory=list)
+    # by its name on the server what a variable, or a table of consecutive rows, is of the program's;
+    # None where nothing tells it: of servers without a program, and of earlier releases
+    pieces: dict[str, PiecePart] | None = None
     crc32: Natural = 0
 
     @property
@@ -173,8 +197,9 @@ class Manifest(validation.Spec):
         )
 
     def text(self) -> bytes:
-        """As it is written."""
-        return self.model_dump_json(indent=1).encode()
+        """Return as it is written."""
+        untold = {"pieces"} if self.pieces is None else None
+        return self.model_dump_json(indent=1, exclude=untold).encode()
 
     def checked(self) -> "Manifest":
         """With its checksum."""
@@ -184,7 +209,7 @@ class Manifest(validation.Spec):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file; of another format it is not looked at any closer.
+    """Return the manifest in a file; of another format it is not looked at any closer.
 
     Raises DamagedError where it cannot be read, is not as it was written, or names files that are
     not its own.

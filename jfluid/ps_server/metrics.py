@@ -1,7 +1,7 @@
 """What a server counts, for Prometheus."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -53,6 +53,13 @@ class Metrics:
         self.rows = Counter(
             "jfluid_ps_rows", "Rows that were read or changed", ["table", "kind"], **more
         )
+        self.parts = Counter(
+            "jfluid_ps_part_seconds",
+            "Seconds that pulls and pushes spent in one part of a call: parse, apply (with what waits "
+            "for other trainers), read, reply",
+            ["part"],
+            **more,
+        )
         self.waited = Histogram(
             "jfluid_ps_wait_seconds",
             "Seconds that a call waited for other trainers",
@@ -69,20 +76,28 @@ class Metrics:
         )
         self.registry.register(_State(store))
 
-    def waiting(self, kind: str) -> "_Wait":
-        """A context whose duration is counted as waiting for other trainers."""
-        return _Wait(self.waited.labels(kind))
+        self._by_part = {
+            part: self.parts.labels(part) for part in ("parse", "apply", "read", "reply")
+        }
+
+    def waiting(self, kind: str) -> "_Timed":
+        """Return a context whose duration is counted as waiting for other trainers."""
+        return _Timed(self.waited.labels(kind).observe)
+
+    def part(self, part: str) -> "_Timed":
+        """Return a context whose duration is counted as that part of a call."""
+        return _Timed(self._by_part[part].inc)
 
 
-class _Wait:
-    def __init__(self, histogram: Any):
-        self._histogram = histogram
+class _Timed:
+    def __init__(self, add: Callable[[float], None]):
+        self._add = add
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._histogram.observe(time.perf_counter() - self._start)
+        self._add(time.perf_counter() - self._start)
 
 
 class _State:

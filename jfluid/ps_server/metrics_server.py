@@ -88,7 +88,12 @@ class MetricsServer(ThreadingHTTPServer):
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
-        threading.Thread(target=self.serve_forever, name="jfluid-ps-metrics", daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever,
+            args=(0.05,),  # seconds between looks at whether it is shut down
+            name="jfluid-ps-metrics",
+            daemon=True,
+        ).start()
 
     def server_bind(self) -> None:
         """Bind, and ask no name server for the host's name, as HTTPServer does."""
@@ -99,7 +104,7 @@ class MetricsServer(ThreadingHTTPServer):
         )
 
     def admits(self, authorization: str) -> bool:
-        """Whether a request with this header is answered."""
+        """Return whether a request with this header is answered."""
         found = authorization.encode(errors="replace")
         return any(hmac.compare_digest(found, token) for token in self._tokens)
 

@@ -134,7 +134,7 @@ class RuleDef:
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
     def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
-        """The settings of an operator with these attributes. Its learning rate, an input, is
+        """Return the settings of an operator with these attributes. Its learning rate, an input, is
         another one in each step.
         """
         return self.settings(

@@ -55,16 +55,17 @@ class Peers:
         }
 
     def recovery(self, number: int) -> pb.RecoveryReply:
-        """Where a peer stands. Raises ServerError when it does not answer in time."""
+        """Return where a peer stands. Raises ServerError when it does not answer in time."""
         reply: pb.RecoveryReply = self._connections[number].call("Recovery", pb.RecoveryRequest())
         return reply
 
     def ask(self, method: str, request: Any) -> list[Any]:
-        """The replies of all peers to one call. Raises ServerError."""
+        """Return the replies of all peers to one call. Raises ServerError."""
         return [connection.call(method, request) for connection in self._connections.values()]
 
     def agree(self, own: RoundSnapshots) -> int:
-        """The round that this server goes on from, when it starts again: 0 for the beginning.
+        """Return the round that this server goes on from, when it starts again: 0 for the
+        beginning.
 
         Raises ServerError when the others do not answer in time, or when servers have lost
         snapshots that they had.

@@ -36,7 +36,7 @@ class SequenceNumbers:
                 self._open.discard(sequence)
 
     def outstanding(self, sequence: int) -> int:
-        """The lowest of this sequence and of those that are pending."""
+        """Return the lowest of this sequence and of those that are pending."""
         with self._lock:
             return min([sequence, *self._open])
 
@@ -114,7 +114,7 @@ class ReplayLog:
                 self.bytes -= self._calls.popleft().size
 
     def beyond(self, sequence: int) -> list[LoggedCall]:
-        """The logged calls in order, without pushes up to a sequence."""
+        """Return the logged calls in order, without pushes up to a sequence."""
         with self._lock:
             return [call for call in self._calls if call.pulls or call.caller.sequence > sequence]
 

@@ -55,9 +55,10 @@ class RoundSnapshots:
         self._ledgers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._retained = self._read_retained()
         self._changed = threading.Condition()
+        self._files = threading.Lock()  # held while files are written, or removed
 
     def status(self) -> pb.RecoveryReply:
-        """Where this server stands."""
+        """Return where this server stands."""
         with self._changed:
             rounds = max(self._store.rounds, self._rounds)
             return pb.RecoveryReply(
@@ -72,7 +73,7 @@ class RoundSnapshots:
     # ---- beginning ----
 
     def look(self) -> list[int]:
-        """The rounds of the snapshots in the folder that are not damaged, in order."""
+        """Return the rounds of the snapshots in the folder that are not damaged, in order."""
         found = {manifest.rounds: manifest.id for manifest in reversed(snapshot.sound(self.folder))}
         with self._changed:
             self._found = found
@@ -103,7 +104,7 @@ class RoundSnapshots:
         self._on_durable(chosen, manifest.ledger, manifest.shown)
 
     def left(self) -> dict[int, int]:
-        """The trainers that had left when the snapshot was written that this server goes on
+        """Return the trainers that had left when the snapshot was written that this server goes on
         from.
         """
         with self._changed:
@@ -149,8 +150,10 @@ class RoundSnapshots:
     ) -> None:
         name, start = f"round-{number}", time.monotonic()
         try:
-            with open_view:
+            with open_view, self._files:
                 manifest = snapshot.write(view, self.folder, name, 0, 1, left, keep=None)
+                with self._changed:
+                    self._found[number], self._ledgers[number] = name, (view.ledger, view.shown)
         except OSError as error:  # the earlier ones are as they were
             logger.error("no snapshot could be written into %s: %s", self.folder, error)
         except Exception:
@@ -162,8 +165,6 @@ class RoundSnapshots:
                 number,
                 time.monotonic() - start,
             )
-            with self._changed:
-                self._found[number], self._ledgers[number] = name, (view.ledger, view.shown)
             self._prune()
         finally:
             self._end(number)
@@ -199,15 +200,17 @@ class RoundSnapshots:
 
     def _prune(self) -> None:
         """Remove what is neither the newest nor retained."""
-        with self._changed:
-            keep = {*self._retained, max(self._found)}
-            self._found = {number: name for number, name in self._found.items() if number in keep}
-            self._ledgers = {
-                number: ledgers for number, ledgers in self._ledgers.items() if number in keep
-            }
-            names = list(self._found.values())
-            busy = self._writing and self._writing not in self._found
-        if not busy:  # what has no manifest yet would look as if nobody wrote it any more
+        # one that is just being written would look as if nobody wrote it any more
+        with self._files:
+            with self._changed:
+                keep = {*self._retained, max(self._found)}
+                self._found = {
+                    number: name for number, name in self._found.items() if number in keep
+                }
+                self._ledgers = {
+                    number: ledgers for number, ledgers in self._ledgers.items() if number in keep
+                }
+                names = list(self._found.values())
             snapshot.retain(self.folder, names, 0)
 
     # ---- what all servers are known to have ----
@@ -231,7 +234,8 @@ class RoundSnapshots:
 
 
 def newest_common(own: Iterable[int], peers: Sequence[pb.RecoveryReply]) -> int:
-    """The newest round that this server and its peers can go on from together; 0 for the beginning.
+    """Return the newest round that this server and its peers can go on from together; 0 for the
+    beginning.
 
     A peer that has decided (it serves, or restores) has applied a number of rounds: what is newer
     than that does not fit. Of the others the snapshots count.

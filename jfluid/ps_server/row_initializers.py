@@ -74,7 +74,7 @@ def drawn_below(seed, ids, shows, probability):
 
 
 def encoded(initializer: validation.Spec) -> tuple[int, float, float]:
-    """(kind, first, second) of an initializer, as `fill` takes them."""
+    """Return (kind, first, second) of an initializer, as `fill` takes them."""
     match initializer:
         case specs.Constant(value=value):
             return CONSTANT, value, 0.0

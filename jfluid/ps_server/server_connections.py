@@ -96,13 +96,19 @@ class ServerConnections:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def everywhere(self, function: Callable[[int], Any], quick: bool = False) -> list[Any]:
+    def everywhere(
+        self,
+        function: Callable[[int], Any],
+        quick: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
         """Call `function` with the number of every server, all at the same time; returns what it
         returned, in the order of the servers.
 
         Args:
             quick: no call waits for other trainers, so this thread may make one of them itself,
                 although it then learns of errors of the others only after its own answer.
+            meanwhile: called when other threads have begun their calls, and this one has made its.
         """
         *others, last = range(len(self._connections))
         if others and not quick:
@@ -118,6 +124,7 @@ class ServerConnections:
             for number in range(len(self._connections))
             if number not in futures
         }
+        meanwhile()
         return [
             futures[n].result() if n in futures else found[n] for n in range(len(self._connections))
         ]
@@ -136,7 +143,8 @@ class ServerConnections:
 
     def enter(self) -> int:
         """Join the job as the trainer of this number, unless it has joined; returns the
-        incarnation, which is higher than any that a server knows.
+        incarnation, which is higher than any that a server knew. When this returns no call of an
+        earlier one is begun any more.
         """
         with self._entering:
             self._begin_beats()
@@ -148,6 +156,9 @@ class ServerConnections:
                         "was given (incarnation=): none can follow it"
                     )
                 self._incarnation = ((latest >> 32) + 1) << 32 | secrets.randbits(32)
+                # What an earlier incarnation has sent and a server has not read yet is refused from
+                # here on.
+                self.look()
             return self._incarnation
 
     def caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:

@@ -127,7 +127,8 @@ class Service:
             return self._pushed(call, request, alive)
 
     def _pushed(self, call: Call, request: pb.PushRequest, alive: Alive) -> pb.PushReply:
-        rows, blocks = wire.updates_of(request, self.store)
+        with self.metrics.part("parse"):
+            rows, blocks = wire.updates_of(request, self.store)
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if (
             self.store.synchronous
@@ -138,16 +139,8 @@ class Service:
                 "this server trains synchronously: it takes gradients of rounds only; all trainers and "
                 "servers of a job need the same strategy"
             )
-        if request.round:
-            self.store.check_capacity(rows)  # a round that cannot be applied fails the job
-            with self.metrics.waiting("round"):
-                applied = self.trainer_group.deposit(
-                    call, request.round, rows, blocks, alive, request.hold, request.state
-                )
-        else:
-            with self.store.once(call, alive) as applied:
-                if applied:
-                    self.store.apply(rows, blocks, call.trainer)
+        with self.metrics.part("apply"):
+            applied = self._applied(call, request, rows, blocks, alive)
         if applied:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
@@ -162,6 +155,26 @@ class Service:
             durable=self._durable.get(call[:2], 0),
             server_incarnation=self.incarnation,
         )
+
+    def _applied(
+        self,
+        call: Call,
+        request: pb.PushRequest,
+        rows: list[RowsUpdate],
+        blocks: list[BlockUpdate],
+        alive: Alive,
+    ) -> bool:
+        """Apply checked updates, now or in their round; False for a duplicate."""
+        if request.round:
+            self.store.check_capacity(rows)  # a round that cannot be applied fails the job
+            with self.metrics.waiting("round"):
+                return self.trainer_group.deposit(
+                    call, request.round, rows, blocks, alive, request.hold, request.state
+                )
+        with self.store.once(call, alive) as applied:
+            if applied:
+                self.store.apply(rows, blocks, call.trainer)
+        return applied
 
     def _heard(self, caller: pb.Caller) -> None:
         self.trainer_group.heard(caller.trainer, caller.incarnation)
@@ -186,10 +199,17 @@ class Service:
     ) -> wire.PullReply:
         call, wanted = self._checked_pull(request, limit)
         if request.confirm and call:
-            self.trainer_group.confirm(call.trainer, request.round)
+            self.trainer_group.confirm(call.trainer, call.incarnation, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.trainer_group.wait_for_round(request.round, alive)
+        with self.metrics.part("read"):
+            return self._pulled_now(request, call, wanted, alive)
+
+    def _pulled_now(
+        self, request: pb.PullRequest, call: Call | None, wanted: list[Wanted], alive: Alive
+    ) -> wire.PullReply:
+        """What a checked pull asks for, as it is now."""
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
             reply.message.durable = self._durable_pulls.get(call[:2], 0)
@@ -382,17 +402,18 @@ class Service:
 
     def status(self, request: pb.StatusRequest, alive: Alive = always) -> pb.StatusReply:
         incarnation, through = self.store.ledger.through(request.trainer)
+        rounds, confirmed = self.trainer_group.progress(request.trainer)
         reply = pb.StatusReply(
             server=self.server,
             servers=self.servers,
             server_incarnation=self.incarnation,
-            rounds=self.store.rounds,
+            rounds=rounds,
             lost=self.store.ledger.lost,
             incarnation=incarnation,
             through=through,
             trainers=self.trainer_group.at_work(),
             snapshot=self.snapshot,
-            confirmed=self.trainer_group.confirmed(request.trainer),
+            confirmed=confirmed,
             latest=self.trainer_group.incarnation(request.trainer),
         )
         for name, table in list(self.store.tables.items()):
@@ -443,7 +464,7 @@ class Service:
     # ---- gRPC ----
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
+        """Return the methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
         functions: dict[str, Callable[..., Any]] = {
             "Create": self.create,
             "Pull": self.pull,
@@ -479,15 +500,16 @@ class Service:
     ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         kind = wire.METHODS[name][0]
 
+        def parsed(data: bytes) -> Any:
+            with self.metrics.part("parse"):
+                return wire.parsed(kind, data)
+
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-            return b"".join(
-                self._answered(
-                    name,
-                    context,
-                    len(data),
-                    lambda: function(wire.parsed(kind, data), context.is_active),
-                )
+            parts = self._answered(
+                name, context, len(data), lambda: function(parsed(data), context.is_active)
             )
+            with self.metrics.part("reply"):
+                return b"".join(parts)
 
         return answer
 
@@ -507,7 +529,8 @@ class Service:
                     f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}"
                 )
             buffer = self._buffers.find(asked.lane)
-            request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
+            with self.metrics.part("parse"):
+                request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
             return functions[asked.method](request, context.is_active)
 
         name = asked.method if asked.method in functions else "Local"
@@ -515,7 +538,8 @@ class Service:
         assert buffer is not None  # otherwise the call was refused
         if sum(map(len, parts)) > buffer.capacity:
             return pb.LocalReply(reply=b"".join(parts)).SerializeToString()
-        return pb.LocalReply(bytes=buffer.write_reply(parts)).SerializeToString()
+        with self.metrics.part("reply"):
+            return pb.LocalReply(bytes=buffer.write_reply(parts)).SerializeToString()
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         def exchange() -> wire.ExchangeReply:

@@ -149,12 +149,12 @@ class Shard:
         return more
 
     def locate(self, ids: Array, order: Array) -> Array:
-        """int64 [n]: the row of ids[order[i]], -1 for ids without one."""
+        """Return int64 [n]: the row of ids[order[i]], -1 for ids without one."""
         return self._located(ids, order, -1, 0)
 
     def insert(self, ids: Array, order: Array, step: int) -> Array:
-        """int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`.
-        There must be room.
+        """Return int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is
+        `step`. There must be room.
         """
         return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
@@ -183,7 +183,7 @@ class Shard:
         return rows
 
     def read(self, rows: Array) -> tuple[Array, Array]:
-        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
+        """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
         heads, bodies = (
             np.empty((len(rows), 2), np.int64),
             np.empty((len(rows), self.stride), np.float32),
@@ -247,8 +247,8 @@ class Shard:
             self._saving.take(fresh, self.read(fresh))
 
     def view_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
-        """The rows begin ... begin + size - 1 of the view that have not changed since; None after
-        the last.
+        """Return the rows begin ... begin + size - 1 of the view that have not changed since; None
+        after the last.
         """
         if self._saving is None:
             raise RuntimeError("begin_view comes first")
@@ -275,7 +275,9 @@ class _Saving:
         self.aside: list[tuple[Array, Array]] = []
 
     def missing(self, rows: Array) -> Array:
-        """Those of `rows` that belong to the view and were neither read nor copied, each once."""
+        """Return those of `rows` that belong to the view and were neither read nor copied, each
+        once.
+        """
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
         return np.unique(rows[~self.taken[rows]])
 

@@ -1,7 +1,7 @@
 """A client's pull from all servers: the request to each of them, and their answers merged."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class PulledRows:
     inverse: Array
 
     def all(self) -> Array:
-        """float32 [n, width]: a row for each requested id."""
+        """Return float32 [n, width]: a row for each requested id."""
         return self.values[self.inverse]
 
 
@@ -45,6 +45,26 @@ class PullResult:
     rounds: int
 
 
+class RowRequest(dict[str, Array]):
+    """Ids of rows by table (int64 [n], which may repeat), with what the caller can do until they come.
+
+    Args:
+        meanwhile: called once, by the caller's thread, when the requests to all servers are on their
+            way; by none where nothing is asked for. It must not raise.
+    """
+
+    def __init__(self, ids: Mapping[str, Array], meanwhile: Callable[[], None] | None = None):
+        super().__init__(ids)
+        self.meanwhile = meanwhile
+        self._distinct: dict[str, tuple[Array, Array]] = {}
+
+    def distinct(self, table: str) -> tuple[Array, Array]:
+        """Return (ids, inverse): those of a table, each once, and where every id went."""
+        if table not in self._distinct:
+            self._distinct[table] = kernels.distinct(checked_ids(table, self[table]))
+        return self._distinct[table]
+
+
 class ShardedPull:
     """A pull from all servers: fills in the request to each, and merges their answers."""
 
@@ -55,15 +75,16 @@ class ShardedPull:
         rows: Mapping[str, Array],
         blocks: Sequence[str],
     ):
-        self._directory = directory
+        rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
+        self._directory, self.meanwhile = directory, rows.meanwhile
         # Of each table: its ids, their inverse, and each part with its position in the request to
         # its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         # Of each server its blocks, with the values that this client has.
         self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
-        for table, asked in rows.items():
-            ids, inverse = kernels.distinct(checked_ids(table, asked))
+        for table in rows:
+            ids, inverse = rows.distinct(table)
             counts = (
                 np.bincount(inverse, minlength=len(ids)).astype(np.uint32)
                 if len(ids) < len(inverse)
@@ -90,6 +111,10 @@ class ShardedPull:
                 block=block.name, known=known, server_incarnation=life
             )
             self.sizes[block.server] += 4 * math.prod(block.shape)
+
+    def drop_rows(self) -> None:
+        """Read no rows from the answers: a server has refused its share of them."""
+        self._rows = []
 
     def joined(self, replies: list[IncomingPullReply | None]) -> PullResult:
         """Merge the answers of all servers."""
@@ -147,7 +172,7 @@ def checked_ids(table: str, ids: Any) -> Array:
 
 
 def described(value: Any) -> str:
-    """The type and shape of a value, for an error message."""
+    """Return the type and shape of a value, for an error message."""
     return (
         f"{value.dtype} {list(value.shape)}"
         if isinstance(value, np.ndarray)

@@ -57,11 +57,14 @@ class SharedBuffer:
     def write_reply(self, parts: Sequence[Any]) -> int:
         return self._write(_HEADER + self.capacity, parts)
 
-    def request(self, size: int) -> bytes:
-        """A copy of the request, which the client can no longer change."""
+    def request(self, size: int) -> memoryview:
+        """Return the request where it lies: the client may change it, so nothing of it is to be read
+        twice.
+        """
         return self._read(_HEADER, size)
 
-    def reply(self, size: int) -> bytes:
+    def reply(self, size: int) -> memoryview:
+        """Return the reply where it lies, until the buffer serves another call."""
         return self._read(_HEADER + self.capacity, size)
 
     def _write(self, at: int, parts: Sequence[Any]) -> int:
@@ -71,10 +74,10 @@ class SharedBuffer:
             at += len(part)
         return at - begin
 
-    def _read(self, at: int, size: int) -> bytes:
+    def _read(self, at: int, size: int) -> memoryview:
         if size > self.capacity:
             raise TooLargeError(f"a message of {size} bytes in a buffer of {self.capacity}")
-        return bytes(self._view[at : at + size])
+        return self._view[at : at + size].toreadonly()
 
 
 # ---- of a client ----
@@ -101,7 +104,7 @@ class SharedBuffers:
         self._taken: set[SharedBuffer] = set()
 
     def take(self, capacity: int) -> SharedBuffer | None:
-        """A buffer for a call of so many bytes; None when there is none, or another call is
+        """Return a buffer for a call of so many bytes; None when there is none, or another call is
         creating one.
 
         `give` it back after the call. If the call had no answer `drop` it instead: a late one may
@@ -119,6 +122,8 @@ class SharedBuffers:
             return None
         try:
             with self._lock:
+                if len(self._taken) >= MOST:  # another call has made one meanwhile
+                    return None
                 self._free = []  # a larger one serves all calls
                 used = [other.name for other in self._taken]
             buffer = self._made(capacity, used)
@@ -190,8 +195,8 @@ class AttachedBuffers:
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """The name of a new buffer; 0 when its file is not found: the caller is on another machine,
-        or is another user.
+        """Return the name of a new buffer; 0 when its file is not found: the caller is on another
+        machine, or is another user.
         """
         if request.capacity > self._largest:
             raise TooLargeError(
@@ -235,7 +240,7 @@ class AttachedBuffers:
 
 
 def random_name() -> int:
-    """A random number from 1 to 2**63."""
+    """Return a random number from 1 to 2**63."""
     return secrets.randbits(63) + 1
 
 

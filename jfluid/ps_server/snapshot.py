@@ -22,17 +22,17 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import specs
-from jfluid.ps_server.dense import DenseBlock
+from jfluid.ps_server import recut, specs
+from jfluid.ps_server.dense import DenseBlock, SavedBlock
 from jfluid.ps_server.errors import DamagedError
-from jfluid.ps_server.kernels import HEAD, owners_of
+from jfluid.ps_server.kernels import owners_of
 from jfluid.ps_server.manifest import (
     FILE,
     FORMAT,
@@ -45,18 +45,14 @@ from jfluid.ps_server.manifest import (
     TablePart,
     read_manifest,
 )
+from jfluid.ps_server.snapshot_files import check, read_clock, read_file, read_rows, record
 from jfluid.ps_server.store import Store, StoreView
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
 from jfluid.ps_server.update_rule import rule_of
 
 Array = np.ndarray[Any, Any]
-_RECORDS = 1 << 16
 logger = logging.getLogger(__name__)
-
-
-def _record(stride: int) -> np.dtype[Any]:
-    return np.dtype([("head", HEAD), ("body", "<f4", (stride,))])
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -158,6 +154,7 @@ def write(
             left=dict(left or {}),
             number=min(number, LAST_NUMBER),
             states=states,
+            pieces=view.pieces,
         ).checked()
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.text(), np.uint8))
@@ -203,7 +200,7 @@ def _write_rows(writer: _Writer, view: TableView, waiting: bool) -> tuple[File, 
     count = 0
     with writer.file(writer.next("rows")) as output:
         for heads, bodies in view.blocks(waiting):
-            records = np.empty(len(heads), _record(bodies.shape[1]))
+            records = np.empty(len(heads), record(bodies.shape[1]))
             records["head"], records["body"] = heads, bodies
             output.write(records)
             count += len(heads)
@@ -280,13 +277,13 @@ def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
 
 
 def complete(folder: str | Path) -> bool:
-    """Whether a folder holds a complete snapshot."""
+    """Return whether a folder holds a complete snapshot."""
     return any(len(parts) == servers for (_, servers), parts in _manifests(Path(folder)).items())
 
 
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
-    """The manifests of the newest complete snapshot in a folder, or of the one with the given id,
-    by server.
+    """Return the manifests of the newest complete snapshot in a folder, or of the one with the
+    given id, by server.
 
     Raises ServerError when there is none, DamagedError when a manifest cannot be read.
     """
@@ -320,9 +317,10 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
 
 
 def sound(folder: str | Path) -> list[Manifest]:
-    """The manifests of this folder's complete snapshots of one server that are not damaged, the
-    newest first. All their files are read for that; those of which a file is missing or has another
-    checksum are named in the log."""
+    """Return the manifests of this folder's complete snapshots of one server that are not damaged,
+    the newest first. All their files are read for that; those of which a file is missing or has
+    another checksum are named in the log.
+    """
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
         if servers != 1 or 0 not in parts:
@@ -330,7 +328,7 @@ def sound(folder: str | Path) -> list[Manifest]:
         try:
             manifest = read_manifest(parts[0])
             for file in manifest.files:
-                _check(folder, file)
+                check(folder, file)
         except DamagedError as error:
             logger.warning("snapshot %s is passed over: %s", name, error)
         else:
@@ -352,46 +350,51 @@ def restore(
     With `tables` only these are taken from it, and everything else stays: also what is known of the
     trainers' calls.
 
-    With another number of servers the rows go to the servers that they now belong to, and the
-    trainers must start anew (calls of their earlier incarnations are refused). Tables and blocks of
-    the store that the snapshot does not have stay.
+    With another number of servers the rows go to the servers that they now belong to, the pieces of
+    a program's variables are joined and cut anew, and the trainers must start anew (calls of their
+    earlier incarnations are refused). Tables and blocks of the store that the snapshot does not
+    have stay, but a program's variables must all be there.
 
     Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged,
     ServerError when it does not fit what the store holds: then the store is as it was.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
-    same = len(manifests) == servers
+    same = len(manifests) == servers and (
+        bool(tables) or _has_the_same_pieces(folder, manifests[server], store)
+    )
     own = [manifests[server]] if same else manifests
+    owner = None if same else (server, servers)
     if tables:
-        _restore_tables(store, folder, own, None if same else (server, servers), tables)
+        _restore_tables(store, folder, own, owner, tables)
         return own[0]
-    if not same and any(part.spec is None for manifest in manifests for part in manifest.blocks):
-        raise errors.ServerError(
-            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
-            f"cut its variables for as many, and there are {servers}. What save_persistables wrote is "
-            "loaded by any number: fleet.init_server(folder)"
-        )
-    found = dict(_read_tables(folder, own, store, None if same else (server, servers)))
-    blocks, others = dict[str, DenseBlock](), []
+    if same or not any(part.spec is None for manifest in own for part in manifest.blocks):
+        found = dict(_read_tables(folder, own, store, owner))
+        states = list[tuple[SavedBlock, dict[str, Any]]]()
+    else:
+        states, found = _read_cut(folder, own, store, server, servers)
+    blocks = dict[str, DenseBlock]()
     for name, (spec, state) in _read_blocks(
         folder, own, None if same else set(store.blocks)
     ).items():
-        if spec is None:
+        if spec is not None:
+            blocks[name] = _block(spec, state, store)
+        elif same:
             block = store.saved_block(name)
             block.check(state)
-            others.append((block, state))
-        else:
-            blocks[name] = _block(spec, state, store)
-    states = {
-        part.trainer: _read_file(folder, part.file) for manifest in own for part in manifest.states
+            states.append((block, state))
+    trainer_states = {
+        part.trainer: read_file(folder, part.file)
+        for manifest in own
+        for part in manifest.states
+        if same or not server  # trainers give theirs to server 0, and ask it
     }
     with store.exclusive():
-        for block, state in others:
+        for block, state in states:
             block.restore(state)
         for name, table in found.items():
             store.put_table(name, table)
         store.blocks.update(blocks)
-        store.rounds, store.trainer_states = own[0].rounds, states
+        store.rounds, store.trainer_states = own[0].rounds, trainer_states
         if same:
             store.ledger.restore(own[0].ledger)
             store.ledger.lost = own[0].lost
@@ -400,6 +403,41 @@ def restore(
             store.ledger.restore_ended([m.ledger for m in manifests])
             store.shown.restore_ended([m.shown for m in manifests])
     return own[0]
+
+
+def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool:
+    """Whether this server had the same pieces of a program's variables. Raises ServerError where it
+    had not, and no other part of the snapshot can have what is missing.
+    """
+    others = recut.other_pieces(store, manifest)
+    if others and manifest.servers == 1:
+        raise errors.ServerError(
+            f"{folder}: snapshot {manifest.id}: the server that wrote it had other pieces of "
+            f"{', '.join(sorted(others))[:200]}. What a server writes by itself is for the same "
+            "number of servers and the same division; Client.save and save_persistables write what "
+            "any number goes on from"
+        )
+    return not others
+
+
+def _read_cut(
+    folder: Path, manifests: list[Manifest], store: Store, server: int, servers: int
+) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
+    """The blocks with their states, and the tables, of a program's variables that were cut in
+    another way.
+    """
+    if not recut.told(store, manifests):
+        raise errors.ServerError(
+            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
+            f"cut its variables for as many, and there are {servers}; it does not say how they were "
+            "cut. What save_persistables wrote is loaded by any number: fleet.init_server(folder)"
+        )
+    states, found = recut.read(store, folder, manifests)
+    hashed = set(store.tables) - set(found)
+    found |= dict(_read_tables(folder, manifests, store, (server, servers), hashed))
+    if missing := hashed - set(found):
+        raise _no_table(folder, manifests[0], missing)
+    return states, found
 
 
 def _restore_tables(
@@ -411,12 +449,16 @@ def _restore_tables(
 ) -> None:
     found = dict(_read_tables(folder, manifests, store, owner, tables))
     if missing := set(tables) - set(found):
-        raise errors.ServerError(
-            f"{folder}: snapshot {manifests[0].id} does not hold table {', '.join(sorted(missing))}"
-        )
+        raise _no_table(folder, manifests[0], missing)
     with store.exclusive():
         for name, table in found.items():
             store.put_table(name, table)
+
+
+def _no_table(folder: Path, manifest: Manifest, missing: set[str]) -> errors.ServerError:
+    return errors.ServerError(
+        f"{folder}: snapshot {manifest.id} does not hold table {', '.join(sorted(missing))}"
+    )
 
 
 def _read_tables(
@@ -424,13 +466,29 @@ def _read_tables(
     manifests: list[Manifest],
     store: Store,
     owner: tuple[int, int] | None,
-    only: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> Iterator[tuple[str, SparseTable]]:
     parts: dict[str, list[TablePart]] = {}
     for part in (part for manifest in manifests for part in manifest.tables):
-        if not only or part.spec.name in only:
+        if only is None or part.spec.name in only:
             parts.setdefault(part.spec.name, []).append(part)
+
+    def owned(records: Array) -> Array:
+        assert owner is not None  # else all are
+        ids = np.ascontiguousarray(records["head"]["id"])
+        mine: Array = records[owners_of(ids, owner[1]) == owner[0]]
+        return mine
+
+    chosen = owned if owner is not None else None
+    here = store.pieces() or {}
     for name, group in parts.items():
+        pieces = {here.get(name), *((m.pieces or here).get(name) for m in manifests)}
+        if pieces != {None} and (owner is not None or len(pieces) > 1):
+            raise errors.ServerError(
+                f"{folder}: table {name}: the {manifests[0].servers} servers of snapshot "
+                f"{manifests[0].id} divided its rows in another way than they are divided here: "
+                "restore all of it"
+            )
         spec = store.tables[name].spec if name in store.tables else group[0].spec
         if any(
             part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec
@@ -441,58 +499,12 @@ def _read_tables(
                 f"{group[0].spec!r}"
             )
         table = store.new_table(spec)
-        _read_clock(folder, max(group, key=lambda part: part.step), table)
+        read_clock(folder, max(group, key=lambda part: part.step), table)
         for part in group:
-            _read_rows(folder, part.rows_file, part.rows, table, False, owner)
+            read_rows(folder, part.rows_file, part.rows, table, False, chosen)
             if part.waiting_file:
-                _read_rows(folder, part.waiting_file, part.waiting, table, True, owner)
+                read_rows(folder, part.waiting_file, part.waiting, table, True, chosen)
         yield name, table
-
-
-def _read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
-    rates = _read_file(folder, part.rates_file)
-    if not part.segments or len(rates) != 12 * part.segments:
-        raise DamagedError(
-            f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes"
-        )
-    at = 8 * part.segments
-    table.restore_clock(
-        part.step,
-        part.learning_rate,
-        np.frombuffer(rates[:at], "<i8"),
-        np.frombuffer(rates[at:], "<f4"),
-    )
-
-
-def _read_rows(
-    folder: Path,
-    file: File,
-    rows: int,
-    table: SparseTable,
-    waiting: bool,
-    owner: tuple[int, int] | None,
-) -> None:
-    record = _record(0 if waiting else table.stride)
-    path = _checked_size(folder, file)
-    if file.size != rows * record.itemsize:
-        raise DamagedError(
-            f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes"
-        )
-    crc32 = 0
-    with open(path, "rb") as raw:
-        while data := raw.read(_RECORDS * record.itemsize):
-            crc32 = zlib.crc32(data, crc32)
-            records = np.frombuffer(data, record)
-            if owner is not None:
-                ids = np.ascontiguousarray(records["head"]["id"])
-                records = records[owners_of(ids, owner[1]) == owner[0]]
-            table.put(
-                np.ascontiguousarray(records["head"]),
-                np.ascontiguousarray(records["body"]),
-                waiting,
-            )
-    if crc32 != file.crc32:
-        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 
 
 def _read_blocks(
@@ -503,8 +515,8 @@ def _read_blocks(
     """
     blocks = {}
     for part in (part for manifest in manifests for part in manifest.blocks):
-        if wanted is None or part.name in wanted:
-            numbers = np.frombuffer(_read_file(folder, part.file), "<f4").astype(np.float32)
+        if wanted is None or (part.spec is not None and part.name in wanted):
+            numbers = np.frombuffer(read_file(folder, part.file), "<f4").astype(np.float32)
             blocks[part.name] = part.spec, {**part.state, "numbers": numbers}
     return blocks
 
@@ -524,31 +536,3 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     block = DenseBlock(spec)
     block.restore(state)
     return block
-
-
-def _checked_size(folder: Path, file: File) -> Path:
-    name = FILE.fullmatch(file.name)
-    path = folder / file.name
-    if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise DamagedError(
-            f"{path}: expected a file of {file.size} bytes; it is missing or has another size"
-        )
-    return path
-
-
-def _check(folder: Path, file: File) -> None:
-    """Raises DamagedError unless a file is as it was written."""
-    path, crc32 = _checked_size(folder, file), 0
-    with open(path, "rb") as raw:
-        while data := raw.read(1 << 22):
-            crc32 = zlib.crc32(data, crc32)
-    if crc32 != file.crc32:
-        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
-
-
-def _read_file(folder: Path, file: File) -> bytes:
-    path = _checked_size(folder, file)
-    data = path.read_bytes()
-    if zlib.crc32(data) != file.crc32:
-        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
-    return data

@@ -103,7 +103,7 @@ class TableSpec(Spec):
     max_bytes: Bound = None
 
     def bounded_as(self, other: "TableSpec") -> "TableSpec":
-        """This spec with the bounds of another."""
+        """Return this spec with the bounds of another."""
         return self.model_copy(update={"max_rows": other.max_rows, "max_bytes": other.max_bytes})
 
 

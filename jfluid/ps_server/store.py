@@ -18,8 +18,10 @@ from jfluid.ps_server.capacity import Cap, Size
 from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.errors import UnknownNameError
 from jfluid.ps_server.ledger import Call, Ledger
+from jfluid.ps_server.manifest import PiecePart
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
+from jfluid.ps_server.wholes import RecutBlock
 
 Array = np.ndarray[Any, Any]
 
@@ -120,6 +122,7 @@ class StoreView:
     lost: int
     rounds: int
     trainer_states: dict[int, bytes]
+    pieces: dict[str, PiecePart] | None
 
 
 class Store:
@@ -165,8 +168,8 @@ class Store:
         return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
 
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
-        """The table of a spec, created unless it exists; an existing one takes over the bounds of
-        the spec.
+        """Return the table of a spec, created unless it exists; an existing one takes over the
+        bounds of the spec.
 
         Raises ServerError when the name is taken by something else.
         """
@@ -174,8 +177,8 @@ class Store:
         return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
-        """An empty table of the same kind as the existing one of this name, to be filled from a
-        snapshot.
+        """Return an empty table of the same kind as the existing one of this name, to be filled
+        from a snapshot.
         """
         return SparseTable(spec)
 
@@ -186,8 +189,9 @@ class Store:
         self.tables[name] = table
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
-        """The block of a spec, created unless it exists. Raises ServerError when the name is taken
-        by something else, TooLargeError when the server's bounds leave no room for it."""
+        """Return the block of a spec, created unless it exists. Raises ServerError when the name is
+        taken by something else, TooLargeError when the server's bounds leave no room for it.
+        """
         self.create([], [spec])
         return self.blocks[spec.name]
 
@@ -252,8 +256,8 @@ class Store:
         return self.saved_block(name)
 
     def saved_block(self, name: str) -> SavedBlock:
-        """A block that snapshots store. Raises UnknownNameError for a name that is not such a
-        block's.
+        """Return a block that snapshots store. Raises UnknownNameError for a name that is not such
+        a block's.
         """
         if name not in self.blocks:
             raise UnknownNameError(
@@ -261,8 +265,23 @@ class Store:
             )
         return self.blocks[name]
 
+    def pieces(self) -> dict[str, PiecePart] | None:
+        """Return what the variables, and the tables of consecutive rows, are of those of the
+        program that was divided between servers, by their names here; None where there is none, or
+        it does not tell.
+        """
+        return None
+
+    def variables(self) -> set[str]:
+        """Return the names of all variables of that program that servers hold."""
+        return set()
+
+    def recut_blocks(self) -> Sequence[RecutBlock]:
+        """Return the blocks of those variables."""
+        return []
+
     def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
-        """(value, version) of a block, for a trainer. Raises UnknownNameError."""
+        """Return (value, version) of a block, for a trainer. Raises UnknownNameError."""
         return self.block(name).read()
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
@@ -389,8 +408,8 @@ class Store:
 
     @contextlib.contextmanager
     def view(self, only: Sequence[str] = ()) -> Iterator[StoreView]:
-        """A view of everything (or only of these tables) between two mutations, to be read while
-        the store keeps changing.
+        """Return a view of everything (or only of these tables) between two mutations, to be read
+        while the store keeps changing.
 
         Raises UnknownNameError for a name that is not a table's.
         """
@@ -417,6 +436,7 @@ class Store:
                     self.ledger.lost,
                     self.rounds,
                     {} if only else dict(self.trainer_states),
+                    None if only else self.pieces(),
                 )
             yield view
 

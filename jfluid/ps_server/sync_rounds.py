@@ -129,12 +129,8 @@ class TrainerGroup:
                 for barrier in self._barriers.values():
                     barrier.waiting.pop(trainer, None)
                 self._changed.notify_all()
-            elif incarnation < known.incarnation:
-                raise StateError(
-                    f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is "
-                    "at work"
-                )
             else:
+                self._check_incarnation(trainer, incarnation)
                 known.heard_s = self._clock()
                 if known.state == "silent":
                     logger.warning("trainer %d is heard again", trainer)
@@ -142,8 +138,8 @@ class TrainerGroup:
                     known.state = "at work"
 
     def incarnation(self, trainer: int) -> int:
-        """The highest incarnation of a trainer that has called here, even if it has only pulled; 0
-        for none.
+        """Return the highest incarnation of a trainer that has called here, even if it has only
+        pulled; 0 for none.
         """
         with self._changed:
             known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
@@ -168,7 +164,7 @@ class TrainerGroup:
             self.on_leave()
 
     def at_work(self) -> list[int]:
-        """The trainers that have called and have neither left nor become silent."""
+        """Return the trainers that have called and have neither left nor become silent."""
         with self._changed:
             return sorted(t for t, known in self._known.items() if known.state == "at work")
 
@@ -222,6 +218,15 @@ class TrainerGroup:
     def _check(self) -> None:
         if self.failed:
             raise JobFailedError(f"the job has failed: {self.failed}")
+
+    def _check_incarnation(self, trainer: int, incarnation: int) -> None:
+        """What changes a round asks again, under the lock of the change: `heard` was a while ago."""
+        known = self._known.get(trainer)
+        if known is not None and incarnation < known.incarnation:
+            raise StateError(
+                f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is "
+                "at work"
+            )
 
     def _awaited(self) -> set[int]:
         return {
@@ -325,12 +330,14 @@ class TrainerGroup:
             if there is not None and there.call[:3] == call[:3]:
                 self._settle(there, hold, alive)
                 return False
-        if not self.store.ledger.begin(call, alive):
-            self.wait_for_round(number, alive)
-            return False
-        with self._changed:
+            # Under the same lock, so that a repeated call finds the deposit, or is the first: one
+            # that is held has no end that the ledger could wait for.
+            if not self.store.ledger.begin(call, alive):
+                self.wait_for_round(number, alive)
+                return False
             try:
                 self._check()
+                self._check_incarnation(call.trainer, call.incarnation)
                 earlier = self._deposits.get(call.trainer)
                 if number > self.store.rounds + 1:
                     raise _rollback(call.trainer, number, self.store.rounds)
@@ -374,15 +381,16 @@ class TrainerGroup:
         deposit.refused = why
         self.store.ledger.abort(deposit.call)
 
-    def confirm(self, trainer: int, number: int) -> None:
+    def confirm(self, trainer: int, incarnation: int, number: int) -> None:
         """Let this trainer's gradients of round `number` be applied: all servers have them.
         Repeating this is harmless.
 
         Raises StateError when this server does not have them, or has applied the round without
-        them; JobFailedError when the job has failed.
+        them, or when the incarnation has ended; JobFailedError when the job has failed.
         """
         with self._changed:
             self._check()
+            self._check_incarnation(trainer, incarnation)
             if number == self._left_out.get(trainer):
                 raise StateError(_without(trainer, number))
             if number <= self.store.rounds:
@@ -398,14 +406,17 @@ class TrainerGroup:
             deposit.confirmed = True
             self._advance()
 
-    def confirmed(self, trainer: int) -> bool:
-        """Whether this trainer has deposited and confirmed gradients for the next round."""
+    def progress(self, trainer: int) -> tuple[int, bool]:
+        """Return how many rounds were applied, and whether this trainer has deposited and confirmed
+        gradients for the next one. While a round is applied this waits for its end: in between the
+        two would not go together.
+        """
         with self._changed:
             deposit = self._deposits.get(trainer)
-            return deposit is not None and deposit.confirmed
+            return self.store.rounds, deposit is not None and deposit.confirmed
 
     def left(self) -> dict[int, int]:
-        """The trainers that have left, with their incarnations."""
+        """Return the trainers that have left, with their incarnations."""
         with self._changed:
             return {
                 t: known.incarnation for t, known in self._known.items() if known.state == "left"

@@ -33,7 +33,7 @@ class SparseTable(TableState):
     # ---- rows ------------------------------------------------------------------------------------
 
     def look_up(self, ids: Array, counts: Array | None = None, train: bool = True) -> Array:
-        """float32 [n, width]: the rows of `ids` (int64 [n], which may repeat).
+        """Return float32 [n, width]: the rows of `ids` (int64 [n], which may repeat).
 
         Args:
             counts: uint32 [n]: how often each id was shown; once each by default.
@@ -169,7 +169,8 @@ class SparseTable(TableState):
         ]
 
     def slots(self, ids: Array) -> dict[str, Array]:
-        """The optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n, width].
+        """Return the optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n,
+        width].
 
         The table stays as it is; ids without a row read as a new row. Names are those of Fluid's
         accumulators. (Accumulators with one number for the whole parameter, such as Adam's powers,
@@ -219,8 +220,8 @@ class SparseTable(TableState):
                         kernels.write_at(addresses, group * self.spec.width, values[order])
 
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
-        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in any order, at most
-        `block` at a time.
+        """Return (ids int64 [m], values float32 [m, width]) of all rows, each once, in any order,
+        at most `block` at a time.
 
         All are as at the moment of the first `next`, while the table keeps changing. `shrink` and
         snapshots wait until the iterator is exhausted or closed; its own thread must not call
@@ -441,8 +442,9 @@ class SparseTable(TableState):
         counts: Array | None = None,
         assigned: bool = False,
     ) -> tuple[Size, Callable[[], Size]]:
-        """(an upper bound of the growth of the table by a call, a function that computes it
-        exactly). For the arguments see `reserve`."""
+        """Return (an upper bound of the growth of the table by a call, a function that computes it
+        exactly). For the arguments see `reserve`.
+        """
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
         return self._size(*most[:2]), lambda: self._growth(
             ids, groups or self._groups(ids), counts, assigned
@@ -501,6 +503,8 @@ class SparseTable(TableState):
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:
-    """(ids, values): each id once, with the sum of its rows of `values` (float32 [n, width])."""
+    """Return (ids, values): each id once, with the sum of its rows of `values` (float32 [n,
+    width]).
+    """
     once, inverse = kernels.distinct(ids)
     return once, kernels.summed(values, inverse, len(once))

@@ -142,8 +142,9 @@ class TableState:
 
     @contextlib.contextmanager
     def view(self) -> Iterator[TableView]:
-        """A view of the table as it is now, to be read while the table keeps changing. One at a
-        time; `shrink` waits for it."""
+        """Return a view of the table as it is now, to be read while the table keeps changing. One
+        at a time; `shrink` waits for it.
+        """
         with self._viewing:
             shards = [*self._shards, *self._waiting]
             with contextlib.ExitStack() as locks:

@@ -41,8 +41,8 @@ class TableView:
         self._rows, self._waiting = rows, waiting
 
     def blocks(self, waiting: bool = False, size: int = _BLOCK) -> Iterator[tuple[Array, Array]]:
-        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in any
-        order; or of the `waiting` ids. At most `size` at a time. To be read once.
+        """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in
+        any order; or of the `waiting` ids. At most `size` at a time. To be read once.
 
         Rows are as their last touch left them: `rows` applies the steps that they have missed.
         """
@@ -61,9 +61,10 @@ class TableView:
                     yield block
 
     def rows(self, size: int = _BLOCK) -> Iterator[tuple[Array, Array, dict[str, Array]]]:
-        """(ids int64 [n], values float32 [n, width], slots by name, each as values) of all rows,
-        each once, in any order, at most `size` at a time: what look-ups would have returned at that
-        moment. To be read once, instead of `blocks`."""
+        """Return (ids int64 [n], values float32 [n, width], slots by name, each as values) of all
+        rows, each once, in any order, at most `size` at a time: what look-ups would have returned
+        at that moment. To be read once, instead of `blocks`.
+        """
         rule, rates, width = rule_of(self.spec.optimizer), Rates(), self.spec.width
         rates.restore(self.steps, self.rates)
         for heads, bodies in self.blocks(size=size):

@@ -76,8 +76,8 @@ class Rule:
         return self.definition.update if self.definition is not None else None
 
     def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
-        """The rate of update number `step` (from 1). As in Fluid, sparse rows take that of the step
-        after it.
+        """Return the rate of update number `step` (from 1). As in Fluid, sparse rows take that of
+        the step after it.
         """
         if self.definition is None or self.definition.rate is None:
             return np.float32(learning_rate)
@@ -119,7 +119,7 @@ class Rule:
 
 
 def rule_of(settings: Spec) -> Rule:
-    """The rule of an optimizer's settings. Raises TypeError for others."""
+    """Return the rule of an optimizer's settings. Raises TypeError for others."""
     if isinstance(settings, Program):
         return Rule(
             settings,

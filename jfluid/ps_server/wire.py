@@ -67,11 +67,11 @@ OPTIONS = [
 def numbers(
     data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True
 ) -> Array:
-    """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of)
-    numbers.
+    """Return the array in `data`. Raises ServerError when the bytes are not `count` (or any number
+    of) numbers.
 
-    By default it is a copy: kernels are compiled for arrays that may be written, and would be
-    compiled anew for others.
+    By default it is a copy, which XLA reads in place: kernels are compiled for arrays that may be
+    written, and would be compiled anew for others.
     """
     size = np.dtype(dtype).itemsize
     if len(data) % size or count not in (None, len(data) // size):
@@ -81,12 +81,11 @@ def numbers(
             else f"a multiple of {size} bytes"
         )
         raise errors.ServerError(f"{what}: expected {expected}, found {len(data)} bytes")
-    array = np.frombuffer(data, dtype)
-    return array.copy() if copy else array
+    return zero_copy.aligned_copy(data).view(dtype) if copy else np.frombuffer(data, dtype)
 
 
 def call_of(caller: pb.Caller) -> Call:
-    """The call's place in its trainer's order. Raises ServerError when it has none."""
+    """Return the call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
         raise errors.ServerError(
             "caller: expected trainer, incarnation and sequence; a mutation without them could be "
@@ -115,8 +114,8 @@ def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
 
 
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """The updates of a push, checked against what the store holds, so that applying them cannot
-    fail half-way.
+    """Return the updates of a push, checked against what the store holds, so that applying them
+    cannot fail half-way.
     """
     rows, blocks = [], []
     for message in request.rows:
@@ -141,7 +140,6 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
             "<f4",
             f"{what}: values {list(block.shape)}",
             math.prod(block.shape),
-            copy=False,
         )
         blocks.append(
             BlockUpdate(
@@ -156,8 +154,8 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
 
 
 def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wanted]:
-    """(table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger than
-    `limit` bytes.
+    """Return (table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger
+    than `limit` bytes.
     """
     found, size = [], OVERHEAD
     for message in request.rows:
@@ -189,7 +187,7 @@ class PullReply:
         self.blocks: list[tuple[int, Array | None]] = []
 
     def parts(self) -> list[Any]:
-        """The serialized PullReply, in pieces."""
+        """Return the serialized PullReply, in pieces."""
         pieces: list[Any] = []
         for values in self.rows:
             pieces += [head(1, values.nbytes), flat(values)]
@@ -210,7 +208,7 @@ class ExchangeReply:
         self.push, self.pull = push, pull
 
     def parts(self) -> list[Any]:
-        """The serialized ExchangeReply, in pieces."""
+        """Return the serialized ExchangeReply, in pieces."""
         parts = self.pull.parts()
         push = pb.ExchangeReply(push=self.push).SerializeToString()
         return [push, head(2, sum(map(len, parts))), *parts]
@@ -224,7 +222,7 @@ def check_size(size: int, limit: int, what: str = "reply") -> None:
 
 
 def parts_of(reply: Any) -> list[Any]:
-    """A reply, serialized, in pieces."""
+    """Return a reply, serialized, in pieces."""
     return (
         reply.parts()
         if isinstance(reply, (PullReply, ExchangeReply))
@@ -243,8 +241,8 @@ _LARGE = {pb.CreateRequest, pb.PullRequest, pb.LookUpRequest, pb.Chunk, pb.Train
 LARGEST_OF_NUMBERS = 1 << 16
 
 
-def parsed(kind: type[Message], data: bytes) -> Any:
-    """The message in `data`; arrays of a push stay where they are.
+def parsed(kind: type[Message], data: bytes | memoryview) -> Any:
+    """Return the message in `data`; arrays of a push stay where they are, and are to be read once.
 
     Raises ServerError when there is none, or one of more parts than a job has, which would take far
     more memory than bytes.
@@ -262,8 +260,8 @@ def parsed(kind: type[Message], data: bytes) -> Any:
 
 
 def joined(chunks: Iterable[bytes]) -> bytes:
-    """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not
-    as announced.
+    """Return the message that came in chunks. Raises TooLargeError or ServerError when the sizes
+    are not as announced.
     """
     parts, size, total = [], 0, None
     for data in chunks:
@@ -284,7 +282,7 @@ def joined(chunks: Iterable[bytes]) -> bytes:
 
 
 def chunked(data: bytes) -> Iterator[bytes]:
-    """The chunks of a serialized message."""
+    """Return the chunks of a serialized message."""
     for begin in range(0, max(len(data), 1), CHUNK):
         total = len(data) if begin == 0 else 0
         yield pb.Chunk(total=total, data=data[begin : begin + CHUNK]).SerializeToString()

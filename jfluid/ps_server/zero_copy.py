@@ -1,12 +1,15 @@
-"""Protobuf messages whose arrays are not copied: received bytes are read in place, and sent ones
-are written once.
+"""Protobuf messages whose arrays are hardly copied: received ones once, to where XLA reads them in
+place, and sent ones are written once.
 
 Protobuf copies every bytes field when a message is made or parsed, and once more when it is
 serialized or read. Messages of a step hold megabytes in few fields: these are encoded and decoded
 here, and protobuf gets the rest. Concatenated serialized messages are one message, so both can
 write fields of the same one.
+
+What is parsed may lie in memory that the sender can still change: everything is read from there once.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +22,11 @@ from jfluid.ps_server import ps_pb2 as pb
 # submessage of two.
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
+_ALIGNMENT = 64  # bytes
 
 
 def head(number: int, size: int) -> bytes:
-    """The tag and length that precede the `size` bytes of a bytes field."""
+    """Return the tag and length that precede the `size` bytes of a bytes field."""
     start = bytearray([number << 3 | BYTES])
     while size > 127:
         start.append(size & 127 | 128)
@@ -32,8 +36,20 @@ def head(number: int, size: int) -> bytes:
 
 
 def flat(values: np.ndarray[Any, Any]) -> Any:
-    """The bytes of an array, without a copy if it is contiguous."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def aligned_copy(data: Any) -> np.ndarray[Any, Any]:
+    """Return a copy of bytes, uint8 [n], at an address at which XLA on the CPU takes an array as it
+    is; one that begins elsewhere it copies first.
+    """
+    size = len(data)
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    found = memory[begin : begin + size]
+    found[:] = np.frombuffer(data, np.uint8)
+    return found
 
 
 # ---- outgoing requests ----
@@ -79,15 +95,26 @@ class OutgoingPush:
         self._changes = [b"".join(self._changes)]
 
     def parts(self) -> list[Any]:
-        """The serialized message, in pieces."""
+        """Return the serialized message, in pieces."""
         return [*self._changes, self.message.SerializeToString()]
 
 
 class OutgoingRequest:
-    """An ExchangeRequest to be sent, or only one of its two parts when the other is empty."""
+    """An ExchangeRequest to be sent, or only one of its two parts when the other is empty.
+
+    Attributes:
+        on_sent: called once, when it is on its way for the first time; not where it goes in chunks.
+    """
 
     def __init__(self, push: OutgoingPush | None = None) -> None:
         self.push, self.pull = push or OutgoingPush(), pb.PullRequest()
+        self.on_sent: Callable[[], None] | None = None
+
+    def sent(self) -> None:
+        """Note that the request is on its way."""
+        call, self.on_sent = self.on_sent, None
+        if call is not None:
+            call()
 
     @property
     def pulls(self) -> bool:
@@ -95,8 +122,8 @@ class OutgoingRequest:
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, list[Any]]:
-        """(method, serialized message in pieces): "Push" or "Pull" when the other part is empty,
-        else "Exchange".
+        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
+        empty, else "Exchange".
         """
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
@@ -105,7 +132,7 @@ class OutgoingRequest:
         return "Exchange", self.whole()
 
     def whole(self) -> list[Any]:
-        """The serialized ExchangeRequest, in pieces."""
+        """Return the serialized ExchangeRequest, in pieces."""
         found: list[Any] = []
         both = (
             (1, bool(self.push), self.push.parts()),
@@ -124,9 +151,10 @@ def flat_message(kind: Any, data: Any) -> Any:
     """Parse a message whose submessages have none themselves. Raises DecodeError for bad data, or
     too many submessages.
     """
+    data = bytes(data)
     for _ in fields(memoryview(data), MOST_PARTS):
         pass
-    return kind.FromString(bytes(data))
+    return kind.FromString(data)
 
 
 class _IncomingChange:
@@ -158,7 +186,7 @@ class IncomingPush:
             left, lifted = _lift(field.value, lifts)
             rest += [head(field.number, len(left)), left]
             (rows if field.number == 3 else blocks).append(lifted)
-        self._message = pb.PushRequest.FromString(b"".join(rest))
+        self._message = flat_message(pb.PushRequest, b"".join(rest))
         self.rows = [
             _IncomingChange(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
             for m, f in zip(self._message.rows, rows, strict=True)
@@ -199,7 +227,7 @@ class IncomingExchange:
         self._parts = {"push": 1 in parts, "pull": 2 in parts}
 
     def HasField(self, name: str) -> bool:
-        """Whether the request has a part: "push" or "pull"."""
+        """Return whether the request has a part: "push" or "pull"."""
         return self._parts[name]
 
 
@@ -213,8 +241,12 @@ class BlockValue(NamedTuple):
     value: Any
 
 
+def _own(data: Any) -> memoryview:
+    return aligned_copy(data).data.toreadonly()
+
+
 class IncomingPullReply:
-    """A PullReply whose arrays are read in place."""
+    """A PullReply; of `data`, which may be overwritten afterwards, nothing is referred to."""
 
     def __init__(self, data: memoryview):
         self.rows: list[Any] = []
@@ -222,14 +254,14 @@ class IncomingPullReply:
         rest = []
         for field in fields(data, MOST_PARTS):
             if field.number == 1 and field.kind == BYTES:
-                self.rows.append(field.value)
+                self.rows.append(_own(field.value))
             elif field.number == 2 and field.kind == BYTES:
                 inner = {
                     f.number: f.value
                     for f in fields(field.value, MOST_FIELDS)
                     if f.kind == (VARINT if f.number == 1 else BYTES)
                 }
-                self.blocks.append(BlockValue(inner.get(1, 0), inner.get(2, b"")))
+                self.blocks.append(BlockValue(inner.get(1, 0), _own(inner.get(2, b""))))
             else:
                 rest.append(data[field.begin : field.end])
         small = pb.PullReply.FromString(b"".join(rest))
@@ -238,13 +270,13 @@ class IncomingPullReply:
 
 
 class IncomingExchangeReply:
-    """An ExchangeReply whose arrays are read in place."""
+    """An ExchangeReply; see IncomingPullReply."""
 
     def __init__(self, push: Any, pull: IncomingPullReply):
         self.push, self.pull = push, pull
 
     @classmethod
-    def read(cls, data: bytes) -> "IncomingExchangeReply":
+    def read(cls, data: bytes | memoryview) -> "IncomingExchangeReply":
         """Parse a reply. Raises DecodeError."""
         push, pull = b"", memoryview(b"")
         for field in fields(memoryview(data), MOST_FIELDS):

@@ -21,8 +21,8 @@ _SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
 
 
 def job_secret(addresses: Iterable[str] = ()) -> str:
-    """The secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN, which the
-    launcher sets.
+    """Return the secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN,
+    which the launcher sets.
 
     Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"),
     use a secret of this user, which is created at the first call. Raises SecretError if other
@@ -41,7 +41,7 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
 
 
 def given() -> str | None:
-    """The secret of the environment, or None. Raises SecretError for an invalid one."""
+    """Return the secret of the environment, or None. Raises SecretError for an invalid one."""
     from jfluid.environment.process import SecretVariables
 
     told = SecretVariables.from_env()
@@ -62,12 +62,12 @@ def checked(text: str, source: str) -> str:
 
 
 def fresh() -> str:
-    """A new secret: 32 characters, 192 random bits."""
+    """Return a new secret: 32 characters, 192 random bits."""
     return secrets.token_urlsafe(24)
 
 
 def from_file(path: str | os.PathLike[str]) -> str:
-    """The secret in a file; white space around it does not count.
+    """Return the secret in a file; white space around it does not count.
 
     Raises SecretError when it cannot be read, when others than its owner can read or write it, or
     its owner is another user.
@@ -99,8 +99,8 @@ def _problem_of(about: os.stat_result, user: int) -> str:
 
 
 def of_this_user() -> str:
-    """The secret of this user's jobs on this machine alone. Raises SecretError when it can be
-    neither read nor created.
+    """Return the secret of this user's jobs on this machine alone. Raises SecretError when it can
+    be neither read nor created.
     """
     path = _file_of_this_user()
     if not path.exists():
@@ -134,7 +134,7 @@ def _make(path: Path) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to "host", "host:port" or "[host]:port"."""
+    """Return whether only this machine can connect to "host", "host:port" or "[host]:port"."""
     host = (
         re.sub(r":\d+$", "", address)
         if address.startswith("[") or address.count(":") == 1
@@ -147,12 +147,14 @@ def is_loopback(address: str) -> bool:
 
 
 def metrics_token(secret: str) -> str:
-    """The token with which Prometheus gets the metrics of the job's servers. It does not reveal the
-    secret.
+    """Return the token with which Prometheus gets the metrics of the job's servers. It does not
+    reveal the secret.
     """
     return base64.urlsafe_b64encode(key_for(secret, "metrics")).decode().rstrip("=")
 
 
 def key_for(secret: str, purpose: str) -> bytes:
-    """A key (32 bytes) for one purpose: proofs for one kind of listener are useless at another."""
+    """Return a key (32 bytes) for one purpose: proofs for one kind of listener are useless at
+    another.
+    """
     return hmac.digest(secret.encode(), b"jfluid 1 " + purpose.encode(), "sha256")

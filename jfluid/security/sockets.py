@@ -38,7 +38,7 @@ _MOST_AT_A_TIME = 64
 
 
 def decode_challenge(data: bytes) -> bytes:
-    """The nonce in a listener's greeting. Raises MessageError."""
+    """Return the nonce in a listener's greeting. Raises MessageError."""
     if len(data) != _CHALLENGE.size or not data.startswith(_GREETING):
         raise errors.MessageError(
             f"expected the greeting of a listener of jfluid, found {data[:20]!r}"
@@ -47,7 +47,7 @@ def decode_challenge(data: bytes) -> bytes:
 
 
 def decode_response(data: bytes) -> tuple[bytes, bytes]:
-    """(nonce, MAC) in a connector's greeting. Raises MessageError."""
+    """Return (nonce, MAC) in a connector's greeting. Raises MessageError."""
     if len(data) != _RESPONSE.size or not data.startswith(_GREETING):
         raise errors.MessageError(
             f"expected the greeting of a process of jfluid, found {data[:20]!r}"
@@ -80,8 +80,8 @@ class Frames:
         self._data, self._number = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that this piece completes. Raises MessageError for one that is too long, or
-        altered.
+        """Return the messages that this piece completes. Raises MessageError for one that is too
+        long, or altered.
         """
         self._data += data
         while len(self._data) >= _HEAD.size:
@@ -144,14 +144,17 @@ class Connection:
         self.stream.sendall(message)
 
     def receive(self) -> bytes:
-        """The next message. Raises OSError when the other side has disconnected or is silent,
-        MessageError for invalid data."""
+        """Return the next message. Raises OSError when the other side has disconnected or is
+        silent, MessageError for invalid data.
+        """
         while not self._messages:
             self._read()
         return self._messages.pop(0)
 
     def arrived(self) -> list[bytes]:
-        """The messages that have arrived, after waiting for data. Raises what `receive` raises."""
+        """Return the messages that have arrived, after waiting for data. Raises what `receive`
+        raises.
+        """
         if not self._messages:
             self._read()
         messages, self._messages = self._messages, []
@@ -182,7 +185,7 @@ def connect(
     longest: int,
     timeout_s: float = _SECONDS_TO_PROVE,
 ) -> Connection:
-    """A connection to a listener of the job.
+    """Return a connection to a listener of the job.
 
     Args:
         purpose: what it listens for; the same on both sides.
@@ -261,7 +264,7 @@ class Listener:
         return int(self._stream.getsockname()[1])
 
     def accept(self, wait_s: float) -> list[Connection]:
-        """The connections whose proofs are complete; waits for events for at most so long."""
+        """Return the connections whose proofs are complete; waits for events for at most so long."""
         ready = self._selector.select(wait_s)
         found = []
         for key, _ in ready:

@@ -90,7 +90,7 @@ class Service:
         )
 
     async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the model gives for a feed."""
+        """Return what the model gives for a feed."""
         rows = len(next(iter(feed.values()))) if self.batched else 1
         if self.batched and (not rows or any(len(value) != rows for value in feed.values())):
             raise BadRequest("all inputs have to have the same number of rows, at least one")
@@ -101,7 +101,7 @@ class Service:
         return {var.name: value for var, value in zip(self.model.fetches, found, strict=True)}
 
     def described(self) -> dict[str, Any]:
-        """What the model takes and gives."""
+        """Return what the model takes and gives."""
         return {
             kind: [
                 {"name": v.name, "dtype": str(v.np_dtype), "shape": list(v.shape)}
@@ -111,7 +111,7 @@ class Service:
         } | {"batched": self.batched}
 
     def feed_of(self, found: Any) -> dict[str, np.ndarray]:
-        """The inputs as arrays of the model's dtypes. Raises BadRequest."""
+        """Return the inputs as arrays of the model's dtypes. Raises BadRequest."""
         names = [var.name for var in self.model.feeds]
         if not isinstance(found, Mapping) or set(found) != set(names):
             given = ", ".join(map(str, found)) if isinstance(found, Mapping) else "something else"
@@ -139,7 +139,7 @@ def _array(var: Any, value: Any) -> np.ndarray:
 
 
 def application(service: Service) -> Starlette:
-    """The application; it ends the service's thread when it is shut down."""
+    """Return the application; it ends the service's thread when it is shut down."""
 
     async def describe(request: Request) -> Response:
         return JSONResponse(service.described())
@@ -172,7 +172,9 @@ def application(service: Service) -> Starlette:
 
 
 def server(service: Service) -> uvicorn.Server:
-    """What serves the application; `run(sockets=[...])` runs it until the process is told to end."""
+    """Return what serves the application; `run(sockets=[...])` runs it until the process is told to
+    end.
+    """
     return uvicorn.Server(
         uvicorn.Config(application(service), log_level="warning", timeout_graceful_shutdown=10)
     )

@@ -131,7 +131,9 @@ def _filled(values: np.ndarray, rows: int) -> np.ndarray:
 def rows_are_independent(
     run: Callable[[Arrays], list[np.ndarray]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
-    """Whether each row of a batch gives what it gives alone, as batches of several requests need."""
+    """Return whether each row of a batch gives what it gives alone, as batches of several requests
+    need.
+    """
     if not all(var.shape and var.shape[0] == -1 for var in fetches):
         return False
     whole = run(sample)

@@ -13,7 +13,7 @@ CHOICE = "JFLUID_AS_PADDLE"
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that a process beside those of `environment` needs: none where
+    """Return the variables that a process beside those of `environment` needs: none where
     JFLUID_AS_PADDLE=0 says that `paddle` is not to be jfluid.
     """
     if environment.get(CHOICE) == "0":

@@ -179,6 +179,8 @@ class GradAllReduce(Collective):
             )
         last, rings = "", _Turns(self.nrings)
         for at in _backwards(block, OpRole.Backward):
+            if block.ops[at].input("nranks"):  # `dgc` sums over the processes by itself
+                continue
             pairs = block.ops[at].attrs.get("op_role_var", ())
             gradients = [
                 g for p, g in zip(pairs[::2], pairs[1::2]) if not _is_divided(block.var(p))
@@ -220,7 +222,7 @@ class LocalSGD(Collective):
     snapshot_key = "@SNAPSHOT"
 
     def snapshot_name(self, param_name: str) -> str:
-        """The variable with the value of a parameter before the step."""
+        """Return the variable with the value of a parameter before the step."""
         return param_name + self.snapshot_key
 
     def _snapshot(self, block: Block, param: Variable) -> str:

@@ -188,7 +188,7 @@ class DistributeTranspiler:
         return self._job
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
-        """The program that trainers run: the one given to `transpile`, rewritten in place.
+        """Return the program that trainers run: the one given to `transpile`, rewritten in place.
 
         Gradients are sent and parameters received by its operators; the updates are gone. The
         startup program given to `transpile` is rewritten too: it gets the parameters from the
@@ -206,15 +206,15 @@ class DistributeTranspiler:
         return self._servers("get_trainer_program").trainer_program(wait_port)
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """The program of the server at `endpoint`: one `listen_and_serv`, and a block for each
-        piece of a parameter there.
+        """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for
+        each piece of a parameter there.
 
         Raises ProgramError when `transpile` was not called or `endpoint` is none of its `pservers`.
         """
         return self._servers("get_pserver_program").server_program(endpoint)
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """The program of the server at `endpoint` and its startup program. Raises as
+        """Return the program of the server at `endpoint` and its startup program. Raises as
         `get_pserver_program`.
         """
         job = self._servers("get_pserver_programs")
@@ -226,7 +226,8 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """The startup program of the server at `endpoint`, which initializes what the server holds.
+        """Return the startup program of the server at `endpoint`, which initializes what the server
+        holds.
 
         Args:
             pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.

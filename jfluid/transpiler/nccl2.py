@@ -20,7 +20,9 @@ def transpile(
     """
     inner = config.hierarchical_allreduce_inter_nranks
     if config.use_hierarchical_allreduce and inner <= 1:
-        inner = sum(e.split(":")[0] == endpoints[trainer_id].split(":")[0] for e in endpoints)
+        inner = sum(
+            e.rpartition(":")[0] == endpoints[trainer_id].rpartition(":")[0] for e in endpoints
+        )
     if config.use_hierarchical_allreduce and (
         inner < 2 or len(endpoints) <= inner or len(endpoints) % inner
     ):

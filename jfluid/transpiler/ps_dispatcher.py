@@ -36,7 +36,7 @@ class PSDispatcher:
         self._step = 0
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
-        """The endpoint of each variable. Raises NotImplementedError in this class."""
+        """Return the endpoint of each variable. Raises NotImplementedError in this class."""
         raise NotImplementedError(
             f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it"
         )
@@ -46,7 +46,7 @@ class HashName(PSDispatcher):
     """By a hash of the variable's name, the same in every process."""
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
-        """The endpoint of each variable."""
+        """Return the endpoint of each variable."""
         return [
             self._endpoints[zlib.crc32(_name(v).encode()) % len(self._endpoints)] for v in varlist
         ]
@@ -56,7 +56,7 @@ class RoundRobin(PSDispatcher):
     """One server after the other; the next call continues where the last one ended."""
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
-        """The endpoint of each variable."""
+        """Return the endpoint of each variable."""
         found = []
         for _ in varlist:
             found.append(self._endpoints[self._step])

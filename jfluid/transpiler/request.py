@@ -27,7 +27,9 @@ class Request:
     current_endpoint: str
 
     def endpoints(self) -> list[str]:
-        """The trainers' endpoints. Raises ProgramError when `trainers` does not contain them."""
+        """Return the trainers' endpoints. Raises ProgramError when `trainers` does not contain
+        them.
+        """
         given = self.trainers.split(",") if isinstance(self.trainers, str) else self.trainers
         if not isinstance(given, (list, tuple)) or not all(
             isinstance(e, str) and ":" in e for e in given
@@ -51,7 +53,7 @@ class Request:
         return found
 
     def servers(self) -> list[str]:
-        """The servers' endpoints. Raises ProgramError when `pservers` does not contain them."""
+        """Return the servers' endpoints. Raises ProgramError when `pservers` does not contain them."""
         given = self.pservers.split(",") if isinstance(self.pservers, str) else []
         found = [e.strip() for e in given]
         if not found or not all(":" in e and e.rsplit(":", 1)[1].isdigit() for e in found):
@@ -64,7 +66,7 @@ class Request:
         return found
 
     def trainer_count(self) -> int:
-        """How many trainers there are. Raises ProgramError when `trainers` is no number, or
+        """Return how many trainers there are. Raises ProgramError when `trainers` is no number, or
         `trainer_id` none of them.
         """
         if (

@@ -5,13 +5,14 @@ tests/test_pages.py holds them.
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.pages import coverage, differences, fluid_api, job_file, variables
+from scripts.pages import coverage, differences, fluid_api, job_file, performance, variables
 
 FOLDER = Path(__file__).resolve().parents[2]
 PAGES: dict[str, Callable[[], str]] = {
     "docs/coverage.md": coverage.page,
     "docs/differences.md": differences.page,
     "docs/job_file.md": job_file.page,
+    "docs/performance.md": performance.page,
     "docs/variables.md": variables.page,
     "jfluid/doctor/fluid_api.json": fluid_api.text,
 }

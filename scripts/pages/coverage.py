@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jfluid import surface
+from jfluid.check_device import cases, structure
 from jfluid.ops import registry
 from scripts.pages.tables import NOTE, table
 
@@ -22,6 +23,24 @@ _ABOUT = """# What there is of Fluid 1.8.5
 Every public name of Fluid can be imported. One that is not in this release raises `UnsupportedError` when it is called or
 subclassed; a program that was loaded, with operators that are not, gets one error that lists them all. What differs in the
 behaviour of what works is in [differences.md](differences.md).
+"""
+_ON_GPUS = """
+### On GPUs
+
+These lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares what a GPU computes with what the CPU does:
+operators with a case (`jfluid/check_device/operators.jsonl`); small programs of those that no case of one operator shows
+(`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs lower, too.
+
+"""
+_ELSEWHERE = """
+Operators that XLA computes without either:
+
+"""
+_ON_THE_HOST = """
+These do not lower. They run on the host, between two parts that XLA compiles, since XLA has no operation for files, Python
+functions, other processes and results of any size. Their inputs leave the device, which then waits for theirs.
+`sequence_mask` runs there too where no `maxlen` is given.
+
 """
 
 
@@ -51,6 +70,17 @@ def page() -> str:
         "\n",
         *(_listed(state, found) for state, found in operators.items()),
         "Gradients of these are operators of their own (`mul_grad`), which are derived and not listed.\n",
+        _ON_GPUS,
+        table(["operators, with their gradients", "how many"], _lowered()),
+        _ELSEWHERE,
+        table(
+            ["operator", "why"], [[f"`{n}`", why] for n, why in sorted(structure.ELSEWHERE.items())]
+        ),
+        _ON_THE_HOST,
+        table(
+            ["operator", "what it does"],
+            [[f"`{name}`", _first_line(registry.get(name).function)] for name in _on_the_host()],
+        ),
     ]
     for path, states in names.items():
         parts += [
@@ -91,13 +121,42 @@ def _state(value: object) -> str:
     return "has no effect" if about.startswith("No effect") else "works"
 
 
+def _lowered() -> list[list[str]]:
+    with_case = {case.type for case in cases.recorded()}
+    return [
+        ["with a case", str(len(with_case))],
+        ["in a small program, without a case", str(len(structure.shown() - with_case))],
+        ["without either", str(len(structure.ELSEWHERE))],
+    ]
+
+
+def _on_the_host() -> list[str]:
+    definitions = ((name, registry.get(name)) for name in registry.registered())
+    return [name for name, found in definitions if found.host and not found.absent]
+
+
+def _first_line(function: object) -> str:
+    """The first sentence of a docstring, on one line."""
+    about = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    return about.partition(". ")[0].rstrip(".") + "."
+
+
 def _operators() -> dict[str, list[str]]:
     """Operators by their state."""
-    fluids, registered = set(json.loads(_SCHEMA.read_text())), set(registry.registered())
+    fluids = set(json.loads(_SCHEMA.read_text()))
+    registered = {*registry.registered(), *(name for name in fluids if registry.find(name))}
     absent = {name for name in registered if registry.get(name).absent}
+    unpublished = {name for name in absent if "never published" in registry.get(name).absent}
+    elsewhere = {name for name in absent if "divide the program here" in registry.get(name).absent}
     return {
         "run": sorted(registered & fluids - absent),
-        "run as parts of programs that DistributeTranspiler has made": sorted(absent),
+        "run in programs that work with parameter servers": sorted(
+            absent - unpublished - elsewhere
+        ),
+        "refused in saved programs, since their servers were never published; layers build others": sorted(
+            unpublished
+        ),
+        "refused in programs that Fluid's own DistributeTranspiler has divided": sorted(elsewhere),
         "not in this release": sorted(fluids - registered),
         "only here, or only in Fluid's build for GPUs": sorted(
             name for name in registered - fluids - absent if "_grad" not in name

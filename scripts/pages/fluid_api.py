@@ -23,7 +23,7 @@ _SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.
 # How docstrings begin of what does not do what Fluid's does.
 _STATES = {
     "Raises UnsupportedError": "refuses",
-    "Dygraph only: raises UnsupportedError": "imperative mode only",
+    "Dygraph only: raises DygraphError": "imperative mode only",
     "No effect": "no effect",
 }
 # Everything that NumPy or Fluid call a dtype; those that layers take are kept.
@@ -266,6 +266,8 @@ def _operators() -> dict[str, list[str]]:
     return {
         "run": [n for n in registered if not known[n].absent],
         "without gradient": [n for n in registered if not (known[n].grad and not known[n].host)],
-        "in jobs with servers": [n for n in registered if known[n].absent],
-        "of Fluid, not here": sorted(fluids - set(registered)),
+        "in jobs with servers": [
+            n for n in registered if known[n].absent and "never published" not in known[n].absent
+        ],
+        "of Fluid, not here": sorted(n for n in fluids if registry.find(n) is None),
     }

@@ -40,7 +40,7 @@ def main() -> int:
             return 1
         if not given.minutes:
             return play_all(given, Player(Path(folder), mounts, out), Summary(out))
-        with Soak(Path(folder, "soak"), given.seed) as soak:
+        with Soak(Path(folder, "soak"), given.seed[0]) as soak:
             return play_all(given, Player(Path(folder), mounts, out, soak.look), Summary(out, soak))
 
 
@@ -54,10 +54,16 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument(
-        "--seed", type=int, default=1, help="of the first plan; the next one has the next seed"
+        "--seed",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="of the plans; each that comes after them has the next seed",
     )
     parser.add_argument("--minutes", type=float, help="for how long new plans begin")
-    parser.add_argument("--plans", type=int, help="how many plans are played (1 without --minutes)")
+    parser.add_argument(
+        "--plans", type=int, help="how many plans are played (without --minutes one for each seed)"
+    )
     parser.add_argument("--plan", help="play this plan: a file of JSON, or the JSON itself")
     parser.add_argument(
         "--shrink", action="store_true", help="print the smallest part of the plan that still fails"
@@ -68,7 +74,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _given(given: argparse.Namespace) -> Plan:
     if given.plan is None:
-        return generate(given.seed)
+        return generate(given.seed[0])
     text: str = given.plan
     return Plan.model_validate_json(
         text if text.lstrip().startswith("{") else Path(text).read_text()
@@ -84,10 +90,10 @@ def _fails(player: Player, plan: Plan) -> bool:
 def play_all(given: argparse.Namespace, player: Player, summary: "Summary") -> int:
     """Play plans until there are enough, or the time is over; the exit code."""
     end_s = time.monotonic() + 60 * given.minutes if given.minutes else None
-    most = given.plans or (1 if end_s is None else None)
+    most = given.plans or (len(given.seed) if end_s is None else None)
     played = 0
     while (most is None or played < most) and (end_s is None or time.monotonic() < end_s):
-        plan = _given(given) if given.plan else generate(given.seed + played)
+        plan = _given(given) if given.plan else generate(_seed(given.seed, played))
         outcome = player.play(plan)
         played += 1
         print(line(outcome), flush=True)
@@ -97,6 +103,11 @@ def play_all(given: argparse.Namespace, player: Player, summary: "Summary") -> i
     for seed, plan in summary.failed:
         print(f"failed: seed {seed}; again with: python -m tests.chaos --plan '{plan}'", flush=True)
     return 1 if summary.failed or summary.soak_failure else 0
+
+
+def _seed(seeds: list[int], number: int) -> int:
+    """The seed of a plan by its number."""
+    return seeds[number] if number < len(seeds) else seeds[-1] + 1 + number - len(seeds)
 
 
 class Summary:

@@ -28,6 +28,8 @@ IMPORTED = (  # by jobs, when they come to it
     "jfluid.distributed.server.serving",
     "jfluid.distributed.trainer.geo",
     "jfluid.distributed.trainer.training",
+    "jfluid.io",
+    "jfluid.profiler",
     "jfluid.ps_server.__main__",
     "jfluid.ps_server.client",
     "jfluid.ps_server.recovery",

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -167,12 +168,15 @@ def test_a_trainer_that_does_not_come(brief):
     assert isinstance(done.errors[0], errors.DataError) and endpoints[1] in str(done.errors[0])
 
 
-def test_a_trainer_at_another_exchange_is_awaited(brief):
-    endpoints = free_endpoints(2)
+def test_a_trainer_at_another_exchange_is_awaited(monkeypatch):
+    later_s, endpoints = [0.0], free_endpoints(2)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0], sleep=time.sleep)
+    monkeypatch.setattr(exchange, "time", clock)
     trainers = Trainers(endpoints, {0: records_of(range(1, 9))})
     connection, told = member(endpoints[0], exchange._HELLO.pack(2, 1, 2))
     with connection:
         assert told == b"not yet"
+    later_s[0] = exchange._SECONDS_TO_MEET + 1.0
     assert isinstance(trainers.joined().errors[0], errors.DataError)
 
 
@@ -257,9 +261,9 @@ def test_a_trainer_that_does_not_belong_is_told(sender, number):
 @pytest.mark.parametrize(
     "messages",
     [
-        [b"[" * 200_000],
-        [record_encoding.encode(records_of(range(1, 4))) + b"x"],
-        [
+        lambda: [b"[" * 200_000],
+        lambda: [record_encoding.encode(records_of(range(1, 4))) + b"x"],
+        lambda: [
             record_encoding.encode(
                 Records(
                     np.full(10, 7),
@@ -268,11 +272,12 @@ def test_a_trainer_that_does_not_belong_is_told(sender, number):
                 )
             )
         ],
-        [record_encoding.encode(records_of(range(1, 9)))] * 60,
+        lambda: [record_encoding.encode(records_of(range(1, 9)))] * 60,
     ],
     ids=["noise", "longer", "negative", "too much"],
 )
 def test_what_a_trainer_sends_is_checked(messages):
+    messages = messages()  # not made where this file is only collected
     endpoints = free_endpoints(2)
     before = fluid.get_flags("FLAGS_global_shuffle_peer_bytes")
     fluid.set_flags({"FLAGS_global_shuffle_peer_bytes": 10_000})
@@ -338,10 +343,6 @@ GOOD = header() + np.array([1, 2], "<i4").tobytes() + bytes(24)
         (
             header() + np.array([4, 2], "<i4").tobytes() + bytes(24),
             "slot ids: expected 1 to 3 values a record, found 4",
-        ),
-        (
-            header() + np.array([2, 1], "<i4").tobytes() + bytes(24),
-            "slot clicks: expected 2 to 2 values a record, found 1",
         ),
         (
             header() + np.array([2, 2], "<i4").tobytes() + bytes(24),

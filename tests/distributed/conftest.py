@@ -3,6 +3,7 @@
 import pytest
 
 import jfluid as fluid
+from tests.ps_server.job import TOKEN, Job
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +13,12 @@ def quick_failures(monkeypatch):
     fluid.set_flags({"FLAGS_rpc_deadline": 120000})
     yield
     fluid.set_flags(deadline)
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Servers without a program, that `start` starts."""
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", TOKEN)
+    made = Job()
+    yield made
+    made.end()

@@ -3,6 +3,7 @@ executors of their own.
 """
 
 import contextlib
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -302,8 +303,11 @@ class Job:
 
     def server(self, number):
         """(program, startup program) of a server."""
-        transpiler, *_ = transpile(self._build, self.endpoints, **self._options)
-        return transpiler.get_pserver_programs(self.endpoints[number])
+        return self._transpiler.get_pserver_programs(self.endpoints[number])
+
+    @functools.cached_property
+    def _transpiler(self):
+        return transpile(self._build, self.endpoints, **self._options)[0]
 
     def trainer(self, number):
         """A new trainer."""

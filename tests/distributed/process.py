@@ -1,7 +1,8 @@
 """One process of a job; `begin` is what it does.
 
 A trainer prints a line for each step. It waits before a step until the file `<folder>/go-<number>`
-says a larger number, so that a test can do its worst at a certain step. The job ends before the
+says a larger number, so that a test can do its worst at a certain step; the line "waits at N" says that
+all of its earlier steps have been answered. The job ends before the
 step that the file `<folder>/end` says, once there is one.
 """
 
@@ -65,7 +66,12 @@ def _goes_on(spec, step):
     """Wait until the trainer may take a step (True), or the job ends before it (False)."""
     folder = Path(spec["folder"])
     go, end = folder / f"go-{spec['number']}", folder / "end"
+    told = False
     while int(go.read_text()) <= step:
+        if not told and step:
+            _connection().settle()
+            print(f"waits at {step};", flush=True)
+            told = True
         if end.exists() and int(end.read_text()) <= step:
             return False
         time.sleep(0.03)  # a look takes half a millisecond of the processor

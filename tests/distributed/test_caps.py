@@ -74,9 +74,9 @@ def test_a_wrong_bound_in_the_environment_is_named(monkeypatch):
     with pytest.raises(
         errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found 'many'"
     ):
-        server_settings(0, token="x" * 16)
+        server_settings(0, 0, token="x" * 16)
     monkeypatch.setenv("JFLUID_PS_MAX_BYTES", "0")
     with pytest.raises(
         errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found '0'"
     ):
-        server_settings(0, token="x" * 16)
+        server_settings(0, 0, token="x" * 16)

@@ -8,7 +8,6 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import checkpoint
-from jfluid.distributed.wire import connections
 from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net
 
 KINDS = ["dense", "sparse", "distributed"]
@@ -141,24 +140,6 @@ def test_checkpoint_notify(tmp_path):
             )
     with pytest.raises(errors.ProgramError, match="lookup_table: expected a table"):
         fluid.Executor(fluid.CPUPlace()).run(notify(epmap=["127.0.0.1:1"], dir=str(tmp_path)))
-
-
-def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
-    with Job(net("sparse", "adam"), 2) as job:
-        job.begin()
-        connection = connections._connections[tuple(job.endpoints), 0]
-        connection.client.save(str(tmp_path))
-    with Job(net("sparse", "adam"), 3) as job:
-        job.begin()
-        job.steps(batches(1))
-        before = job.parameters()
-        connection = connections._connections[tuple(job.endpoints), 0]
-        with pytest.raises(
-            errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"
-        ):
-            connection.client.restore(str(tmp_path))
-        for name, value in job.parameters().items():
-            np.testing.assert_array_equal(value, before[name])
 
 
 def test_shrink():

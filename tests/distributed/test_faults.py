@@ -1,5 +1,6 @@
 """Jobs of real processes that are killed, stopped and cut off."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -9,6 +10,7 @@ import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +55,18 @@ class Process:
     def signal(self, number):
         if self._process.is_alive():
             os.kill(self.pid, number)
+
+    def stand_still(self):
+        """Stop all its threads, and wait until they have: one takes the signal, when it gets a
+        processor, and then stops the others.
+        """
+        self.signal(signal.SIGSTOP)
+        end = time.monotonic() + LIMIT_S
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has ended
+                while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
 
     def fill_disk(self):
         """From now on it can write no file."""
@@ -152,7 +166,7 @@ class Processes:
         for step in itertools.count(self._held + 1):
             self.hold(step)
             for trainer in self.trainers:
-                trainer.until(f"step {step - 1} ")
+                trainer.until(f"waits at {step};")
             # servers plan snapshots for rounds to come, so time must pass between steps
             time.sleep(pace_s)
             if self.servers[0].output.count(text) >= count:
@@ -223,7 +237,7 @@ def assert_same(found, wanted):
 def test_a_trainer_is_killed(tmp_path, undisturbed):
     with Processes(tmp_path) as job:
         job.hold(3)
-        job.trainers[1].until("step 2")
+        job.trainers[1].until("waits at 3;")
         job.hold(STEPS, 0)  # it waits at the servers for the other one's gradients
         job.trainers[1].kill()
         job.trainers[1] = job.trainer(1)
@@ -261,7 +275,7 @@ def test_a_server_is_killed(share_memory, tmp_path, undisturbed):
     with Processes(tmp_path, wide=True, **environment) as job:
         step = job.train_until("all servers have a snapshot of round")
         job.hold(step + 2)
-        job.trainers[0].until(f"step {step + 1} ")
+        job.trainers[0].until(f"waits at {step + 2};")
         job.servers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.servers[1].until("restored snapshot")
@@ -275,7 +289,7 @@ def test_a_server_is_killed(share_memory, tmp_path, undisturbed):
 def test_a_server_is_killed_before_its_first_snapshot(tmp_path, undisturbed):
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="1000") as job:
         job.hold(5)
-        job.trainers[0].until("step 4")
+        job.trainers[0].until("waits at 5;")
         job.servers[0].kill()
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("begins anew")
@@ -303,7 +317,8 @@ def test_all_are_killed(tmp_path, undisturbed):
         step = job.train_until("all servers have a snapshot of round", 2)
         job.servers[1].fill_disk()  # so that the rounds to come are in none of its snapshots
         job.hold(step + 3)
-        job.trainers[0].until(f"step {step + 2} ")
+        for trainer in job.trainers:
+            trainer.until(f"waits at {step + 3};")
         job.servers[1].kill()
         job.trainers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
@@ -335,7 +350,7 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
     environment = {} if keeps else {"JFLUID_PS_KEEP_BYTES": "0"}
     with Processes(tmp_path, servers=1, trainers=1, sync=False, saves_at=3, **environment) as job:
         job.hold(6)
-        job.trainers[0].until("step 5")
+        job.trainers[0].until("waits at 6;")
         job.servers[0].kill()
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
@@ -354,8 +369,8 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
 def test_a_server_stands_still(tmp_path, undisturbed):
     with Processes(tmp_path) as job:
         job.hold(3)
-        job.trainers[0].until("step 2")
-        job.servers[0].signal(signal.SIGSTOP)
+        job.trainers[0].until("waits at 3;")
+        job.servers[0].stand_still()
         job.hold(STEPS)
         time.sleep(20)  # what is tested: so long a standstill does no harm
         assert max(job.trainers[0].steps) == 2
@@ -403,7 +418,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
         job.begin()
     monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
     with (
-        pytest.raises(errors.ServerError, match="moment1_0.*found"),
+        pytest.raises(errors.ServerError, match="other pieces of .*moment1_0"),
         Job(net("dense", "adam")) as job,
     ):
         job.begin()

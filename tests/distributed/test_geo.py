@@ -8,7 +8,16 @@ from jfluid.distributed.programs import trainer_program
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.wire import connections
 from jfluid.transpiler.config import DistributedMode
-from tests.distributed.job import Job, alone, batches, net, parameters, programs, served
+from tests.distributed.job import (
+    Job,
+    alone,
+    batches,
+    net,
+    parameters,
+    programs,
+    served,
+    transpile,
+)
 from tests.distributed.test_replicas import assert_same, in_replicas
 
 
@@ -144,3 +153,26 @@ def test_trainers_go_by_the_formula(every, devices):
         assert_same((found, mine), (losses, other), 1e-4)
     # each on its own way
     assert all(np.abs(first[name] - value).max() > 1e-4 for name, value in second.items())
+
+
+@pytest.mark.parametrize(
+    "mode, arguments",
+    [
+        (DistributedMode.GEO, {"trainers": 1, "push_nums": 2}),
+        (DistributedMode.ASYNC, None),
+    ],
+)
+def test_servers_are_not_asked_before_a_step_needs_them(mode, arguments):
+    transpiler, *_ = transpile(
+        net("sparse", "sgd"),
+        ["127.0.0.1:1"],  # where nobody listens
+        sync=False,
+        geo_sgd_mode=mode == DistributedMode.GEO,
+        runtime_split_send_recv=True,
+    )
+    communicator = Communicator(transpiler.get_trainer_program(), mode, arguments)
+    for _ in range(2):
+        communicator.start()
+        assert communicator.is_running()
+        communicator.stop()
+        assert not communicator.is_running()

@@ -1,4 +1,6 @@
-"""Half-asynchronous steps: what is exchanged after a step goes on while the next one begins."""
+"""Synchronous and half-asynchronous steps: what is exchanged after a step is pending while the next one
+begins.
+"""
 
 import functools
 import threading
@@ -11,6 +13,7 @@ import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed.programs.trainer_program import read
 from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.trainer.early_step import EarlyStep
 from jfluid.distributed.wire import connections, pending_exchange
 from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.ps_server.client import Client, PullResult
@@ -18,7 +21,7 @@ from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02))
-HALF_ASYNC, STEPS = 2, 4
+SYNC, HALF_ASYNC, STEPS = 0, 2, 4
 W = ParameterLayout("w", (3, 3), (Piece("w.block0", 0, 0, (2, 3)), Piece("w.block1", 1, 2, (1, 3))))
 
 
@@ -34,8 +37,38 @@ def under_way():
     """(scope, the tensor, its exchange, the future of what comes)."""
     scope, future = fluid.Scope(), Future()
     scope.var("w").get_tensor().set(np.zeros((3, 3), np.float32))
-    exchange = Exchange(lambda run: future, lambda ids: None, Received(W), scope)
+    exchange = Exchange(lambda run: None, lambda ids: future.result(), Received(W), scope)
     return scope, scope.find_var("w").get_tensor(), exchange, future
+
+
+def test_what_no_step_asks_for_is_sent_by_another_thread(monkeypatch):
+    monkeypatch.setattr(pending_exchange, "PATIENCE_S", 0.0)
+    scope, sent, rest = fluid.Scope(), [], []
+    scope.var("w").get_tensor().set(np.zeros((3, 3), np.float32))
+
+    def send(ids):
+        sent.append((ids, threading.current_thread()))
+        return pulled(7)
+
+    exchange = Exchange(rest.append, send, Received(W), scope)
+    (later,) = rest
+    thread = threading.Thread(target=later)
+    thread.start()
+    thread.join(120)
+    assert not exchange.send({"table": 1})  # too late to ask for rows
+    exchange.finish()
+    assert sent == [(None, thread)] and (np.array(scope.find_var("w").get_tensor()) == 7).all()
+
+
+def test_a_step_that_asks_sends_it_itself():
+    scope, sent, rest = fluid.Scope(), [], []
+    scope.var("w").get_tensor().set(np.zeros((3, 3), np.float32))
+    exchange = Exchange(rest.append, lambda ids: sent.append(ids) or pulled(7), Received(W), scope)
+    assert exchange.send({"table": 1})
+    (later,) = rest
+    later()  # the other thread finds nothing to do
+    exchange.finish()
+    assert sent == [{"table": 1}] and (np.array(scope.find_var("w").get_tensor()) == 7).all()
 
 
 def is_pending(tensor):
@@ -86,16 +119,14 @@ def test_parameters_of_which_pieces_are_missing_stay(under_way):
     assert (np.array(tensor) == 0).all()
 
 
-def trained(sparse, depth):
+def trained(sparse, depth, mode=HALF_ASYNC):
     """Losses, the parameters that a user reads after each step, and the state in the end."""
-    with trainer_of(functools.partial(MODEL, sparse), sync=False) as (
+    with trainer_of(functools.partial(MODEL, sparse), sync=mode == SYNC) as (
         executor,
         program,
         (loss, *_),
     ):
-        communicator = Communicator(
-            program, HALF_ASYNC, envs={"communicator_prefetch_depth": depth}
-        )
+        communicator = Communicator(program, mode, envs={"communicator_prefetch_depth": depth})
         communicator.start()
         losses, seen = [], []
         names = [d.name for d in read(program).received]
@@ -110,12 +141,21 @@ def trained(sparse, depth):
         return losses, seen, parameters(program)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("patience", [0.0, 5.0])
-def test_steps_are_the_same_with_overlap_and_without(sparse, patience, monkeypatch):
+@pytest.mark.parametrize(
+    ("mode", "sparse", "patience"),
+    [
+        (HALF_ASYNC, False, 0.0),
+        (HALF_ASYNC, False, 5.0),
+        (HALF_ASYNC, True, 0.0),
+        (HALF_ASYNC, True, 5.0),
+        (SYNC, True, 0.0),
+        (SYNC, True, 5.0),
+    ],
+)
+def test_steps_are_the_same_with_overlap_and_without(mode, sparse, patience, monkeypatch):
     """Also where the next step comes too late to ask for its rows in the same call."""
     monkeypatch.setattr(pending_exchange, "PATIENCE_S", patience)
-    with_overlap, without = trained(sparse, 1), trained(sparse, 0)
+    with_overlap, without = trained(sparse, 1, mode), trained(sparse, 0, mode)
     for mine, other in zip(with_overlap[:2], without[:2], strict=True):
         for one, two in zip(mine, other, strict=True):
             np.testing.assert_array_equal(one, two)
@@ -123,7 +163,8 @@ def test_steps_are_the_same_with_overlap_and_without(sparse, patience, monkeypat
         np.testing.assert_array_equal(with_overlap[2][name], value)
 
 
-def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
+@pytest.mark.parametrize("mode", [SYNC, HALF_ASYNC])
+def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(mode, monkeypatch):
     calls = []
 
     def noting(name):
@@ -138,15 +179,63 @@ def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
     for name in ("pull", "exchange"):
         monkeypatch.setattr(Client, name, noting(name))
     monkeypatch.setattr(pending_exchange, "PATIENCE_S", 20.0)
-    with trainer_of(functools.partial(MODEL, True), sync=False) as (executor, program, (loss, *_)):
-        communicator = Communicator(program, HALF_ASYNC)
+    with trainer_of(functools.partial(MODEL, True), sync=mode == SYNC) as (
+        executor,
+        program,
+        (loss, *_),
+    ):
+        communicator = Communicator(program, mode)
         communicator.start()
         calls.clear()
         for step in range(3):
             executor.run(program, feed=clicks(step), fetch_list=[loss])
-        assert calls == [("pull", True), ("exchange", False), ("exchange", False)]
+        assert calls == [("pull", True), ("exchange", True), ("exchange", True)]
         communicator.stop()  # does not wait for a step that never comes
-        assert calls[3:] == [("exchange", False)]
+        assert [name for name, _ in calls[3:]] == ["exchange"]
+
+
+def test_a_step_is_made_ready_while_servers_are_asked(monkeypatch):
+    """Its numbers are those of a step that is made ready when they have answered."""
+    made, finish, begin = [], EarlyStep.finish, EarlyStep.begin
+
+    def noted(self, *given):
+        made.append(finish(self, *given))
+        return made[-1]
+
+    monkeypatch.setattr(EarlyStep, "finish", noted)
+    early = trained(True, 1, SYNC)
+    assert made[0] is None and len(made) == 1 + STEPS and all(made[1:])  # first: startup program
+    made.clear()
+    monkeypatch.setattr(EarlyStep, "begin", lambda self: None)
+    late = trained(True, 1, SYNC)
+    assert made == [None] * (1 + STEPS)
+    monkeypatch.setattr(EarlyStep, "begin", begin)
+    for mine, other in zip(early[0] + early[1], late[0] + late[1], strict=True):
+        np.testing.assert_array_equal(mine, other)
+    for name, value in late[2].items():
+        np.testing.assert_array_equal(early[2][name], value)
+
+
+def test_a_bad_feed_costs_the_step_before_nothing():
+    """It is found while the gradients of the step before are on their way."""
+
+    def states(bad):
+        with trainer_of(functools.partial(MODEL, True), sync=False) as (exe, program, (loss, *_)):
+            communicator = Communicator(program, HALF_ASYNC)
+            communicator.start()
+            exe.run(program, feed=clicks(0), fetch_list=[loss])
+            if bad:
+                feed = clicks(1)
+                feed["dense"] = feed["dense"].astype("float64")
+                with pytest.raises(errors.FeedError, match="dense: expected dtype float32"):
+                    exe.run(program, feed=feed, fetch_list=[loss])
+            exe.run(program, feed=clicks(1), fetch_list=[loss])
+            communicator.stop()
+            return parameters(program)
+
+    found = states(True)
+    for name, value in states(False).items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def test_a_failed_exchange_is_told_by_the_next_step(monkeypatch):

@@ -4,12 +4,16 @@ that be.
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid.compile import device_feeds
+from jfluid.compile.device_feeds import DeviceTensor
 from jfluid.distributed.programs.trainer_program import read
 from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
 from jfluid.ps_server.client import Client
 from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
@@ -91,9 +95,27 @@ def test_rows_are_pulled_ahead(depth, tmp_path, calls):
     assert all(np.isfinite(v).all() for v in found.values())
 
 
+def test_rows_are_copied_to_the_device_ahead(tmp_path, calls, monkeypatch):
+    """As on a GPU: by the thread that pulls them, so that the copy goes on beside the step before."""
+    monkeypatch.setattr(device_feeds, "_reads_host_memory", lambda device: False)
+    copied, give_rows = [], Trainer._give_rows
+
+    def noted(self, look_ups, feeds, *others):
+        found = give_rows(self, look_ups, feeds, *others)
+        copied.extend(feeds[0][look_up.table] for look_up in look_ups)
+        return found
+
+    monkeypatch.setattr(Trainer, "_give_rows", noted)
+    found, _ = trained(tmp_path, 1, calls)
+    assert len(copied) == STEPS
+    for rows in copied:
+        assert isinstance(rows, DeviceTensor) and isinstance(rows.device_value(), jax.Array)
+    assert all(np.isfinite(v).all() for v in found.values())
+
+
 def test_synchronous_steps_see_all_that_went_before(tmp_path, calls):
     found, asked = trained(tmp_path, 2, calls, SYNC)
-    assert asked == ["pull", "exchange"] * STEPS
+    assert asked == ["pull"] + ["exchange"] * STEPS  # an exchange brings the next batch's rows
     plain, _ = trained(tmp_path, 0, calls, SYNC)
     assert_same(([0.0], found), ([0.0], plain))
 

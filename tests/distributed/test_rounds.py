@@ -2,6 +2,7 @@
 is killed.
 """
 
+import functools
 import threading
 import time
 
@@ -11,7 +12,7 @@ import pytest
 from jfluid.distributed.wire.connections import Connection
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.errors import RollbackError
+from jfluid.ps_server.errors import RollbackError, StateError
 from jfluid.ps_server.server import Server, Settings
 
 TOKEN = "0123456789-token-of-the-tests"
@@ -50,6 +51,7 @@ def know(client):
 def connect(servers):
     """The connection of a new life of trainer 0."""
     made = Connection([endpoint(s) for s in servers], 0)
+    made.enter()
     assert made.careful
     know(made.client)
     return made
@@ -71,7 +73,7 @@ def step(client, round, size):
 
 def until_confirmed(servers, trainer):
     end = time.monotonic() + 120
-    while not all(server.trainer_group.confirmed(trainer) for server in servers):
+    while not all(server.trainer_group.progress(trainer)[1] for server in servers):
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -113,6 +115,46 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
         assert again.rounds == 1
         thread.join()
         assert values(servers) == [-3.0, -3.0]
+        again.client.close()
+
+
+def test_a_round_that_is_being_applied_counts(servers, monkeypatch):
+    """A trainer that starts again meanwhile goes on after it, however long it takes. Who asks is
+    told of it as a round to come, or as one that was applied; not as neither.
+    """
+    applying, go_on = threading.Semaphore(0), threading.Event()
+
+    def slowly(apply, *updates):
+        applying.release()
+        assert go_on.wait(120)
+        apply(*updates)
+
+    for server in servers:
+        monkeypatch.setattr(server.store, "apply", functools.partial(slowly, server.store.apply))
+    with (
+        know(Client([endpoint(s) for s in servers], TOKEN, 0)) as killed,
+        know(Client([endpoint(s) for s in servers], TOKEN, 1)) as other,
+    ):
+        threads = [step(killed, 1, 4), step(other, 1, 2)]
+        for _ in servers:
+            assert applying.acquire(timeout=120)
+        threading.Timer(0.3, go_on.set).start()
+        assert all(status.rounds or status.confirmed for status in killed.status())
+        again = connect(servers)
+        assert again.rounds == 1 and values(servers) == [-3.0, -3.0]
+        for thread in threads:
+            thread.join()
+        again.client.close()
+
+
+def test_what_an_earlier_life_has_sent_is_refused(servers):
+    """From the moment that a trainer has started again, although it has pushed nothing yet."""
+    with know(Client([endpoint(s) for s in servers], TOKEN, 0)) as killed:
+        killed.push(blocks={f"w{i}": GRADIENT for i in range(2)}, round=1, hold=True)
+        again = connect(servers)
+        with pytest.raises(StateError, match="incarnation .* has ended"):
+            killed.pull(round=1, confirm=True)
+        assert not any(server.trainer_group.progress(0)[1] for server in servers)
         again.client.close()
 
 

@@ -12,9 +12,9 @@ def test_settings_of_servers(monkeypatch):
     monkeypatch.setenv("JFLUID_PS_SILENCE_S", "2.5")
     monkeypatch.setenv("JFLUID_PS_ON_SILENCE", "leave out")
     monkeypatch.setenv("JFLUID_PS_METRICS_PORT", "9100")
-    settings = server_settings(1, token=TOKEN, servers=2)
+    settings = server_settings(3, 1, token=TOKEN, servers=4)
     assert (settings.server, settings.silence_s, settings.on_silence, settings.metrics_port) == (
-        1,
+        3,
         2.5,
         "leave out",
         9101,
@@ -46,7 +46,7 @@ def test_settings_of_servers(monkeypatch):
 def test_wrong_settings_are_named(name, value, message, monkeypatch):
     monkeypatch.setenv(f"JFLUID_PS_{name}", value)
     with pytest.raises(errors.ServerError, match=message):
-        server_settings(1, token=TOKEN, servers=2)
+        server_settings(1, 1, token=TOKEN, servers=2)
 
 
 def test_trainers_read_their_certificates(monkeypatch, tmp_path):

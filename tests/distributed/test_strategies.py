@@ -19,7 +19,11 @@ from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 
 W = ParameterLayout("w", (3, 3), (Piece("w.block0", 0, 0, (2, 3)), Piece("w.block1", 1, 2, (1, 3))))
 WORK = SimpleNamespace(
-    received=[W], dense=[("w@GRAD", W)], rows=[SimpleNamespace(table="t")], synchronous=False
+    received=[W],
+    dense=[("w@GRAD", W)],
+    rows=[SimpleNamespace(table="t")],
+    synchronous=False,
+    trains=True,
 )
 
 
@@ -36,7 +40,7 @@ class Servers:
         self.gate.set()
         self.failing = None
 
-    def pull(self, rows=None, blocks=(), round=0):
+    def pull(self, rows=None, blocks=(), round=0, train=True):
         self.calls.append(("pull", tuple(blocks)))
         return SimpleNamespace(rows={}, blocks={n: self.blocks[n].copy() for n in blocks})
 
@@ -52,6 +56,7 @@ class Servers:
         round=0,
         change=Change.GRADIENT,
         state=b"",
+        or_no_rows=False,
     ):
         assert self.gate.wait(120)
         if self.failing:
@@ -83,6 +88,7 @@ def a_connection(servers, **params):
         calls=servers,
         endpoints=["a:1", "b:2"],
         rounds=4,
+        prefetch_depth=0,
         careful=False,
         recovers=False,
         params=params,
@@ -126,7 +132,7 @@ def test_synchronous_steps_are_rounds():
 @pytest.mark.parametrize("sums, expected", [(True, 6.0), (False, 2.0)])
 def test_async_merges_what_waits(sums, expected):
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    strategy = Async(AsyncSettings(max_merge=3, wait_times=100, sums=sums, before_receive=1000))
+    strategy = Async(AsyncSettings(max_merge=3, wait_times=12_000, sums=sums, before_receive=1000))
     connection = a_connection(servers)
     for value in (1.0, 2.0, 3.0):
         assert (
@@ -191,13 +197,24 @@ def test_async_waits_when_the_queue_is_full():
 
     thread = threading.Thread(target=train)
     thread.start()
-    until(lambda: len(done) == 2)
+    until(lambda: len(done) == 1)
     time.sleep(0.05)
-    assert len(done) == 2  # one is sent, one waits, and the third step stands
+    assert len(done) == 1  # one is sent, the next one waits, and so does the trainer
     servers.gate.set()
     thread.join(120)
     strategy.stop()
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -5.0))
+
+
+def test_an_asynchronous_step_goes_on_with_what_came_back_for_the_one_before():
+    servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
+    strategy = Async(AsyncSettings(queue_size=1, max_merge=1, before_receive=1))
+    connection = a_connection(servers)
+    latest = strategy.push(connection, WORK, gradients(1.0), Scope())
+    for steps in (1, 2, 3):
+        latest = strategy.push(connection, WORK, gradients(1.0), Scope()) or latest
+        assert W.join(latest).max() <= -steps
+    strategy.stop()
 
 
 @pytest.mark.parametrize(

@@ -253,23 +253,44 @@ def test_counts_take_additions_only():
         store.check([], [BlockUpdate(count, Change.ASSIGN, np.ones(1, np.float32))])
 
 
-def test_lamb_and_clips_by_the_norm_need_the_whole_table():
-    with pytest.raises(
-        errors.UnsupportedError,
-        match=r"table table: its update \(lamb\) computes with the whole parameter",
-    ):
-        store_of(lambda: opt.Lamb(0.1), distributed=True)
-    for optimizer, name in (
-        (lambda: opt.Lamb(0.1), "lamb"),
-        (ONE_BY_ONE["clip by norm, momentum"][0], "clip_by_norm"),
-    ):
-        with pytest.raises(
-            errors.UnsupportedError,
-            match=f"table table: {name} needs the whole of it.*is_distributed=False",
-        ):
-            transpile(
-                net(optimizer, distributed=True), ["127.0.0.1:6174", "127.0.0.1:6175"], smallest=2
-            )
+@pytest.mark.parametrize(
+    "optimizer, first, reason",
+    [
+        (lambda: opt.Lamb(0.05), "constant", "lamb needs the whole of it"),
+        (ONE_BY_ONE["clip by norm, momentum"][0], "constant", "clip_by_norm needs the whole"),
+        (lambda: opt.SGD(0.1), "array", "assign_value initializes all rows at once"),
+    ],
+    ids=["lamb", "clip by norm", "array"],
+)
+def test_a_table_that_cannot_be_distributed_is_whole(optimizer, first, reason):
+    constant = first == "constant"
+    build = net(optimizer, distributed=constant, constant=constant)
+    if not constant:
+        plain = build
+
+        def build():
+            built = plain()
+            block = fluid.default_main_program().global_block()
+            look_up = next(op for op in block.ops if op.type == "lookup_table")
+            look_up._set_attr("is_distributed", True)
+            return built
+
+    expected = alone(net(optimizer, constant=constant), feeds())
+    with pytest.warns(RuntimeWarning, match=f"table table is not distributed: {reason}"):
+        found = in_job(build, feeds())
+    assert_same(found, expected)
+
+
+def test_tables_too_large_to_be_whole_are_refused():
+    def build():
+        ids = fluid.data("ids", [None, 1], dtype="int64")
+        rows = layers.embedding(ids, [1 << 34, 4], is_sparse=True, is_distributed=True)
+        loss = layers.mean(rows)
+        opt.Lamb(0.1).minimize(loss)
+        return (loss,)
+
+    with pytest.raises(errors.UnsupportedError, match="lamb needs the whole.*it has 256 GiB"):
+        transpile(build, ["127.0.0.1:6174"])
 
 
 # ---- DC-ASGD ----

@@ -46,7 +46,7 @@ def client_of(chances, share_memory, servers=2, seed=0):
                 [r.endpoint for r in relays],
                 TOKEN,
                 share_memory=share_memory,
-                timeout_s=20,
+                timeout_s=120,
                 heartbeat_s=0,
             )
         )

@@ -4,12 +4,13 @@ import copy
 import json
 import os
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from tests.measured import call_within
 
 _WANTED = os.environ.get("JFLUID_FUZZ", "")
 LONG = bool(_WANTED)
@@ -53,21 +54,21 @@ def reads_or_refuses(
     or time out of proportion. NumPy's arrays count, messages that protobuf has parsed do not.
     """
     size = len(data) if size is None else size
-    tracemalloc.start()
-    started = time.process_time()
-    try:
-        result = parse(data)
-    except error as refused:
-        assert 0 < len(str(refused)) <= LONGEST_ERROR, (
-            f"an error of {len(str(refused))} characters: {str(refused)[:200]}"
-        )
-        result = Refusal(refused)
-    finally:
-        seconds, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= max(floor, factor * size), f"{peak} bytes of memory for {size}"
-    assert seconds <= _SECONDS + _SECONDS_A_BYTE * size, f"{seconds:.1f} s for {size} bytes"
-    return result
+
+    def outcome() -> Any:
+        try:
+            return parse(data)
+        except error as refused:
+            assert 0 < len(str(refused)) <= LONGEST_ERROR, (
+                f"an error of {len(str(refused))} characters: {str(refused)[:200]}"
+            )
+            return Refusal(refused)
+
+    return call_within(
+        outcome,
+        peak=max(floor, factor * size) + 1,
+        seconds=_SECONDS + _SECONDS_A_BYTE * size,
+    )
 
 
 def grows_linearly(

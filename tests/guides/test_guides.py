@@ -25,6 +25,7 @@ def test_cluster_quick_start(tmp_path):
     done = launched(
         *("--servers", "2", "--trainers", "2", "--log_dir", str(tmp_path / "log")),
         *(str(script), str(tmp_path)),
+        forks=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))

@@ -12,7 +12,8 @@ SCRIPT = Path(__file__).parent / "nccl2.py"
 
 @pytest.mark.process
 def test_a_parallel_executor_right_after_transpile(tmp_path):
-    done = launched("--cpus", "2", "--log_dir", str(tmp_path / "log"), str(SCRIPT), str(tmp_path))
+    log = "--log_dir", tmp_path / "log"
+    done = launched("--cpus", 2, *log, SCRIPT, tmp_path, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
     # The mean of both gradients, 2 (w x - y) x with all x alike, computed here.

@@ -14,9 +14,11 @@ _OTHERS = {"int": 2, "float": 0.5, "str": "all"}
 _MORE = {
     "adaptive_pool3d": {"pool_size": 2},
     "affine_channel": {"scale": "y", "bias": "y"},
+    "anchor_generator": {"anchor_sizes": 64.0, "aspect_ratios": 1.0, "stride": [16.0, 16.0]},
     "clamp": {"min": 0.0},
     "crop": {"shape": [1, 1]},
     "crop_tensor": {"shape": [1, 1]},
+    "density_prior_box": {"densities": [1], "fixed_sizes": [1.0], "fixed_ratios": [1.0]},
     "lod_reset": {"y": "y"},
     "npair_loss": {"labels": "vector"},
     "pool2d": {"pool_size": 2},

@@ -284,3 +284,31 @@ def test_data_norm_trains_its_summaries():
     np.testing.assert_array_equal(size, [10003] * 4)
     np.testing.assert_allclose(total, X.sum(0), rtol=1e-5)
     np.testing.assert_allclose(squares - 1e4, (X**2).sum(0), atol=1e-2)
+
+
+def test_data_norm_has_no_statistics_of_gpus():
+    """The numbers are Fluid's on the CPU, where they are the same for any rate, synchronised or not."""
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        y = layers.data_norm(
+            fluid.data("x", [-1, 3], "float32"),
+            param_attr={"batch_size": 10.0, "batch_sum": 2.0, "batch_square": 20.0},
+            sync_stats=True,
+            summary_decay_rate=0.5,
+        )
+        loss = layers.mean(layers.square(y))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    (op,) = [op for op in main.global_block().ops if op.type == "data_norm"]
+    assert op.attr("sync_stats") and op.attr("summary_decay_rate") == 0.5
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (found,) = exe.run(main, feed={"x": x}, fetch_list=[loss], scope=scope)
+    np.testing.assert_allclose(found, 4.103333, rtol=1e-6)
+    for name, wanted in {
+        "batch_size": [9.8, 9.8, 9.8],
+        "batch_sum": [1.7, 1.5, 1.3],
+        "batch_square_sum": [19.211998, 18.491998, 17.371998],
+    }.items():
+        value = np.array(scope.find_var(f"dn.{name}").get_tensor())
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)

@@ -72,7 +72,11 @@ def test_rows_chosen_by_a_mask_and_merged():
     assert int(true.count()) == int(false.count()) == 2
     np.testing.assert_array_equal(true.values[:2], ROWS[[0, 2]])
     np.testing.assert_array_equal(false.values[:2], ROWS[[1, 3]])
-    merged = apply("merge_lod_tensor", jnp.asarray(mask), jnp.asarray(mask), true, false)
+    merged, same = (
+        apply(op_type, jnp.asarray(mask), jnp.asarray(mask), true, false)
+        for op_type in ("merge_lod_tensor", "merge_lod_tensor_infer")
+    )
+    np.testing.assert_array_equal(same, merged)
     np.testing.assert_array_equal(merged, ROWS[:4])
     chosen, _ = apply("split_lod_tensor", ragged(), jnp.asarray(mask))
     assert chosen.last.offsets.tolist()[:3] == [0, 2, 5] and int(chosen.last.count) == 2

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jfluid as fluid
+from jfluid import errors
 from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Level, Ragged
 from tests.op_case import check
@@ -126,3 +128,82 @@ def test_data_norm_leaves_slots_without_a_count_at_zero():
     np.testing.assert_allclose(
         squares, ((x - MEANS) ** 2 * seen).sum(0) / count + count * 1e-3, rtol=1e-5
     )
+
+
+PARTS = [RNG.normal(size=(3, 4)).astype("float32") for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "columns"), [(1, 2, [1, 2]), (-2, -1, [2, 3]), (0, 4, [0, 1, 2, 3])]
+)
+def test_parts_of_several(start, length, columns):
+    attrs = {"start_index": start, "length": length}
+    stacked = np.stack(PARTS)[:, :, columns]
+    joined = stacked.transpose(1, 0, 2).reshape(3, -1)
+    check("partial_concat", {"X": PARTS}, attrs, expect={"Out": joined}, grad=("X",))
+    check("partial_sum", {"X": PARTS}, attrs, expect={"Out": stacked.sum(0)}, grad=("X",))
+
+
+@pytest.mark.parametrize("op_type", ["partial_concat", "partial_sum"])
+@pytest.mark.parametrize(
+    ("parts", "attrs", "message"),
+    [
+        (PARTS, {"start_index": 4}, "reach beyond 4 columns"),
+        (PARTS, {"start_index": 2, "length": 3}, "start_index 2 and length 3 reach beyond"),
+        ([PARTS[0], PARTS[1][:, :3]], {}, r"the same shape, found \[3, 4\], \[3, 3\]"),
+    ],
+)
+def test_parts_that_are_not_there(op_type, parts, attrs, message):
+    with pytest.raises(errors.ShapeError, match=message):
+        check(op_type, {"X": parts}, attrs, expect={"Out": None})
+
+
+def test_rank_attention():
+    """Ads of ranks 1, 2, 3 beside each other, one alone, and one without a rank."""
+    offset = np.array(
+        [
+            [1, 1, 0, 2, 1, 0, 0],
+            [2, 1, 0, 2, 1, 3, 2],
+            [3, 3, 2, 0, 9, 1, 0],
+            [1, 0, 0, 0, 0, 0, 0],
+            [0, 1, 0, 2, 1, 0, 0],
+        ],
+        "int32",
+    )
+    features = RNG.normal(size=(5, 2)).astype("float32")
+    matrices = RNG.normal(size=(3, 3, 2, 4)).astype("float32")
+    expected = np.zeros((5, 4))
+    for row, (own, *shown) in enumerate(offset):
+        for rank, other in zip(shown[::2], shown[1::2]):
+            if own and rank:
+                expected[row] += features[other] @ matrices[own - 1, rank - 1]
+    inputs = {"X": features, "RankOffset": offset, "RankParam": matrices.reshape(18, 4)}
+    expect = {"Out": expected.astype("float32")}
+    check("rank_attention", inputs, expect=expect, grad=("RankParam",), rows=("X", "RankOffset"))
+    with pytest.raises(errors.ShapeError, match=r"RankOffset \[rows, 5\] for MaxRank 2"):
+        check("rank_attention", inputs, {"MaxRank": 2}, expect={"Out": None})
+    with pytest.raises(errors.ShapeError, match=r"RankParam \[9 \* 2, columns\]"):
+        wrong = inputs | {"RankParam": matrices.reshape(9, 8)}
+        check("rank_attention", wrong, expect={"Out": None})
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (2, 5, 3), (1, 1)])
+def test_shuffle_batch(shape):
+    x = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    inputs = {"X": x, "Seed": np.array([5])}
+    expect = {"Out": None, "ShuffleIdx": None, "SeedOut": None}
+    got = check("shuffle_batch", inputs, expect=expect, grad=("X",), rows=("X",))
+    out, index, seed = (np.asarray(got[slot][0]) for slot in expect)
+    vectors = x.reshape(-1, shape[-1])
+    np.testing.assert_array_equal(out.reshape(vectors.shape)[index], vectors)
+    assert sorted(index) == list(range(len(vectors))) and seed[0] > 5
+    if len(vectors) > 1:
+        assert (out != x).any()
+
+
+def test_shuffle_batch_leaves_padding_behind():
+    x = fluid.LoDTensor(X, [[0, 2, 2, 5]])
+    inputs = {"X": x, "Seed": np.array([1])}
+    got = check("shuffle_batch", inputs, expect={"Out": None, "ShuffleIdx": None}, grad=("X",))
+    assert got["Out"][0].lod() == [[0, 2, 2, 5]]
+    np.testing.assert_array_equal(np.asarray(got["Out"][0])[np.asarray(got["ShuffleIdx"][0])], X)

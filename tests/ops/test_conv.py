@@ -333,3 +333,31 @@ def test_wrong_shapes_raise(op_type, filters, attrs, message):
 def test_unknown_names_raise(attrs):
     with pytest.raises(errors.ProgramError, match=r"FULL|CHWN"):
         check("conv2d", {"Input": X, "Filter": array(2, 4, 3, 3)}, attrs, expect={"Output": None})
+
+
+@pytest.mark.parametrize(
+    ("attrs", "function"),
+    [
+        ({"fuse_activation": "relu"}, lambda y: np.maximum(y, 0)),
+        ({"fuse_activation": "leaky_relu", "fuse_alpha": 0.5}, lambda y: np.maximum(y, y / 2)),
+        ({"fuse_activation": "relu6", "fuse_alpha": 0.7}, lambda y: np.clip(y, 0, 0.7)),
+        ({"fuse_activation": "swish", "fuse_alpha": 2.0}, lambda y: y / (1 + np.exp(-2 * y))),
+    ],
+)
+def test_what_a_pass_has_fused_with_a_convolution(attrs, function):
+    x, w = array(2, 3, 2, 2), array(4, 3, 1, 1)
+    bias, residual = array(4), array(2, 4, 2, 2)
+    y = np.einsum("nihw,oi->nohw", x, w[..., 0, 0]) + bias[:, None, None] + residual
+    ins = {"Input": x, "Filter": w, "Bias": bias, "ResidualData": residual}
+    attrs = {**attrs, "fuse_residual_connection": True}
+    check("conv2d", ins, attrs, expect={"Output": function(y)})
+
+
+def test_what_no_pass_fuses_is_refused():
+    x, w = array(1, 1, 2, 2), array(1, 1, 1, 1)
+    for attrs, message in (
+        ({"fuse_activation": "tanh"}, "expected one of relu"),
+        ({"fuse_residual_connection": True}, "ResidualData is missing"),
+    ):
+        with pytest.raises(errors.ShapeError, match=message):
+            check("conv2d", {"Input": x, "Filter": w}, attrs, expect={"Output": x})

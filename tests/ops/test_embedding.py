@@ -146,3 +146,35 @@ def test_the_depth_may_be_a_known_tensor(op_type):
         program, feed={"x": np.array([[1], [3]])}, fetch_list=["out"]
     )
     np.testing.assert_array_equal(out.reshape(2, 4), np.eye(4)[[1, 3]])
+
+
+POOLED = fluid.LoDTensor(np.array([[1], [3], [0], [2], [1]]), [[0, 2, 2, 5]])
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_rows_of_sequences_are_added_up(is_sparse):
+    inputs, attrs = {"W": TABLE, "Ids": POOLED}, {"is_sparse": is_sparse}
+    expected = np.stack([TABLE[1] + TABLE[3], 0 * TABLE[0], TABLE[0] + TABLE[2] + TABLE[1]])
+    check("fused_embedding_seq_pool", inputs, attrs, expect={"Out": expected}, grad=("W",))
+
+
+def test_rows_that_are_added_up_without_the_padding():
+    inputs, attrs = {"W": TABLE, "Ids": POOLED}, {"padding_idx": 2}
+    expected = np.stack([TABLE[1] + TABLE[3], 0 * TABLE[0], TABLE[0] + TABLE[1]])
+    check("fused_embedding_seq_pool", inputs, attrs, expect={"Out": expected}, grad=("W",))
+    with pytest.raises(errors.UnsupportedError, match="combiner: expected 'sum', found 'mean'"):
+        check("fused_embedding_seq_pool", inputs, {"combiner": "mean"}, expect={"Out": None})
+
+
+def test_rows_of_bytes():
+    low, high = np.array([-1, 0, 1], "float32"), np.array([1, 2, 3], "float32")
+    codes = (np.arange(24) * 11 % 256).astype("uint8").reshape(3, 8)
+    table = np.concatenate([low[:, None], high[:, None], codes.view("float32")], 1)
+    rows = low[:, None] + codes * (high - low)[:, None] / 256
+    inputs = {"W": table, "Ids": np.array([[[0], [2]], [[2], [1]]])}
+    expect = {"Out": rows[[[0, 2], [2, 1]]].astype("float32")}
+    check("lookup_table_dequant", inputs, expect=expect, rows=("Ids",))
+    expect["Out"][[0, 1], [1, 0]] = 0
+    check("lookup_table_dequant", inputs, {"padding_idx": 2}, expect=expect, rows=("Ids",))
+    with pytest.raises(errors.ShapeError, match=r"W \[rows, 2 \+ width / 4\] of float32"):
+        check("lookup_table_dequant", inputs | {"W": table[:, :2]}, expect={"Out": None})

@@ -197,3 +197,42 @@ def test_trace(shape, attrs):
     x = rand(*shape)
     expected = np.trace(x, attrs.get("offset", 0), attrs.get("dim1", -2), attrs.get("dim2", -1))
     check("trace", {"Input": x}, attrs, expect={"Out": np.atleast_1d(expected)}, grad=("Input",))
+
+
+def test_fsp():
+    x, y = rand(2, 3, 2, 4), rand(2, 2, 2, 4)
+    expected = x.reshape(2, 3, 8) @ y.reshape(2, 2, 8).swapaxes(1, 2) / 8
+    check("fsp", {"X": x, "Y": y}, expect={"Out": expected}, grad=("X", "Y"))
+    with pytest.raises(errors.ShapeError, match="same height and width"):
+        call("fsp", x, rand(2, 3, 2, 5))
+
+
+def test_bilinear_tensor_product():
+    inputs = {"X": rand(3, 2), "Y": rand(3, 4), "Weight": rand(2, 2, 4), "Bias": rand(1, 2)}
+    x, y, weight, bias = inputs.values()
+    expected = np.stack([np.diag(x @ w @ y.T) for w in weight], 1) + bias
+    check(
+        "bilinear_tensor_product",
+        inputs,
+        expect={"Out": expected},
+        grad=tuple(inputs),
+        rows=("X", "Y"),
+        ragged=("X", "Y"),
+    )
+    with pytest.raises(errors.ShapeError, match=r"Weight \[size, M, N\]"):
+        call("bilinear_tensor_product", x, x, weight, None)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_conv_shift(width):
+    x, y = rand(2, 5), rand(2, width)
+    expected = np.zeros((2, 5), "float32")
+    for row, i, j in np.ndindex(2, 5, width):
+        expected[row, i] += x[row, (i + j - width // 2) % 5] * y[row, j]
+    check("conv_shift", {"X": x, "Y": y}, expect={"Out": expected}, grad=("X", "Y"))
+
+
+def test_conv_shift_refuses():
+    for width in (2, 7):
+        with pytest.raises(errors.ShapeError, match="N odd and not more than M"):
+            call("conv_shift", rand(2, 5), rand(2, width))

@@ -86,3 +86,23 @@ def test_allclose(x, y, attrs, expected):
     check("allclose", {"Input": x, "Other": y}, attrs, expect={"Out": np.array([expected])})
     with pytest.raises(errors.ShapeError, match="equal"):
         registry.get("allclose").fn(x, np.ones((3, 3), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "expected"),
+    [
+        ([[1, 2], [1, 2]], [1, 2], True),
+        ([[1, 2], [1, 3]], [1, 2], False),
+        ([[np.nan]], [[np.nan]], False),
+    ],
+)
+def test_equal_reduce(x, y, expected):
+    x, y = np.array(x, "float32"), np.array(y, "float32")
+    rows = x if y.ndim == 1 else ()
+    check(
+        "equal_reduce",
+        {"X": x, "Y": y},
+        expect={"Out": np.array([expected])},
+        rows=["X"],
+        ragged=["X"] if len(rows) > 1 else (),
+    )

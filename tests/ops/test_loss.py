@@ -313,3 +313,9 @@ def test_center_loss(update):
     check("center_loss", inputs, attrs, infer=False, expect={"Loss": None}, grad=("X",))
     with pytest.raises(errors.ShapeError, match="center_loss"):
         check("center_loss", inputs, attrs | {"cluster_num": 4}, expect={"Loss": None}, infer=False)
+
+
+def test_rank_loss_takes_columns_and_vectors_together():
+    label, left, right = np.array([1, 0], "float32"), X[0, :2], Y[:2, :1]
+    expected = np.log1p(np.exp(left - right[:, 0])) - label * (left - right[:, 0])
+    check("rank_loss", {"Label": label, "Left": left, "Right": right}, expect={"Out": expected})

@@ -164,3 +164,28 @@ def test_mean_iou():
             "OutCorrect": np.zeros(2, "int32"),
         },
     )
+
+
+def test_positive_negative_pair():
+    r = np.random.RandomState(1)
+    score, weight = r.randint(0, 3, (9, 2)).astype("float32"), r.rand(9, 1).astype("float32")
+    label, query = r.randint(0, 3, (9, 1)).astype("float32"), r.randint(0, 2, (9, 1))
+    counts = {"PositivePair": 0.0, "NegativePair": 0.0, "NeutralPair": 0.0}
+    for i in range(9):
+        for j in range(i):
+            if query[i] == query[j] and label[i] != label[j]:
+                gain, pair = score[i, 1] - score[j, 1], (weight[i, 0] + weight[j, 0]) / 2
+                right = gain * (label[i, 0] - label[j, 0]) > 0
+                counts["PositivePair" if right else "NegativePair"] += pair
+                counts["NeutralPair"] += pair * (gain == 0)
+    inputs = {"Score": score, "Label": label, "QueryID": query, "Weight": weight}
+    check(
+        "positive_negative_pair",
+        inputs | {f"Accumulate{name}": np.array([2.0], "float32") for name in counts},
+        {"column": -1},
+        expect={name: np.array([v + 2]) for name, v in counts.items()},
+        ragged=("Score", "Label", "QueryID", "Weight"),
+        rows=(),
+    )
+    with pytest.raises(errors.ShapeError, match="Score has 2 columns"):
+        check("positive_negative_pair", inputs, {"column": 2}, expect={"PositivePair": None})

@@ -355,11 +355,11 @@ def test_spectral_norm_gradient_takes_the_vectors_as_constants():
         rows=(),
     )
     function = registry.get("spectral_norm").fn
-    weight, u, v = jnp.asarray(array(3, 2)), jnp.asarray(array(3)), jnp.asarray(array(2))
-    new_v = weight.T @ u / jnp.linalg.norm(weight.T @ u)
-    new_u = weight @ new_v / jnp.linalg.norm(weight @ new_v)
-    found = jax.grad(lambda w: function(w, u, v, power_iters=1)[0, 0])(weight)
-    expected = jax.grad(lambda w: function(w, new_u, new_v, power_iters=0)[0, 0])(weight)
+    weight, u, v = array(3, 2), array(3), array(2)
+    new_v = weight.T @ u / np.linalg.norm(weight.T @ u)
+    new_u = weight @ new_v / np.linalg.norm(weight @ new_v)
+    found = jax.jit(jax.grad(lambda w: function(w, u, v, power_iters=1)[0, 0]))(weight)
+    expected = jax.jit(jax.grad(lambda w: function(w, new_u, new_v, power_iters=0)[0, 0]))(weight)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -406,8 +406,10 @@ def test_sync_batch_norm_spans_replicas():
         return (outs[0] * weight).sum(), outs[1:3]
 
     with jax.enable_x64(True):
-        (whole, state), grad = jax.value_and_grad(
-            lambda v: loss("batch_norm", v, weight.reshape(12, 2, 5, 5)), has_aux=True
+        (whole, state), grad = jax.jit(
+            jax.value_and_grad(
+                lambda v: loss("batch_norm", v, weight.reshape(12, 2, 5, 5)), has_aux=True
+            )
         )(jnp.asarray(x.reshape(12, 2, 5, 5)))
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replica",))
         spec = jax.sharding.PartitionSpec("replica")
@@ -431,8 +433,22 @@ def test_sync_batch_norm_spans_replicas():
         np.testing.assert_allclose(np.asarray(grads).reshape(12, 2, 5, 5), grad, atol=1e-10)
         for found, want in zip(states, state):
             np.testing.assert_allclose(found, want, rtol=1e-9)
-        inputs = (jnp.asarray(x[0]), scale, bias, mean, variance, None)
+        inputs = (x[0], scale, bias, mean, variance, None)
         alone, plain = (
-            registry.get(op_type).fn(*inputs)[0] for op_type in ("sync_batch_norm", "batch_norm")
+            jax.jit(registry.get(op_type).fn)(*inputs)[0]
+            for op_type in ("sync_batch_norm", "batch_norm")
         )
         np.testing.assert_array_equal(alone, plain)
+
+
+def test_batch_norm_with_relu_of_an_inference_pass():
+    x, (scale, bias, mean, variance) = (
+        np.float32([[1, -2], [3, 4], [-5, 6]]),
+        np.float32([[1, 2], [0.5, 1], [2, 1], [4, 9]]),
+    )
+    ins = {"X": x, "Scale": scale, "Bias": bias, "Mean": mean, "Variance": variance}
+    plain = (x - mean) / np.sqrt(variance + np.float32(1e-5)) * scale + bias
+    attrs = {"is_test": True, "fuse_with_relu": True}
+    check("batch_norm", ins, attrs, expect={"Y": np.maximum(plain, 0)})
+    with pytest.raises(errors.ShapeError, match="for inference"):
+        check("batch_norm", ins, {"fuse_with_relu": True}, expect={"Y": x})

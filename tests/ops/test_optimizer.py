@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid.compat.fluid.op import Operator
 from tests.op_case import check
 
 rng = np.random.RandomState(3)
@@ -112,7 +113,8 @@ def test_decayed_adagrad():
     )
 
 
-def test_adadelta_steps_with_the_new_average():
+def test_adadelta_steps_with_the_average_that_it_reads():
+    """With the new one only where it is the same variable, as Fluid's optimizer has it."""
     g2 = 0.7 * A + 0.3 * G**2
     u2 = 0.7 * B + 0.3 * (B + 0.1) / (g2 + 0.1) * G**2
     check(
@@ -120,10 +122,30 @@ def test_adadelta_steps_with_the_new_average():
         {"Param": P, "Grad": G, "AvgSquaredGrad": A, "AvgSquaredUpdate": B},
         {"epsilon": 0.1, "rho": 0.7},
         expect={
-            "ParamOut": P - np.sqrt((u2 + 0.1) / (g2 + 0.1)) * G,
+            "ParamOut": P - np.sqrt((B + 0.1) / (g2 + 0.1)) * G,
             "AvgSquaredGradOut": g2,
             "AvgSquaredUpdateOut": u2,
         },
+    )
+    scope = fluid.core.Scope()
+    for name, value in {"p": P, "g": G, "a": A, "u": B}.items():
+        scope.var(name).get_tensor().set(value.astype("float32"))
+    Operator(
+        "adadelta",
+        Param="p",
+        Grad="g",
+        AvgSquaredGrad="a",
+        AvgSquaredUpdate="u",
+        ParamOut="p",
+        AvgSquaredGradOut="a",
+        AvgSquaredUpdateOut="u",
+        epsilon=0.1,
+        rho=0.7,
+    ).run(scope, fluid.CPUPlace())
+    np.testing.assert_allclose(
+        np.array(scope.find_var("p").get_tensor()),
+        P - np.sqrt((u2 + 0.1) / (g2 + 0.1)) * G,
+        rtol=1e-5,
     )
 
 

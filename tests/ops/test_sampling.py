@@ -1,5 +1,6 @@
 """Sampled and hierarchical losses against loops over rows; drawn classes by their frequencies."""
 
+import functools
 import itertools
 
 import jax
@@ -79,18 +80,21 @@ def test_nce_with_given_noise(sampler):
 def drawn(sampler, seed=0, step=0):
     """The noise classes [4000] of 40 rows."""
     extra = list(ALIASED.values()) if sampler == 2 else [None] * 3
+    draw = functools.partial(
+        registry.get("nce").fn,
+        num_total_classes=6,
+        num_neg_samples=100,
+        sampler=sampler,
+        seed=seed,
+    )
     with jax.enable_x64(True):
-        labels = registry.get("nce").fn(
+        labels = jax.jit(draw)(
             np.zeros((40, 2), "float32"),
             np.zeros((40, 1), "int64"),
             WEIGHT,
             None,
             None,
             *extra,
-            num_total_classes=6,
-            num_neg_samples=100,
-            sampler=sampler,
-            seed=seed,
             key=jax.random.key(step),
         )[2]
     return np.asarray(labels)[:, 1:].ravel()
@@ -205,13 +209,13 @@ def test_hierarchical_sigmoid_gives_scores_that_it_holds_a_gradient():
     """Scores count as at most 40, as in Fluid, but their gradient does not vanish there."""
 
     def loss(x):
-        weight = np.ones((1, 2), "float32")
+        weight = jnp.ones((1, 2), "float32")
         return registry.get("hierarchical_sigmoid").fn(
             x, weight, np.array([[0]]), None, None, None
         )[0][0, 0]
 
     with jax.enable_x64(True):
-        found, grad = jax.value_and_grad(loss)(jnp.array([[60.0, 60.0]], jnp.float32))
+        found, grad = jax.jit(jax.value_and_grad(loss))(jnp.array([[60.0, 60.0]], jnp.float32))
     assert found == 40 and grad.tolist() == [[1, 1]]
 
 
@@ -259,10 +263,9 @@ def test_sample_logits_with_given_samples(remove):
 
 
 def sample(step, **attrs):
+    draw = jax.jit(functools.partial(registry.get("sample_logits").fn, **attrs))
     with jax.enable_x64(True):
-        return registry.get("sample_logits").fn(
-            LOGITS, LABEL, None, None, key=jax.random.key(step), **attrs
-        )
+        return draw(LOGITS, LABEL, None, None, key=jax.random.key(step))
 
 
 def test_sample_logits_draws_different_classes_for_all_rows():

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+import jfluid as fluid
 from jfluid import errors
+from jfluid.lod_tensor import LoDTensor
 from jfluid.ops import registry, static_values
 from tests.op_case import check
 
@@ -339,3 +341,42 @@ def test_temporal_shift():
         expect={"Out": out.reshape(x.shape)},
         grad=("X",),
     )
+
+
+def test_concat_joins_ragged_rows_without_padding():
+    x = np.arange(6, dtype="float32").reshape(3, 2)
+    y = x[:2] + 9
+    a, b = LoDTensor(x, [[0, 2, 3]]), LoDTensor(y, [[0, 0, 2]])
+    both = LoDTensor(np.concatenate([x, y]), [[0, 2, 3, 3, 5]])
+    check("concat", {"X": [a, b]}, {"axis": 0}, expect={"Out": both}, grad=("X",))
+
+
+def test_shape_and_size_of_ragged_rows():
+    x = LoDTensor(np.ones((3, 2), "float32"), [[0, 2, 3]])
+    check("shape", {"Input": x}, expect={"Out": np.array([3, 2], "int32")})
+    check("size", {"Input": x}, expect={"Out": np.array([6], "int64")})
+
+
+@pytest.mark.parametrize(
+    "op_type, inputs, attrs",
+    [
+        ("concat", {"X": ["a", "b"]}, {"axis": 1}),
+        ("split", {"X": ["a"]}, {"axis": -2, "num": 2}),
+        ("squeeze", {"X": ["a"]}, {"axes": [2]}),
+        ("index_select", {"X": ["a"], "Index": ["ids"]}, {"dim": 1}),
+        ("slice", {"Input": ["a"]}, {"axes": [1], "starts": [0], "ends": [1]}),
+        (
+            "strided_slice",
+            {"Input": ["a"]},
+            {"axes": [-2], "starts": [0], "ends": [1], "strides": [1]},
+        ),
+        ("cumsum", {"X": ["a"]}, {"axis": 3}),
+        ("maxout", {"X": ["a"]}, {"axis": 1, "groups": 2}),
+    ],
+)
+def test_an_axis_that_a_tensor_lacks_is_refused(op_type, inputs, attrs):
+    block = fluid.default_main_program().global_block()
+    for name, dtype in {"a": "float32", "b": "float32", "ids": "int64"}.items():
+        block.create_var(name=name, shape=[4], dtype=dtype)
+    with pytest.raises(errors.ShapeError, match=f"{op_type}: axis .* of a tensor of 1 dimensions"):
+        block.append_op(op_type, inputs, {"Out": [block.create_var(name="out")]}, attrs)

@@ -3,13 +3,12 @@ all their data.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.launch_case import launched
 from tests.parallel.fleet_processes import MODES, train
 
 pytestmark = pytest.mark.process
@@ -20,18 +19,8 @@ def found(tmp_path_factory):
     """What each of two trainers found, by mode."""
     folder = tmp_path_factory.mktemp("fleet")
     script = Path(__file__).parent / "fleet_processes.py"
-    command = [
-        sys.executable,
-        "-m",
-        "jfluid.launch",
-        "--cpus",
-        "2",
-        "--log_dir",
-        folder / "log",
-        script,
-        folder,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    log = "--log_dir", folder / "log"
+    done = launched("--cpus", 2, *log, script, folder, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(2)]
 

@@ -12,7 +12,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, processes
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT
+from tests.launch_case import launched
 from tests.parity.parallel import train
 from tests.ports import free_port
 
@@ -39,20 +39,8 @@ def alone(case):
 @pytest.mark.process
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_processes_equal_one_device(devices, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "jfluid.launch",
-        "--cpus",
-        "2",
-        "--log_dir",
-        tmp_path / "log",
-        SCRIPT,
-        tmp_path,
-    ]
-    done = subprocess.run(
-        [*command, str(devices), *NAMES], capture_output=True, text=True, timeout=300
-    )
+    log = "--log_dir", tmp_path / "log"
+    done = launched("--cpus", 2, *log, SCRIPT, tmp_path, devices, *NAMES, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in NAMES:
         case, mode = name.split(":")
@@ -98,6 +86,7 @@ def test_trainers_without_endpoints(monkeypatch):
 
 
 LISTENING = """
+import contextlib
 import os
 from pathlib import Path
 import numpy as np
@@ -105,7 +94,10 @@ from jfluid import processes
 rank = int(os.environ["PADDLE_TRAINER_ID"])
 processes.join(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","), rank)
 processes.all_gather(np.array([rank]))
-own = {os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists() or f.is_symlink()}
+own = set()
+for file in Path("/proc/self/fd").iterdir():
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        own.add(os.readlink(file))
 for family in ("tcp", "tcp6"):
     for line in Path(f"/proc/self/net/{family}").read_text().splitlines()[1:]:
         _, local, _, state, *_, inode = line.split()[:10]
@@ -117,16 +109,13 @@ processes.all_gather(np.array([rank]))
 
 
 @pytest.mark.process
-def test_the_coordinator_listens_at_its_own_address_only(tmp_path):
+def test_the_coordinator_listens_at_its_own_address_only(tmp_path, monkeypatch):
     port = free_port()
     (tmp_path / "train.py").write_text(LISTENING)
-    subprocess.run(
-        [*COMMAND, "--cpus", "2", "--started_port", str(port), "--log_dir", "log", "train.py"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        check=True,
-        timeout=LIMIT,
-    )
+    monkeypatch.chdir(tmp_path)
+    own = "--started_port", port, "--log_dir", "log"
+    done = launched("--cpus", 2, *own, "train.py", forks=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     places = [
         line.split()
         for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines()
@@ -187,7 +176,7 @@ def test_cpu_num_may_be_set_before_the_first_run():
         [sys.executable, "-c", LATE],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -28,6 +28,8 @@ train = functools.partial(cases.train, fluid, build=functools.cache(cases.built)
 @pytest.fixture(autouse=True)
 def cpu_num(monkeypatch):
     monkeypatch.setenv("CPU_NUM", "2")
+    yield
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -54,6 +56,8 @@ def alone():
     ],
 )
 def test_replicas_equal_one_device(case, mode, replicas, alone):
+    """Four replicas are on devices of their own, fewer are one program where they can be."""
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": replicas < 4})
     losses, state = train(case, replicas, mode == "reduce", sync=True)
     assert len(losses[0]) == replicas
     np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=1e-4)
@@ -82,6 +86,7 @@ def trained(reduce, replicas=4):
 
 @pytest.mark.parametrize("reduce", [False, True])
 def test_reduce_divides_the_optimizers_state(reduce):
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
     trained(reduce)
     scope, held, whole = fluid.global_scope(), 0, 0
     for var in fluid.default_main_program().list_vars():
@@ -558,6 +563,7 @@ def test_settings_that_xla_does_not_know_are_named_once(monkeypatch):
 
 @pytest.mark.parametrize("fuse", [True, False])
 def test_gradients_are_summed_in_one_call(fuse):
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
     x = fluid.data("x", [None, 4], "float32")
     loss = layers.mean(layers.fc(layers.fc(layers.fc(x, 3), 3), 3))
     fluid.optimizer.SGD(0.1).minimize(loss)

@@ -15,6 +15,13 @@ REPLICAS = 4
 WIDTHS = 1101, 1021, 4
 
 
+@pytest.fixture(autouse=True)
+def on_devices_of_their_own():
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
+    yield
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
+
+
 def trained(reduce, steps=3):
     """(the tensors of what the program keeps, by name; the last loss)."""
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()

@@ -189,6 +189,80 @@ def lstm_cell(fluid):
     return _run_cell(fluid, fluid.layers.LSTMCell)
 
 
+SENTENCES = RNG.randn(9, 4).astype("float32")
+# two documents of two sentences, one of one; a document that begins with a long sentence
+DOCUMENTS = [[2, 1, 2], [2, 1, 3, 1, 2]]
+
+
+def _documents(fluid):
+    """Rows in sentences in documents that depend on a parameter, and their feed."""
+    x = fluid.layers.data("x", [4], lod_level=2)
+    rows = fluid.layers.fc(x, 4, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False)
+    return rows, {"x": fluid.create_lod_tensor(SENTENCES, DOCUMENTS, fluid.CPUPlace())}
+
+
+def dynamic_rnn_over_sentences(fluid):
+    layers = fluid.layers
+    x, feed = _documents(fluid)
+    rnn = layers.DynamicRNN()
+    with rnn.block():
+        sentence, document = rnn.step_input(x), rnn.static_input(x)
+        state = rnn.memory(shape=[3], value=0.5)
+        whole = layers.sequence_pool(layers.sequence_pool(document, "sum"), "max")
+        new = _cell(fluid, layers.sequence_pool(sentence, "average") + whole, state)
+        rnn.update_memory(state, new)
+        rnn.output(
+            new, layers.scale(layers.sequence_softmax(layers.reduce_sum(sentence, 1, True)), 2.0)
+        )
+    states, rows = rnn()
+    loss = layers.mean(layers.square(states)) + layers.mean(layers.square(rows))
+    return loss, feed, [states, rows]
+
+
+def dynamic_rnn_over_rows_of_sentences(fluid):
+    layers = fluid.layers
+    x, feed = _documents(fluid)
+    rnn = layers.DynamicRNN()
+    with rnn.block():
+        word, state = rnn.step_input(x, level=1), rnn.memory(shape=[3], value=0.5)
+        new = _cell(fluid, word, state)
+        rnn.update_memory(state, new)
+        rnn.output(new)
+    states = rnn()
+    return layers.mean(layers.square(states)), feed, [states]
+
+
+def if_else_of_documents(fluid):
+    layers = fluid.layers
+    x, feed = _documents(fluid)
+    wanted = layers.data("c", [1])
+    choice = layers.IfElse(layers.greater_than(wanted, layers.fill_constant([1], "float32", 0.5)))
+    with choice.true_block():
+        choice.output(layers.scale(choice.input(x), 2.0))
+    with choice.false_block():
+        choice.output(layers.square(choice.input(x)))
+    (rows,) = choice()
+    feed["c"] = np.array([[1], [0], [1]], "float32")
+    return layers.mean(layers.square(rows)), feed, [rows]
+
+
+def documents_in_other_order(fluid):
+    flow = fluid.layers.control_flow
+    x, feed = _documents(fluid)
+    table = flow.lod_rank_table(x)
+    moved = fluid.layers.reorder_lod_tensor_by_rank(x, table)
+    steps = flow.lod_tensor_to_array(x, table)
+    again = flow.array_to_lod_tensor(steps, table)
+    chosen = fluid.layers.cast(fluid.layers.data("m", [5, 1], append_batch_size=False), "bool")
+    feed["m"] = np.array([[1], [0], [0], [1], [1]], "float32")
+    some, others = flow.split_lod_tensor(x, chosen, level=1)
+    joined = flow.merge_lod_tensor(some, others, x, chosen, level=1)
+    weights = fluid.layers.data("r", [4], lod_level=2)
+    feed["r"] = fluid.create_lod_tensor(SENTENCES[::-1].copy(), DOCUMENTS, fluid.CPUPlace())
+    loss = fluid.layers.reduce_sum(moved * weights) + fluid.layers.reduce_sum(joined * weights)
+    return loss, feed, [moved, again, some, others, joined]
+
+
 def beam_search_decoder(fluid):
     layers = fluid.layers
     start = layers.data("v", [4])
@@ -219,6 +293,10 @@ PROGRAMS = (
     cond,
     case,
     if_else,
+    dynamic_rnn_over_sentences,
+    dynamic_rnn_over_rows_of_sentences,
+    if_else_of_documents,
+    documents_in_other_order,
     gru_cell,
     lstm_cell,
     beam_search_decoder,

@@ -681,6 +681,15 @@ CASES = [
         [],
         [],
     ),
+    (
+        "sequence_conv_trained_padding",
+        "sequence_conv",
+        {"X": X, "PaddingData": _r(3, 2), "Filter": _r(8, 2)},
+        ["Out"],
+        {"contextStart": -1, "contextLength": 4, "contextStride": 1, "paddingTrainable": True},
+        [],
+        ["X", "PaddingData", "Filter"],
+    ),
 ]
 
 

@@ -338,8 +338,8 @@ def infer(fluid, build, trained=None):
     return [[(np.array(t).ravel().tolist(), t.lod()) for t in batch] for batch in found]
 
 
-def train(fluid, build, scope=None):
-    """Losses of STEPS steps from parameters that depend on their names alone, and the norms of all
+def train(fluid, build, scope=None, steps=STEPS):
+    """Losses of so many steps from parameters that depend on their names alone, and the norms of all
     persistables then.
     """
     main, startup = fluid.Program(), fluid.Program()
@@ -353,7 +353,7 @@ def train(fluid, build, scope=None):
         batches = [feed(r) for _ in range(4)]
         losses = [
             float(np.ravel(exe.run(main, feed=batches[i % 4], fetch_list=[loss])[0])[0])
-            for i in range(STEPS)
+            for i in range(steps)
         ]
         names = sorted(
             v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch")

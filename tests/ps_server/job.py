@@ -41,7 +41,7 @@ class Job:
         return [f"127.0.0.1:{server.port}" for server in self.servers]
 
     def client(self, endpoints=None, token=TOKEN, **more):
-        more = {"heartbeat_s": 0, "timeout_s": 20} | more
+        more = {"heartbeat_s": 0, "timeout_s": 120} | more
         self.clients.append(Client(endpoints or self.endpoints, token, **more))
         return self.clients[-1]
 

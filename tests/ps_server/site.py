@@ -9,6 +9,7 @@ from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
+from tests.ports import free_ports
 
 TOKEN = "a-token-of-the-job"
 LIMIT_S = 120
@@ -37,7 +38,7 @@ class Site:
 
     def __init__(self, folder, servers=1, **settings):
         self.folder, self._settings = folder, {"silence_s": 600, **settings}
-        self._ports = [0] * servers
+        self._ports = free_ports(servers)  # nobody takes them while a server is away
         self.servers, self.clients = [None] * servers, []
         for number in range(servers):
             self.start(number)
@@ -48,7 +49,7 @@ class Site:
 
     def start(self, number=0):
         """Start a server, from its last snapshot if there is one."""
-        store, again = Store(), self._ports[number] != 0
+        store, again = Store(), self.servers[number] is not None
         folder = self.folder / str(number)
         left = (
             snapshot.restore(store, folder, 0, 1).left
@@ -72,7 +73,6 @@ class Site:
                 time.sleep(0.01)
         if again:
             server.trainer_group.resume(left)
-        self._ports[number] = server.port
         self.servers[number] = server.start()
 
     def kill(self, number=0):

@@ -18,6 +18,7 @@ from jfluid.ps_server.client import Client
 from jfluid.ps_server.store import Change
 from jfluid.security import secret
 from tests import forked
+from tests.ports import free_port
 from tests.ps_server.test_table import ones
 
 pytestmark = pytest.mark.process
@@ -54,7 +55,7 @@ class Process:
             else forked.Popen(begin, arguments, environment)
         )
         # A server that does not come up must not stop the tests.
-        guard = threading.Timer(60, self.process.kill)
+        guard = threading.Timer(300, self.process.kill)
         guard.start()
         self.lines = []
         for line in self.process.stdout:
@@ -75,7 +76,7 @@ class Process:
 
 
 def client(server, **more):
-    return Client([server.endpoint], TOKEN, **{"heartbeat_s": 0, "timeout_s": 40} | more)
+    return Client([server.endpoint], TOKEN, **{"heartbeat_s": 0, "timeout_s": 120} | more)
 
 
 def test_by_hand(tmp_path):
@@ -150,9 +151,8 @@ def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
 
 
 def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
-    ids = np.arange(1000)
-    with Process() as server:
-        port = server.endpoint.split(":")[1]
+    ids, port = np.arange(1000), free_port()
+    with Process("--port", port) as server:
         one = client(server, heartbeat_s=0.05)
         one.create([TABLE])
         for _ in range(5):
@@ -251,6 +251,6 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
 
     found = []
     for kill_at in (0, 8):
-        with Process("--trainers", 2) as server:
+        with Process("--port", free_port(), "--trainers", 2) as server:
             found.append(train(server, kill_at))
     np.testing.assert_array_equal(*found)

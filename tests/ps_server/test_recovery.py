@@ -175,6 +175,34 @@ def cut(job, number, servers=(0, 1)):
     )
 
 
+def test_files_of_a_snapshot_are_not_removed_while_it_is_written(tmp_path, monkeypatch):
+    """The server is told what to keep just when it begins another snapshot."""
+    written = threading.Event()
+
+    def write(*given, write=snapshot.write, **more):
+        manifest = write(*given, **more)
+        written.set()
+        return manifest
+
+    with Cluster(tmp_path, servers=1) as job:
+        cut(job, 2, servers=[0])
+        own = job.own[0]
+
+        def retain(*given, retain=snapshot.retain):
+            monkeypatch.setattr(snapshot, "retain", retain)
+            assert own.plan(3)
+            job.train(3, 4)
+            written.wait(0.3)
+            retain(*given)
+
+        monkeypatch.setattr(snapshot, "write", write)
+        monkeypatch.setattr(snapshot, "retain", retain)
+        own.retain([2])
+        assert own.settle(LIMIT_S)
+        assert job.snapshots() == [[2, 3]]
+        assert [manifest.rounds for manifest in snapshot.sound(own.folder)] == [3, 2]
+
+
 def test_a_snapshot_that_only_some_have_is_given_up(tmp_path):
     with Cluster(tmp_path) as job:
         cut(job, 2)

@@ -117,9 +117,9 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
     client = site().client()
     connection, real, calls = client._connections[0], client._connections[0]._methods["Push"], []
 
-    def losing(data, timeout_s):
-        calls.append(data)
-        reply = real(data, timeout_s)
+    def losing(*call):
+        calls.append(call)
+        reply = real(*call)
         if len(calls) == 1:
             raise Lost(grpc.StatusCode[code])
         if len(calls) == 3:
@@ -162,12 +162,12 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
     connection, real = client._connections[0], client._connections[0]._methods["Push"]
     under_way, go_on = threading.Event(), threading.Event()
 
-    def losing(data, timeout_s):
+    def losing(*call):
         if not under_way.is_set():
             under_way.set()
             assert go_on.wait(LIMIT_S)
             raise Lost()  # the request never reached the server
-        return real(data, timeout_s)
+        return real(*call)
 
     connection._methods["Push"] = losing
     first = threads.submit(add, client, np.array([1]))
@@ -190,8 +190,8 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
     connection, real = client._connections[0], client._connections[0]._methods["Push"]
     answered, go_on = threading.Event(), threading.Event()
 
-    def late(data, timeout_s):
-        reply = real(data, timeout_s)
+    def late(*call):
+        reply = real(*call)
         if not answered.is_set():
             answered.set()
             assert go_on.wait(LIMIT_S)
@@ -214,9 +214,9 @@ def test_pushes_before_the_first_answer_are_of_one_life(site, threads):
     connection, real = client._connections[0], client._connections[0]._methods["Push"]
     order = threading.Lock()
 
-    def restarted_between(data, timeout_s):
+    def restarted_between(*call):
         with order:
-            reply = real(data, timeout_s)
+            reply = real(*call)
             if connection.restarts == 0 and not done:
                 done.append(True)
                 job.restart()
@@ -475,9 +475,9 @@ def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads)
         until(lambda: job.servers[0].trainer_group._barriers)
         connection, real = second._connections[0], second._connections[0]._methods["Barrier"]
 
-        def lost_with_the_server(data, timeout_s):
+        def lost_with_the_server(*call):
             connection._methods["Barrier"] = real
-            real(data, timeout_s)
+            real(*call)
             passing.result(LIMIT_S)
             job.restart()
             raise Lost()
@@ -494,10 +494,10 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     first, second = (job.client(trainer) for trainer in range(2))
     waiting = threads.submit(hold_and_confirm, second, 1)
     first.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=1, hold=True)
-    until(lambda: job.servers[1].trainer_group.confirmed(1))
+    until(lambda: job.servers[1].trainer_group.progress(1)[1])
     job.restart(1)
     threads.submit(first._connections.look).result(LIMIT_S)
-    assert not job.servers[1].trainer_group.confirmed(0) and [
+    assert not job.servers[1].trainer_group.progress(0)[1] and [
         s.store.rounds for s in job.servers
     ] == [0, 0]
     first.pull(blocks=["w"], round=1, confirm=True)
@@ -615,7 +615,7 @@ def test_incarnations_that_users_give(site):
 
 
 def test_a_trainer_that_starts_while_a_server_is_away_is_not_silent_to_the_others(site, threads):
-    job = site(servers=2, silence_s=2)
+    job = site(servers=2)
     add(job.client())
     job.kill(1)
     again = Client(job.endpoints, TOKEN, heartbeat_s=0.1, timeout_s=LIMIT_S)
@@ -650,7 +650,7 @@ def test_one_who_only_reads_is_no_trainer(site, tmp_path):
 
 
 def test_a_goodbye_whose_answer_is_lost_is_said_again(site):
-    job = site(end_with_trainers=True, silence_s=2)
+    job = site(end_with_trainers=True)
     with CallRelay(job.endpoints[0]) as relay:
         client = Client([relay.endpoint], TOKEN, heartbeat_s=0, timeout_s=LIMIT_S)
         client.create([TABLE])

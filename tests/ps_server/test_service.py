@@ -501,6 +501,14 @@ def test_metrics_on_request(job):
     ):
         assert line in text
     assert 'jfluid_ps_bytes_total{direction="in",method="Push"}' in text
+    spent = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if "_part_seconds_total{" in line
+    )
+    assert all(
+        float(spent[f'jfluid_ps_part_seconds_total{{part="{part}"}}']) > 0
+        for part in ("parse", "apply", "read", "reply")
+    )
+    assert all(seconds > 0 for seconds in client.seconds.values())
     assert Server(Settings(token=TOKEN)).start().metrics_port is None
 
 

@@ -21,6 +21,7 @@ from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffers
+from jfluid.ps_server.store import Change
 
 TOKEN = "a-token-of-the-job"
 BLOCK = specs.BlockSpec(
@@ -77,9 +78,9 @@ def on_the_network(monkeypatch):
 
     sizes, before = [], connection.ServerConnection._call
 
-    def call(self, method, data, waits):
+    def call(self, method, data, *rest):
         sizes.append(len(data))
-        return before(self, method, data, waits)
+        return before(self, method, data, *rest)
 
     monkeypatch.setattr(connection.ServerConnection, "_call", call)
     return sizes
@@ -107,6 +108,17 @@ def test_what_came_stays_when_the_lane_is_used_again(client_of):
     trained(client)
     np.testing.assert_array_equal(first.rows["t"].values, kept[0])
     np.testing.assert_array_equal(first.blocks["w"], kept[1])
+
+
+def test_gradients_that_a_server_holds_stay_when_the_lane_is_used_again(client_of, monkeypatch):
+    client = client_of()
+    before = client.pull(blocks=["w"]).blocks["w"]
+    sizes = on_the_network(monkeypatch)
+    client.push(blocks={"w": np.ones((300, 200), np.float32)}, round=1, hold=True)
+    client.push(blocks={"w": np.full((300, 200), 5, np.float32)}, change=Change.ADD)
+    after = client.pull(blocks=["w"], round=1, confirm=True).blocks["w"]
+    np.testing.assert_allclose(after, before + 5 - 0.5, rtol=1e-6)
+    assert max(sizes, default=0) < 1000
 
 
 def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
@@ -320,6 +332,24 @@ def test_no_call_waits_for_the_lane_of_another():
     answered.set()
     making.join()
     assert len(buffers._taken) == 1
+
+
+def test_a_call_that_finds_no_lane_left_asks_for_none():
+    """Although there was one left when it looked first."""
+    named = []
+    buffers = SharedBuffers(lambda request: named.append(request) or len(named))
+    lock = buffers._attaching
+
+    class Slow:
+        def acquire(self, blocking):
+            buffers._attaching = lock
+            assert buffers.take(10).name == shared_memory.MOST
+            return lock.acquire(blocking)
+
+    for _ in range(shared_memory.MOST - 1):
+        assert buffers.take(10) is not None
+    buffers._attaching = Slow()
+    assert buffers.take(10) is None and len(named) == shared_memory.MOST
 
 
 def test_sizes_beyond_a_lane_are_refused(asked):

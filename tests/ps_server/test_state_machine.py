@@ -84,14 +84,14 @@ class Job(RuleBasedStateMachine):
         return client
 
     def over_the_wire(self, name, real):
-        def call(data, timeout_s):
+        def call(data, timeout_s, *sent):
             with self.lock:
                 fault = self.faults.pop(0) if self.faults else None
                 if name != "Local":  # what lies in a buffer is another request by now
                     self.sent.append((real, data))
             if fault == "request":
                 raise Lost
-            answer = real(data, timeout_s)
+            answer = real(data, timeout_s, *sent)
             if fault == "answer":
                 raise Lost
             return answer

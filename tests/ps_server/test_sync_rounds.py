@@ -288,7 +288,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their
     m.look_for_silence()
     assert going_on.end() and row(m) == -2
     for again in (
-        lambda: m.confirm(1, 1),
+        lambda: m.confirm(1, 1, 1),
         deposit(m, 1, 1, 4.0, hold=True).end,
         deposit(m, 1, 1, 4.0).end,
     ):
@@ -299,9 +299,42 @@ def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their
             again()
     # started again, it goes on with the round that comes next
     anew = deposit(m, 1, 2, 4.0, incarnation=2)
-    m.confirm(1, 1)
+    m.confirm(1, 2, 1)
     deposit(m, 0, 2, 2.0).end()
     assert anew.end() and row(m) == -5
+
+
+def test_what_an_earlier_life_has_sent_changes_no_round_from_the_moment_that_a_new_one_is_heard():
+    """A call may have been heard before that, and come to its round after it."""
+    m = group(1)
+    assert deposit(m, 0, 1, 2.0, hold=True).end()
+    m.heard(0, 2)
+    for late in (
+        lambda: m.confirm(0, 1, 1),
+        lambda: m.deposit(
+            Call(0, 1, 2, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]
+        ),
+    ):
+        with pytest.raises(StateError, match="incarnation 1 has ended; incarnation 2 is at work"):
+            late()
+    assert m.progress(0) == (0, False)
+    m.confirm(0, 2, 1)
+    assert m.progress(0) == (1, False) and row(m) == -2
+
+
+def test_held_gradients_that_come_twice_at_a_time_are_answered_at_once(monkeypatch):
+    m, again = group(), []
+
+    def begin(*call, begin=m.store.ledger.begin):
+        first = begin(*call)
+        if not again:  # the call is sent again before its gradients are there
+            again.append(deposit(m, 0, 1, 2.0, hold=True))
+            again[0].join(0.05)
+        return first
+
+    monkeypatch.setattr(m.store.ledger, "begin", begin)
+    assert deposit(m, 0, 1, 2.0, hold=True).end() is True
+    assert again[0].end() is False and m.store.rounds == 0
 
 
 def test_gradients_that_are_held_are_answered_when_the_job_fails():
@@ -314,7 +347,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_fails():
     m.look_for_silence()
     for answer in (
         waiting.end,
-        lambda: m.confirm(0, 1),
+        lambda: m.confirm(0, 1, 1),
         lambda: m.deposit(
             Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]
         ),

@@ -43,20 +43,22 @@ def reading(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_tar(path: str) -> Iterator[tarfile.TarFile]:
-    """A tar archive, compressed or not. Raises DataError for damage, also while it is read."""
+    """Return a tar archive, compressed or not. Raises DataError for damage, also while it is read."""
     with reading(path), tarfile.open(path) as archive:
         yield archive
 
 
 @contextlib.contextmanager
 def open_zip(path: str) -> Iterator[zipfile.ZipFile]:
-    """A zip archive. Raises DataError for damage, also while it is read."""
+    """Return a zip archive. Raises DataError for damage, also while it is read."""
     with reading(path), zipfile.ZipFile(path) as archive:
         yield archive
 
 
 def member(archive: tarfile.TarFile, name: str | tarfile.TarInfo) -> IO[bytes]:
-    """A file of an archive, opened. Raises DataError where it is missing, or a folder or a link."""
+    """Return a file of an archive, opened. Raises DataError where it is missing, or a folder or a
+    link.
+    """
     try:
         found = archive.getmember(name) if isinstance(name, str) else name
     except KeyError:
@@ -68,7 +70,7 @@ def member(archive: tarfile.TarFile, name: str | tarfile.TarInfo) -> IO[bytes]:
 
 
 def zip_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    """A file of a zip archive, opened. Raises DataError where it is missing."""
+    """Return a file of a zip archive, opened. Raises DataError where it is missing."""
     try:
         return archive.open(name)
     except KeyError:
@@ -76,8 +78,8 @@ def zip_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 
 def text_lines(file: Iterable[bytes], where: str, encoding: str = "utf-8") -> Iterator[str]:
-    """The lines of a file as text without white space around. Raises DataError with the number of
-    a line of another encoding.
+    """Return the lines of a file as text without white space around. Raises DataError with the
+    number of a line of another encoding.
     """
     for number, line in enumerate(file, 1):
         try:
@@ -105,6 +107,6 @@ def unpack(path: str) -> str:
 
 
 def is_inside(folder: str, name: str) -> bool:
-    """Whether an archive's member `name` lies in `folder` when it is unpacked there."""
+    """Return whether an archive's member `name` lies in `folder` when it is unpacked there."""
     root = os.path.realpath(folder)
     return os.path.realpath(os.path.join(root, name.replace("\\", "/"))).startswith(root + os.sep)

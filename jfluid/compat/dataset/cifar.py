@@ -22,8 +22,8 @@ CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 
 
 def reader_creator(filename: str, sub_name: str, cycle: bool = False) -> common.Reader:
-    """A reader of those members of an archive whose name holds `sub_name`; with `cycle` without
-    end.
+    """Return a reader of those members of an archive whose name holds `sub_name`; with `cycle`
+    without end.
 
     Raises DataError, when it is read, for a damaged archive, and for members that are no batches of
     CIFAR. Pickles are read without trust: they cannot call anything.
@@ -62,22 +62,22 @@ def _samples(data: bytes, where: str) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def train100() -> common.Reader:
-    """A reader of the training samples of CIFAR-100, with their fine labels."""
+    """Return a reader of the training samples of CIFAR-100, with their fine labels."""
     return reader_creator(_cifar100(), "train")
 
 
 def test100() -> common.Reader:
-    """A reader of the test samples of CIFAR-100, with their fine labels."""
+    """Return a reader of the test samples of CIFAR-100, with their fine labels."""
     return reader_creator(_cifar100(), "test")
 
 
 def train10(cycle: bool = False) -> common.Reader:
-    """A reader of the training samples of CIFAR-10, again and again with `cycle`."""
+    """Return a reader of the training samples of CIFAR-10, again and again with `cycle`."""
     return reader_creator(_cifar10(), "data_batch", cycle)
 
 
 def test10(cycle: bool = False) -> common.Reader:
-    """A reader of the test samples of CIFAR-10, again and again with `cycle`."""
+    """Return a reader of the test samples of CIFAR-10, again and again with `cycle`."""
     return reader_creator(_cifar10(), "test_batch", cycle)
 
 

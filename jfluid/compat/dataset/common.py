@@ -49,13 +49,13 @@ def must_mkdirs(path: str) -> None:
 
 
 def md5file(fname: str | os.PathLike[str]) -> str:
-    """The MD5 of a file, as 32 hexadecimal digits."""
+    """Return the MD5 of a file, as 32 hexadecimal digits."""
     with open(fname, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def download(url: str, module_name: str, md5sum: str, save_name: str | None = None) -> str:
-    """The path of a file of a data set, which is downloaded unless it is there.
+    """Return the path of a file of a data set, which is downloaded unless it is there.
 
     It lies in `DATA_HOME`/`module_name` under the last part of its URL, or as `save_name`, and has
     the given MD5. A download shows its progress on standard error, and takes the file's place only
@@ -172,7 +172,7 @@ class _SamplesUnpickler(pickle.Unpickler):
 
 
 def load_samples(file: IO[bytes]) -> Any:
-    """What `split` has written to a file: the default `loader` of `cluster_files_reader`.
+    """Return what `split` has written to a file: the default `loader` of `cluster_files_reader`.
 
     Raises pickle.UnpicklingError for pickles that hold more than numbers, texts and arrays.
     """
@@ -227,7 +227,7 @@ def cluster_files_reader(
     trainer_id: int,
     loader: Callable[[Any], Iterable[Any]] = load_samples,
 ) -> Reader:
-    """A reader of this trainer's share of files that `split` has written.
+    """Return a reader of this trainer's share of files that `split` has written.
 
     Of the files that match `files_pattern`, in the order of their names, trainer i of n reads
     number i, i + n, i + 2n ... `loader(file)` reads one; the default takes numbers, texts and arrays

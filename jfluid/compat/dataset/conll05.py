@@ -38,8 +38,8 @@ def _lines(filename: str) -> Iterator[str]:
 
 
 def load_label_dict(filename: str) -> dict[str, int]:
-    """Numbers of labels: B- and I- of each tag of a file of labels, in the order of their first
-    line there (in Fluid the order changes from run to run), then O.
+    """Return numbers of labels: B- and I- of each tag of a file of labels, in the order of their
+    first line there (in Fluid the order changes from run to run), then O.
     """
     tags = dict.fromkeys(line[2:] for line in _lines(filename) if line.startswith(("B-", "I-")))
     labels = [prefix + tag for tag in tags for prefix in ("B-", "I-")]
@@ -47,15 +47,15 @@ def load_label_dict(filename: str) -> dict[str, int]:
 
 
 def load_dict(filename: str) -> dict[str, int]:
-    """Numbers of words: the lines of a file, from 0."""
+    """Return numbers of words: the lines of a file, from 0."""
     return {line: number for number, line in enumerate(_lines(filename))}
 
 
 def corpus_reader(
     data_path: str, words_name: str, props_name: str
 ) -> Callable[[], Iterator[Sentence]]:
-    """A reader of the propositions of a corpus: an archive with a gzipped file of words, one a
-    line, and one of the columns of their roles. Empty lines end sentences.
+    """Return a reader of the propositions of a corpus: an archive with a gzipped file of words, one
+    a line, and one of the columns of their roles. Empty lines end sentences.
 
     Raises DataError, when it is read, for damage and for columns that are none.
     """
@@ -120,7 +120,7 @@ def reader_creator(
     predicate_dict: Mapping[str, int],
     label_dict: Mapping[str, int],
 ) -> common.Reader:
-    """A reader of samples (see above) of a corpus.
+    """Return a reader of samples (see above) of a corpus.
 
     Words that are not in `word_dict` are number 0. Raises DataError, when it is read, for a sentence
     without a verb, and for predicates and labels that have no number.
@@ -154,7 +154,7 @@ def reader_creator(
 
 
 def get_dict() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Numbers of words, of verbs, and of labels."""
+    """Return numbers of words, of verbs, and of labels."""
     return (
         load_dict(common.download(WORDDICT_URL, "conll05st", WORDDICT_MD5)),
         load_dict(common.download(VERBDICT_URL, "conll05st", VERBDICT_MD5)),
@@ -163,12 +163,12 @@ def get_dict() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
 
 
 def get_embedding() -> str:
-    """The path of the trained embedding of the words: 16 bytes, then float32 [words, 32]."""
+    """Return the path of the trained embedding of the words: 16 bytes, then float32 [words, 32]."""
     return common.download(EMB_URL, "conll05st", EMB_MD5)
 
 
 def test() -> common.Reader:
-    """A reader of the test set."""
+    """Return a reader of the test set."""
     dictionaries = get_dict()
     corpus = corpus_reader(
         common.download(DATA_URL, "conll05st", DATA_MD5),

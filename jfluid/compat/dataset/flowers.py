@@ -39,7 +39,7 @@ Mapper = Callable[[tuple[bytes, int]], Any]
 
 
 def default_mapper(is_train: bool, sample: tuple[bytes, int]) -> tuple[np.ndarray, int]:
-    """A sample from the bytes of an image and its label."""
+    """Return a sample from the bytes of an image and its label."""
     image = simple_transform(load_image_bytes(sample[0]), 256, 224, is_train, mean=_MEAN)
     return image.flatten().astype("float32"), sample[1]
 
@@ -58,9 +58,9 @@ def reader_creator(
     use_xmap: bool = True,
     cycle: bool = False,
 ) -> common.Reader:
-    """A reader of `mapper((bytes of an image, label))` for the images of one set (tstid, trnid or
-    valid), in the archive's order; with `use_xmap` by up to four threads, in the order in which
-    they are ready; with `cycle` without end.
+    """Return a reader of `mapper((bytes of an image, label))` for the images of one set (tstid,
+    trnid or valid), in the archive's order; with `use_xmap` by up to four threads, in the order in
+    which they are ready; with `cycle` without end.
 
     The images are first copied to files beside the archive (`image.batch_images_from_tar`). Raises
     DataError for damaged files, and where they do not belong together.
@@ -131,7 +131,7 @@ def train(
     use_xmap: bool = True,
     cycle: bool = False,
 ) -> common.Reader:
-    """A reader of the training samples: random squares, mirrored half of the time.
+    """Return a reader of the training samples: random squares, mirrored half of the time.
 
     `buffered_size` samples are made ahead by threads with `use_xmap`; `cycle` goes on without end.
     """
@@ -144,14 +144,14 @@ def test(
     use_xmap: bool = True,
     cycle: bool = False,
 ) -> common.Reader:
-    """A reader of the test samples: the middle of each image."""
+    """Return a reader of the test samples: the middle of each image."""
     return _reader(TEST_FLAG, mapper, buffered_size, use_xmap, cycle)
 
 
 def valid(
     mapper: Mapper = test_mapper, buffered_size: int = 1024, use_xmap: bool = True
 ) -> common.Reader:
-    """A reader of the validation samples: the middle of each image."""
+    """Return a reader of the validation samples: the middle of each image."""
     return _reader(VALID_FLAG, mapper, buffered_size, use_xmap, False)
 
 

@@ -90,7 +90,7 @@ def _write_batches(
 
 
 def load_image_bytes(bytes: bytes, is_color: bool = True) -> np.ndarray:
-    """The image of an encoded file's bytes, in colour or in grey.
+    """Return the image of an encoded file's bytes, in colour or in grey.
 
     Raises DataError for bytes that are no image, DependencyError without Pillow.
     """
@@ -98,7 +98,7 @@ def load_image_bytes(bytes: bytes, is_color: bool = True) -> np.ndarray:
 
 
 def load_image(file: str | os.PathLike[str], is_color: bool = True) -> np.ndarray:
-    """The image of a file, in colour or in grey.
+    """Return the image of a file, in colour or in grey.
 
     Raises DataError for a file that is no image, DependencyError without Pillow.
     """
@@ -133,7 +133,7 @@ def _grey(pixels: np.ndarray) -> np.ndarray:
 
 
 def resize_short(im: np.ndarray, size: int) -> np.ndarray:
-    """The image with its shorter edge of `size` pixels, its proportions kept, by cubic
+    """Return the image with its shorter edge of `size` pixels, its proportions kept, by cubic
     interpolation.
     """
     height, width = im.shape[:2]
@@ -177,7 +177,8 @@ def _cubic(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_chw(im: np.ndarray, order: Sequence[int] = (2, 0, 1)) -> np.ndarray:
-    """The image with its axes in another order; the default brings the channels to the front.
+    """Return the image with its axes in another order; the default brings the channels to the
+    front.
 
     Raises ValueError where the image has another number of axes.
     """
@@ -187,12 +188,13 @@ def to_chw(im: np.ndarray, order: Sequence[int] = (2, 0, 1)) -> np.ndarray:
 
 
 def center_crop(im: np.ndarray, size: int, is_color: bool = True) -> np.ndarray:
-    """The square of `size` pixels in the middle. Raises ValueError for a smaller image."""
+    """Return the square of `size` pixels in the middle. Raises ValueError for a smaller image."""
     return _square(im, size, (im.shape[0] - size) // 2, (im.shape[1] - size) // 2)
 
 
 def random_crop(im: np.ndarray, size: int, is_color: bool = True) -> np.ndarray:
-    """A square of `size` pixels, its row and then its column drawn by NumPy's global generator.
+    """Return a square of `size` pixels, its row and then its column drawn by NumPy's global
+    generator.
 
     Raises ValueError for a smaller image.
     """
@@ -213,7 +215,7 @@ def _square(im: np.ndarray, size: int, row: int, column: int) -> np.ndarray:
 
 
 def left_right_flip(im: np.ndarray, is_color: bool = True) -> np.ndarray:
-    """The image as a mirror shows it."""
+    """Return the image as a mirror shows it."""
     return im[:, ::-1]
 
 
@@ -225,8 +227,8 @@ def simple_transform(
     is_color: bool = True,
     mean: np.ndarray | Sequence[float] | None = None,
 ) -> np.ndarray:
-    """The image as networks take it: float32 [3, crop_size, crop_size], or without channels in
-    grey.
+    """Return the image as networks take it: float32 [3, crop_size, crop_size], or without channels
+    in grey.
 
     The shorter edge is resized to `resize_size`; then a square is cut out: for training a random
     one, mirrored half of the time, else the middle. `mean` is subtracted: one value a channel, or an

@@ -23,7 +23,7 @@ _PUNCTUATION = string.punctuation.encode()
 
 
 def tokenize(pattern: re.Pattern[str]) -> Iterator[list[bytes]]:
-    """The words of each review whose name in the archive matches, in the archive's order."""
+    """Return the words of each review whose name in the archive matches, in the archive's order."""
     path = common.download(URL, "imdb", MD5)
     with archives.open_tar(path) as archive:
         for entry in archive:
@@ -33,7 +33,7 @@ def tokenize(pattern: re.Pattern[str]) -> Iterator[list[bytes]]:
 
 
 def build_dict(pattern: re.Pattern[str], cutoff: int) -> dict[bytes | str, int]:
-    """Numbers of the words that stand in the matching reviews more than `cutoff` times: the
+    """Return numbers of the words that stand in the matching reviews more than `cutoff` times: the
     commonest is 0, equally common ones are in the order of their letters, `<unk>` is the last.
     """
     counts = Counter(word for review in tokenize(pattern) for word in review)
@@ -46,7 +46,7 @@ def build_dict(pattern: re.Pattern[str], cutoff: int) -> dict[bytes | str, int]:
 def reader_creator(
     pos_pattern: re.Pattern[str], neg_pattern: re.Pattern[str], word_idx: WordDict
 ) -> common.Reader:
-    """A reader of the reviews of both kinds, which are read into memory at once.
+    """Return a reader of the reviews of both kinds, which are read into memory at once.
 
     Raises DataError for a dictionary without `<unk>`.
     """
@@ -60,14 +60,14 @@ def reader_creator(
 
 
 def unknown_of(word_idx: WordDict) -> int:
-    """The number that a dictionary has for words that are not in it."""
+    """Return the number that a dictionary has for words that are not in it."""
     if "<unk>" not in word_idx:
         raise DataError("the dictionary has no number for '<unk>'; make it with word_dict()")
     return word_idx["<unk>"]
 
 
 def train(word_idx: WordDict) -> common.Reader:
-    """A reader of the training reviews: all positive ones, then all negative ones."""
+    """Return a reader of the training reviews: all positive ones, then all negative ones."""
     return reader_creator(
         re.compile(r"aclImdb/train/pos/.*\.txt$"),
         re.compile(r"aclImdb/train/neg/.*\.txt$"),
@@ -76,14 +76,14 @@ def train(word_idx: WordDict) -> common.Reader:
 
 
 def test(word_idx: WordDict) -> common.Reader:
-    """A reader of the test reviews: all positive ones, then all negative ones."""
+    """Return a reader of the test reviews: all positive ones, then all negative ones."""
     return reader_creator(
         re.compile(r"aclImdb/test/pos/.*\.txt$"), re.compile(r"aclImdb/test/neg/.*\.txt$"), word_idx
     )
 
 
 def word_dict() -> dict[bytes | str, int]:
-    """Numbers of the words that stand in all reviews more than 150 times."""
+    """Return numbers of the words that stand in all reviews more than 150 times."""
     return build_dict(re.compile(r"aclImdb/((train)|(test))/((pos)|(neg))/.*\.txt$"), 150)
 
 

@@ -31,7 +31,7 @@ class DataType:
 def word_count(
     f: Iterable[bytes], word_freq: dict[bytes | str, int] | None = None
 ) -> dict[bytes | str, int]:
-    """How often each word stands in lines; each line has one `<s>` and one `<e>` more.
+    """Return how often each word stands in lines; each line has one `<s>` and one `<e>` more.
 
     Adds to `word_freq` where one is given, and returns it.
     """
@@ -44,8 +44,9 @@ def word_count(
 
 
 def build_dict(min_word_freq: int = 50) -> dict[bytes | str, int]:
-    """Numbers of the words that stand in training and test text more than `min_word_freq` times:
-    the commonest is 0, equally common ones are in the order of their letters, `<unk>` is the last.
+    """Return numbers of the words that stand in training and test text more than `min_word_freq`
+    times: the commonest is 0, equally common ones are in the order of their letters, `<unk>` is the
+    last.
     """
     with archives.open_tar(common.download(URL, "imikolov", MD5)) as archive:
         counts = word_count(
@@ -63,8 +64,8 @@ def build_dict(min_word_freq: int = 50) -> dict[bytes | str, int]:
 
 
 def reader_creator(filename: str, word_idx: WordDict, n: int, data_type: int) -> common.Reader:
-    """A reader of a member of the archive. Raises ValueError for a `data_type` that is none, and
-    for an `n` below 1 of NGRAM.
+    """Return a reader of a member of the archive. Raises ValueError for a `data_type` that is none,
+    and for an `n` below 1 of NGRAM.
     """
     if data_type not in (DataType.NGRAM, DataType.SEQ):
         raise ValueError(
@@ -96,14 +97,14 @@ def _sequences(ids: list[int], n: int) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def train(word_idx: WordDict, n: int, data_type: int = DataType.NGRAM) -> common.Reader:
-    """A reader of the training text: n-grams, or sequences of at most `n` words (any length for an
-    `n` of 0 and below).
+    """Return a reader of the training text: n-grams, or sequences of at most `n` words (any length
+    for an `n` of 0 and below).
     """
     return reader_creator(_TRAIN, word_idx, n, data_type)
 
 
 def test(word_idx: WordDict, n: int, data_type: int = DataType.NGRAM) -> common.Reader:
-    """As `train`, of the validation text."""
+    """Return as `train`, of the validation text."""
     return reader_creator(_TEST, word_idx, n, data_type)
 
 

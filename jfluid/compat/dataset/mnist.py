@@ -27,7 +27,7 @@ TRAIN_LABEL_MD5 = "d53e105ee54ea40749a09fcbcd1e9432"
 
 
 def reader_creator(image_filename: str, label_filename: str, buffer_size: int) -> common.Reader:
-    """A reader of two gzipped IDX files, which converts `buffer_size` images at a time.
+    """Return a reader of two gzipped IDX files, which converts `buffer_size` images at a time.
 
     Raises DataError, when it is read, for files that are damaged or do not belong together.
     """
@@ -65,12 +65,12 @@ def _idx(path: str, rank: int) -> np.ndarray:
 
 
 def train() -> common.Reader:
-    """A reader of the 60000 training samples."""
+    """Return a reader of the 60000 training samples."""
     return reader_creator(*_train_files(), 100)
 
 
 def test() -> common.Reader:
-    """A reader of the 10000 test samples."""
+    """Return a reader of the 10000 test samples."""
     return reader_creator(*_test_files(), 100)
 
 

@@ -44,7 +44,7 @@ class MovieInfo:
         self.title = title
 
     def value(self) -> list[Any]:
-        """[number, numbers of its categories, numbers of its title's words]."""
+        """Return [number, numbers of its categories, numbers of its title's words]."""
         categories, words = movie_categories(), get_movie_title_dict()
         return [
             self.index,
@@ -66,7 +66,7 @@ class UserInfo:
         self.job_id = int(job_id)
 
     def value(self) -> list[int]:
-        """[number, 0 for a man and 1 for a woman, age, job]."""
+        """Return [number, 0 for a man and 1 for a woman, age, job]."""
         return [self.index, 0 if self.is_male else 1, self.age, self.job_id]
 
     def __repr__(self) -> str:
@@ -147,22 +147,22 @@ def _reader(is_test: bool, rand_seed: int = 0, test_ratio: float = 0.1) -> commo
 
 
 def train(rand_seed: int = 0, test_ratio: float = 0.1) -> common.Reader:
-    """A reader of all ratings but those of `test`."""
+    """Return a reader of all ratings but those of `test`."""
     return _reader(False, rand_seed, test_ratio)
 
 
 def test(rand_seed: int = 0, test_ratio: float = 0.1) -> common.Reader:
-    """A reader of a random share of the ratings, the same for the same seed."""
+    """Return a reader of a random share of the ratings, the same for the same seed."""
     return _reader(True, rand_seed, test_ratio)
 
 
 def get_movie_title_dict() -> dict[str, int]:
-    """Numbers of the words of titles, in lower case."""
+    """Return numbers of the words of titles, in lower case."""
     return _info().title_words
 
 
 def movie_categories() -> dict[str, int]:
-    """Numbers of the categories."""
+    """Return numbers of the categories."""
     return _info().categories
 
 
@@ -177,17 +177,17 @@ def movie_info() -> dict[int, MovieInfo]:
 
 
 def max_movie_id() -> int:
-    """The highest number of a film."""
+    """Return the highest number of a film."""
     return max(movie_info())
 
 
 def max_user_id() -> int:
-    """The highest number of a user."""
+    """Return the highest number of a user."""
     return max(user_info())
 
 
 def max_job_id() -> int:
-    """The highest number of a job."""
+    """Return the highest number of a job."""
     return max(user.job_id for user in user_info().values())
 
 

@@ -104,14 +104,14 @@ def _ranked(querylist: QueryList | Iterable[Query]) -> QueryList:
 
 
 def gen_plain_txt(querylist: QueryList) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(number of the query, relevance, features) of each document, the most relevant first."""
+    """Return (number of the query, relevance, features) of each document, the most relevant first."""
     ranked = _ranked(querylist)
     for query in ranked:
         yield ranked.query_id, query.relevance_score, np.array(query.feature_vector)
 
 
 def gen_point(querylist: QueryList) -> Iterator[tuple[int, np.ndarray]]:
-    """(relevance, features) of each document, the most relevant first."""
+    """Return (relevance, features) of each document, the most relevant first."""
     for query in _ranked(querylist):
         yield query.relevance_score, np.array(query.feature_vector)
 
@@ -119,8 +119,8 @@ def gen_point(querylist: QueryList) -> Iterator[tuple[int, np.ndarray]]:
 def gen_pair(
     querylist: QueryList, partial_order: str = "full"
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """([1], features, features of a less relevant one) of pairs of documents: of all with the
-    partial order "full", of those next to each other with "neighbour".
+    """Return ([1], features, features of a less relevant one) of pairs of documents: of all with
+    the partial order "full", of those next to each other with "neighbour".
     """
     if partial_order not in ("full", "neighbour"):
         raise ValueError(f"partial_order must be 'full' or 'neighbour', found {partial_order!r}")
@@ -137,7 +137,9 @@ def gen_pair(
 
 
 def gen_list(querylist: QueryList) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The relevances [documents, 1] and features [documents, 46], the most relevant first; once."""
+    """Return the relevances [documents, 1] and features [documents, 46], the most relevant first;
+    once.
+    """
     ranked = _ranked(querylist)
     yield (
         np.array([[query.relevance_score] for query in ranked]),
@@ -146,7 +148,7 @@ def gen_list(querylist: QueryList) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def query_filter(querylists: Iterable[QueryList]) -> list[QueryList]:
-    """The queries that have a relevant document."""
+    """Return the queries that have a relevant document."""
     return [
         querylist
         for querylist in querylists
@@ -157,7 +159,7 @@ def query_filter(querylists: Iterable[QueryList]) -> list[QueryList]:
 def load_from_text(
     filepath: str, shuffle: bool = False, fill_missing: float = -1
 ) -> list[QueryList]:
-    """The queries of a file below the folder of the data set.
+    """Return the queries of a file below the folder of the data set.
 
     `fill_missing` takes the place of values that are NULL. With `shuffle` the queries are shuffled
     by Python's `random`. Raises DataError with the number of a line that is none.

@@ -43,7 +43,7 @@ def _reviews() -> dict[str, list[str]]:
 
 
 def get_word_dict() -> list[tuple[str, int]]:
-    """All words with their numbers, the commonest first, equally common ones as they appear."""
+    """Return all words with their numbers, the commonest first, equally common ones as they appear."""
     return _ranked(_reviews())
 
 
@@ -53,7 +53,7 @@ def _ranked(reviews: dict[str, list[str]]) -> list[tuple[str, int]]:
 
 
 def sort_files() -> list[str]:
-    """The names of the reviews, negative and positive in turn."""
+    """Return the names of the reviews, negative and positive in turn."""
     return _in_turn(list(_reviews()))
 
 
@@ -64,7 +64,9 @@ def _in_turn(names: list[str]) -> list[str]:
 
 
 def load_sentiment_data() -> list[Sample]:
-    """All samples. Raises DataError for a word in capitals that stands nowhere in small letters."""
+    """Return all samples. Raises DataError for a word in capitals that stands nowhere in small
+    letters.
+    """
     reviews = _reviews()
     numbers = dict(_ranked(reviews))
     try:
@@ -79,17 +81,17 @@ def load_sentiment_data() -> list[Sample]:
 
 
 def reader_creator(data: list[Sample]) -> Iterator[Sample]:
-    """The samples of a list, one by one."""
+    """Return the samples of a list, one by one."""
     yield from data
 
 
 def train() -> Iterator[Sample]:
-    """The first 1600 samples."""
+    """Return the first 1600 samples."""
     return reader_creator(load_sentiment_data()[:NUM_TRAINING_INSTANCES])
 
 
 def test() -> Iterator[Sample]:
-    """The samples after the first 1600."""
+    """Return the samples after the first 1600."""
     return reader_creator(load_sentiment_data()[NUM_TRAINING_INSTANCES:])
 
 

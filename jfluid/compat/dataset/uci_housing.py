@@ -60,8 +60,8 @@ def feature_range(maximums: np.ndarray, minimums: np.ndarray) -> None:
 def load_data(
     filename: str, feature_num: int = 14, ratio: float = 0.8
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a file of numbers, normalized, as (those for training, those for tests), each
-    float64 [rows, feature_num].
+    """Return the rows of a file of numbers, normalized, as (those for training, those for tests),
+    each float64 [rows, feature_num].
 
     `ratio` of them, the first, are for training. Raises DataError for text that is no such table.
     """
@@ -93,24 +93,24 @@ def _data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def train() -> common.Reader:
-    """A reader of the first 80 % of the samples."""
+    """Return a reader of the first 80 % of the samples."""
     return _reader(_data()[0])
 
 
 def test() -> common.Reader:
-    """A reader of the last 20 % of the samples."""
+    """Return a reader of the last 20 % of the samples."""
     return _reader(_data()[1])
 
 
 def fluid_model() -> str:
-    """The folder, a new temporary one, of a trained model."""
+    """Return the folder, a new temporary one, of a trained model."""
     return archives.unpack(
         common.download(FLUID_URL_MODEL, "uci_housing", FLUID_MD5_MODEL, "fit_a_line.fluid.tar")
     )
 
 
 def predict_reader() -> tuple[np.ndarray]:
-    """One sample without its price, as a tuple."""
+    """Return one sample without its price, as a tuple."""
     return (_data()[1][0][:-1],)
 
 

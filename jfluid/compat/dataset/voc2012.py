@@ -24,8 +24,8 @@ CACHE_DIR = "voc2012"
 
 
 def reader_creator(filename: str, sub_name: str) -> common.Reader:
-    """A reader of the pictures that the list `sub_name` of the archive names. Raises DataError,
-    when it is read, for a damaged archive, and for pictures that are missing or none.
+    """Return a reader of the pictures that the list `sub_name` of the archive names. Raises
+    DataError, when it is read, for a damaged archive, and for pictures that are missing or none.
     """
 
     def reader() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -51,17 +51,17 @@ def _path() -> str:
 
 
 def train() -> common.Reader:
-    """A reader of all 2913 pictures, those of `test` and `val`."""
+    """Return a reader of all 2913 pictures, those of `test` and `val`."""
     return reader_creator(_path(), "trainval")
 
 
 def test() -> common.Reader:
-    """A reader of the 1464 pictures that the authors give for training."""
+    """Return a reader of the 1464 pictures that the authors give for training."""
     return reader_creator(_path(), "train")
 
 
 def val() -> common.Reader:
-    """A reader of the 1449 pictures that the authors give for validation."""
+    """Return a reader of the 1449 pictures that the authors give for validation."""
     return reader_creator(_path(), "val")
 
 

@@ -44,7 +44,7 @@ def _dictionaries(archive: tarfile.TarFile, size: int) -> tuple[dict[str, int], 
 
 
 def reader_creator(tar_file: str, file_name: str, dict_size: int) -> common.Reader:
-    """A reader of the members whose name ends in `file_name`: pairs of sentences with a tab
+    """Return a reader of the members whose name ends in `file_name`: pairs of sentences with a tab
     between. Lines that are none are left out, and so are pairs with a sentence of more than 80
     words.
 
@@ -84,17 +84,17 @@ def _path() -> str:
 
 
 def train(dict_size: int) -> common.Reader:
-    """A reader of the training pairs, with the `dict_size` commonest words of each language."""
+    """Return a reader of the training pairs, with the `dict_size` commonest words of each language."""
     return reader_creator(_path(), "train/train", dict_size)
 
 
 def test(dict_size: int) -> common.Reader:
-    """A reader of the test pairs."""
+    """Return a reader of the test pairs."""
     return reader_creator(_path(), "test/test", dict_size)
 
 
 def gen(dict_size: int) -> common.Reader:
-    """A reader of the pairs to generate translations for."""
+    """Return a reader of the pairs to generate translations for."""
     return reader_creator(_path(), "gen/gen", dict_size)
 
 

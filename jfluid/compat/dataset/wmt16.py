@@ -81,8 +81,8 @@ def _dictionary(lang: str, size: int) -> list[str]:
 def reader_creator(
     tar_file: str, file_name: str, src_dict_size: int, trg_dict_size: int, src_lang: str
 ) -> common.Reader:
-    """A reader of a member of the archive: pairs of sentences with a tab between; other lines are
-    left out. Raises DataError, when it is read, for damage.
+    """Return a reader of a member of the archive: pairs of sentences with a tab between; other
+    lines are left out. Raises DataError, when it is read, for damage.
     """
 
     def reader() -> Iterator[tuple[list[int], list[int], list[int]]]:
@@ -112,7 +112,7 @@ def _reader(name: str, src_dict_size: int, trg_dict_size: int, src_lang: str) ->
 
 
 def train(src_dict_size: int, trg_dict_size: int, src_lang: str = "en") -> common.Reader:
-    """A reader of the training pairs, from `src_lang` ("en" or "de") to the other language.
+    """Return a reader of the training pairs, from `src_lang` ("en" or "de") to the other language.
 
     Sizes of dictionaries include the three marks, and are at most all words of a language.
     """
@@ -120,17 +120,17 @@ def train(src_dict_size: int, trg_dict_size: int, src_lang: str = "en") -> commo
 
 
 def test(src_dict_size: int, trg_dict_size: int, src_lang: str = "en") -> common.Reader:
-    """As `train`, of the test pairs."""
+    """Return as `train`, of the test pairs."""
     return _reader("test", src_dict_size, trg_dict_size, src_lang)
 
 
 def validation(src_dict_size: int, trg_dict_size: int, src_lang: str = "en") -> common.Reader:
-    """As `train`, of the validation pairs."""
+    """Return as `train`, of the validation pairs."""
     return _reader("val", src_dict_size, trg_dict_size, src_lang)
 
 
 def get_dict(lang: str, dict_size: int, reverse: bool = False) -> dict[Any, Any]:
-    """Numbers by words of "en" or "de"; with `reverse` words by numbers."""
+    """Return numbers by words of "en" or "de"; with `reverse` words by numbers."""
     words = _dictionary(lang, _bounded(lang, dict_size))
     return dict(enumerate(words)) if reverse else {word: i for i, word in enumerate(words)}
 

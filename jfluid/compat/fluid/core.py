@@ -47,7 +47,7 @@ class PassVersionChecker:
 
     @staticmethod
     def IsCompatible(pass_name: str) -> bool:
-        """False: there are no passes here; XLA optimises what it compiles."""
+        """Return False: there are no passes here; XLA optimises what it compiles."""
         return False
 
 
@@ -71,7 +71,7 @@ class _Flags(MutableMapping[str, Any]):
 
 
 def globals() -> MutableMapping[str, Any]:
-    """All flags, to be read and set by name."""
+    """Return all flags, to be read and set by name."""
     return _Flags()
 
 

@@ -10,8 +10,8 @@ _NAMES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "in
 
 
 def convert_dtype(dtype: Any) -> str:
-    """The name of an element type that is given as one of Fluid, as NumPy's, or by its name. Raises
-    ValueError for others than Fluid's.
+    """Return the name of an element type that is given as one of Fluid, as NumPy's, or by its name.
+    Raises ValueError for others than Fluid's.
     """
     try:
         name = np_dtype(dtype).name

@@ -29,7 +29,7 @@ signature_safe_contextmanager = wrap_decorator(contextlib.contextmanager)
 
 
 def deprecated(since: str, instead: str, extra_message: str = "") -> Callable[[F], F]:
-    """A function that warns, by DeprecationWarning, each time it is called."""
+    """Return a function that warns, by DeprecationWarning, each time it is called."""
 
     def decorate(func: F) -> F:
         text = (
@@ -47,12 +47,12 @@ def deprecated(since: str, instead: str, extra_message: str = "") -> Callable[[F
 
 
 def templatedoc(op_type: str | None = None) -> Callable[[F], F]:
-    """The function as it is: `${...}` in its docstring is not filled in."""
+    """Return the function as it is: `${...}` in its docstring is not filled in."""
     return lambda func: func
 
 
 def autodoc(comment: str = "") -> Callable[[F], F]:
-    """A function without a docstring gets `comment` for one."""
+    """Return a function without a docstring gets `comment` for one."""
 
     def decorate(func: F) -> F:
         func.__doc__ = func.__doc__ or comment
@@ -62,7 +62,7 @@ def autodoc(comment: str = "") -> Callable[[F], F]:
 
 
 def get_logger(name: str, level: int | str, fmt: str | None = None) -> logging.Logger:
-    """A logger with a level, whose lines go to stderr in the format `fmt`."""
+    """Return a logger with a level, whose lines go to stderr in the format `fmt`."""
     logger = logging.getLogger(name)
     logger.setLevel(level)
     if not logger.handlers:

@@ -26,7 +26,7 @@ _stack = _Stack()
 
 
 def get_cur_scope() -> Scope:
-    """The innermost scope of this thread's stack; at first one with nothing in it."""
+    """Return the innermost scope of this thread's stack; at first one with nothing in it."""
     return _stack.scopes[-1]
 
 
@@ -44,12 +44,12 @@ def leave_local_scope() -> None:
 
 
 def var(name: str) -> ScopeVariable:
-    """The variable of the current scope, made if need be."""
+    """Return the variable of the current scope, made if need be."""
     return get_cur_scope().var(name)
 
 
 def find_var(name: str) -> ScopeVariable | None:
-    """The variable of the current scope or of one around it; None where there is none."""
+    """Return the variable of the current scope or of one around it; None where there is none."""
     return get_cur_scope().find_var(name)
 
 

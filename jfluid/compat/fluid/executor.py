@@ -15,8 +15,8 @@ from jfluid.scope import Scope, global_scope
 
 
 def as_numpy(tensor: Any) -> Any:
-    """A tensor as an array, a list of tensors as a list of arrays; None for a tensor without a
-    value. Raises FetchError for one with sequences, TypeError for what is no tensor.
+    """Return a tensor as an array, a list of tensors as a list of arrays; None for a tensor without
+    a value. Raises FetchError for one with sequences, TypeError for what is no tensor.
     """
     if isinstance(tensor, list):
         return [as_numpy(each) for each in tensor]
@@ -48,12 +48,12 @@ def _to_name_str(var: Any) -> str:
 
 
 def dtype_is_compatible_with(first: Any, second: Any) -> bool:
-    """Whether two element types are the same."""
+    """Return whether two element types are the same."""
     return var_type(first) == var_type(second)
 
 
 def dimension_is_compatible_with(first: Any, second: Any) -> bool:
-    """Whether two shapes are the same, where a negative or missing size is any."""
+    """Return whether two shapes are the same, where a negative or missing size is any."""
     return len(first) == len(second) and all(
         a == b or min(-1 if a is None else a, -1 if b is None else b) < 0
         for a, b in zip(first, second, strict=True)
@@ -63,16 +63,16 @@ def dimension_is_compatible_with(first: Any, second: Any) -> bool:
 def has_feed_operators(
     block: Block, feed_targets: Mapping[str, Any], feed_holder_name: str
 ) -> bool:
-    """Whether the block has feed operators, of these variables. Raises FetchError where it has them
-    of others.
+    """Return whether the block has feed operators, of these variables. Raises FetchError where it
+    has them of others.
     """
     found = [op.output("Out")[0] for op in block.ops if op.type == "feed"]
     return _are("fed", found, set(feed_targets))
 
 
 def has_fetch_operators(block: Block, fetch_targets: Any, fetch_holder_name: str) -> bool:
-    """Whether the block has fetch operators, of these variables. Raises FetchError where it has
-    them of others.
+    """Return whether the block has fetch operators, of these variables. Raises FetchError where it
+    has them of others.
     """
     found = [op.input("X")[0] for op in block.ops if op.type == "fetch"]
     return _are("fetched", found, {_to_name_str(target) for target in fetch_targets})

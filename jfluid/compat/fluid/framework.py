@@ -66,7 +66,7 @@ class OpProtoHolder:
         return cls._instance
 
     def get_op_proto(self, type: str) -> OpProto:
-        """The declaration of an operator. Raises ValueError when there is none of that type."""
+        """Return the declaration of an operator. Raises ValueError when there is none of that type."""
         found = registry.find(type)
         if found is None:
             raise ValueError(f"OpProtoHolder: no operator of type {type!r} is registered")
@@ -91,12 +91,12 @@ class OpProtoHolder:
 
     @staticmethod
     def generated_op_attr_names() -> set[str]:
-        """Attributes that every operator may carry beside its own."""
+        """Return attributes that every operator may carry beside its own."""
         return {"op_role", "op_role_var", "op_namescope", "op_callstack", "op_device"}
 
 
 def get_all_op_protos() -> list[OpProto]:
-    """The declarations of all operators."""
+    """Return the declarations of all operators."""
     return list(OpProtoHolder.instance().op_proto_map.values())
 
 
@@ -111,7 +111,11 @@ def _get_var(name: str, program: Program | None = None) -> Variable:
 
 
 def _current_expected_place() -> places.CPUPlace | places.CUDAPlace:
-    """The first GPU where there is one, else the CPU."""
+    """The place of dygraph mode's `guard`; outside, the first GPU where there is one, else the CPU."""
+    tracer = _dygraph_tracer()
+    if tracer is not None:
+        place: places.CPUPlace | places.CUDAPlace = tracer.place
+        return place
     return places.CUDAPlace(0) if places.get_cuda_device_count() else places.CPUPlace()
 
 
@@ -125,17 +129,20 @@ def _cuda_ids() -> list[int]:
     return list(places.selected_gpus() or range(places.get_cuda_device_count()))
 
 
-def _dygraph_tracer() -> None:
-    """None: there is no imperative mode in this release."""
+def _dygraph_tracer() -> Any:
+    """What runs operators in dygraph mode; None outside of it."""
+    return getattr(default_main_program(), "tracer", None)
 
 
 def grad_var_name(var_name: str) -> str:
-    """The name of a variable's gradient."""
+    """Return the name of a variable's gradient."""
     return var_name + GRAD_SUFFIX
 
 
 def convert_np_dtype_to_dtype_(np_dtype: Any) -> VarType:
-    """The element type of Fluid that a NumPy dtype is. Raises ValueError where there is none."""
+    """Return the element type of Fluid that a NumPy dtype is. Raises ValueError where there is
+    none.
+    """
     try:
         return types.var_type(np.dtype(np_dtype))
     except TypeError as error:
@@ -143,7 +150,7 @@ def convert_np_dtype_to_dtype_(np_dtype: Any) -> VarType:
 
 
 def dtype_is_floating(dtype: Any) -> bool:
-    """Whether an element type is one of float16, float32, float64."""
+    """Return whether an element type is one of float16, float32, float64."""
     return types.var_type(dtype) in (VarType.FP16, VarType.FP32, VarType.FP64)
 
 

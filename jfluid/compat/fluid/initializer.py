@@ -7,7 +7,7 @@ __all__ = ["force_init_on_cpu", "init_on_cpu"]
 
 
 def force_init_on_cpu() -> bool:
-    """False: where a parameter is initialized is XLA's affair."""
+    """Return False: where a parameter is initialized is XLA's affair."""
     return False
 
 

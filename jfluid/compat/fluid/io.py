@@ -14,12 +14,12 @@ from jfluid.scope import Scope, scope_guard
 
 
 def is_belong_to_optimizer(var: Variable) -> bool:
-    """Whether it is state that no parameter is: an optimizer's, a metric's, a schedule's."""
+    """Return whether it is state that no parameter is: an optimizer's, a metric's, a schedule's."""
     return is_persistable(var) and not is_parameter(var)
 
 
 def get_parameter_value(para: Variable, executor: Any) -> Any:
-    """A parameter's value in the current scope, as an array. Raises TypeError for what is no
+    """Return a parameter's value in the current scope, as an array. Raises TypeError for what is no
     parameter, UninitializedError where it has no value. The Executor is not needed.
     """
     if not isinstance(para, Parameter):
@@ -28,7 +28,7 @@ def get_parameter_value(para: Variable, executor: Any) -> Any:
 
 
 def get_parameter_value_by_name(name: str, executor: Any, program: Program | None = None) -> Any:
-    """The same of the parameter with this name in a program, by default the main program."""
+    """Return the same of the parameter with this name in a program, by default the main program."""
     program = default_main_program() if program is None else program
     return get_parameter_value(program.global_block().var(name), executor)
 

@@ -27,7 +27,7 @@ def convert_to_list(value: Any, n: int, name: str, dtype: Any = int) -> list[Any
 
 
 def is_sequence(seq: Any) -> bool:
-    """Whether it is a structure: a dict, or a sequence that is no text."""
+    """Return whether it is a structure: a dict, or a sequence that is no text."""
     return isinstance(seq, (dict, Sequence)) and not isinstance(seq, (str, bytes))
 
 
@@ -38,15 +38,15 @@ def _items(structure: Any) -> list[Any]:
 
 
 def flatten(nest: Any) -> list[Any]:
-    """All entries of a structure, in order."""
+    """Return all entries of a structure, in order."""
     if not is_sequence(nest):
         return [nest]
     return [entry for item in _items(nest) for entry in flatten(item)]
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
-    """The entries of `flat_sequence` in a structure like the given one. Raises TypeError where they
-    are no sequence, ValueError where they are not as many as `structure` has.
+    """Return the entries of `flat_sequence` in a structure like the given one. Raises TypeError
+    where they are no sequence, ValueError where they are not as many as `structure` has.
     """
     if not is_sequence(flat_sequence):
         raise TypeError(
@@ -71,7 +71,7 @@ def _packed(structure: Any, entries: Iterator[Any]) -> Any:
 
 
 def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
-    """A structure like the first one, of what `func` returns for the entries of all. Raises
+    """Return a structure like the first one, of what `func` returns for the entries of all. Raises
     ValueError where they do not have as many.
     """
     entries = zip(*(flatten(s) for s in structure), strict=True)
@@ -79,12 +79,12 @@ def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
 
 
 def hold_mutable_vars(structure: Any) -> bool:
-    """Whether an item of it is a structure, too."""
+    """Return whether an item of it is a structure, too."""
     return any(is_sequence(item) for item in structure)
 
 
 def copy_mutable_vars(structure: Any) -> Any:
-    """The same entries in new lists and dicts."""
+    """Return the same entries in new lists and dicts."""
     return pack_sequence_as(structure, flatten(structure))
 
 

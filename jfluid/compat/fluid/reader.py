@@ -25,9 +25,9 @@ def keep_data_loader_order(*args: bool) -> bool | None:
 def distributed_batch_reader(
     batch_reader: Callable[[], Iterator[Any]],
 ) -> Callable[[], Iterator[Any]]:
-    """A reader of this trainer's share of batches: of each PADDLE_TRAINERS_NUM of them the one with
-    the number PADDLE_TRAINER_ID. Batches at the end that are fewer are left out, so that all
-    trainers have as many.
+    """Return a reader of this trainer's share of batches: of each PADDLE_TRAINERS_NUM of them the
+    one with the number PADDLE_TRAINER_ID. Batches at the end that are fewer are left out, so that
+    all trainers have as many.
 
     Raises ProgramError where the variables do not fit.
     """

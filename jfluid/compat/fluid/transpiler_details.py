@@ -35,21 +35,21 @@ def delete_ops(block: Block, ops: Iterable[Operator]) -> None:
 
 
 def find_op_by_input_arg(block: Block, arg_name: str) -> int:
-    """The position of the first operator that reads a variable; -1 where none does."""
+    """Return the position of the first operator that reads a variable; -1 where none does."""
     return next((i for i, op in enumerate(block.ops) if arg_name in op.input_arg_names), -1)
 
 
 def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) -> int:
-    """The position of the first (with `reverse` the last) operator that writes a variable; -1
-    where none does.
+    """Return the position of the first (with `reverse` the last) operator that writes a variable;
+    -1 where none does.
     """
     found = [i for i, op in enumerate(block.ops) if arg_name in op.output_arg_names]
     return found[-1 if reverse else 0] if found else -1
 
 
 def op_to_code(op: Operator, skip_op_callstack: bool = True) -> str:
-    """An operator for reading, without the lines that made it. Raises UnsupportedError where they
-    are asked for.
+    """Return an operator for reading, without the lines that made it. Raises UnsupportedError where
+    they are asked for.
     """
     _without_callstack(skip_op_callstack)
     return printer.operator_to_code(op)

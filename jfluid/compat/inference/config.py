@@ -107,7 +107,7 @@ class AnalysisConfig:
         return self._buffers is not None
 
     def buffers(self) -> tuple[bytes, bytes] | None:
-        """What `set_model_buffer` was given."""
+        """Return what `set_model_buffer` was given."""
         return self._buffers
 
     def enable_use_gpu(self, memory_pool_init_size_mb: int, device_id: int = 0) -> None:
@@ -191,11 +191,11 @@ class AnalysisConfig:
     enable_quantizer = quantizer_config = _refuse
 
     def pass_builder(self) -> PassBuilder:
-        """The passes of a model, of which there are none."""
+        """Return the passes of a model, of which there are none."""
         return PassBuilder()
 
     def to_native_config(self) -> NativeConfig:
-        """The same as a NativeConfig."""
+        """Return the same as a NativeConfig."""
         native = NativeConfig()
         native.model_dir, native.prog_file, native.param_file = self._dir, self._prog, self._params
         native.use_gpu, native.device = self.use_gpu(), self.gpu_device_id()

@@ -56,7 +56,7 @@ class AnalysisPredictor:
         self._outputs: dict[str, LoDTensor] = {}
 
     def clone(self) -> "AnalysisPredictor":
-        """Another one of the same model, for another thread."""
+        """Return another one of the same model, for another thread."""
         clone = AnalysisPredictor.__new__(AnalysisPredictor)
         clone._share(self._model, self._by_name)
         return clone
@@ -68,23 +68,23 @@ class AnalysisPredictor:
         return list(self._model.outputs)
 
     def get_input_tensor_shape(self) -> dict[str, list[int]]:
-        """The shape of each input; -1 is any size."""
+        """Return the shape of each input; -1 is any size."""
         block = self._model.program.global_block()
         return {name: list(block.var(name).shape) for name in self._model.inputs}
 
     def get_serialized_program(self) -> bytes:
-        """The program as bytes, in Fluid's format."""
+        """Return the program as bytes, in Fluid's format."""
         serialized: bytes = self._model.program.serialize_to_string()
         return serialized
 
     def get_input_tensor(self, name: str) -> ZeroCopyTensor:
-        """The input `name`, to be set. Raises FeedError where there is none."""
+        """Return the input `name`, to be set. Raises FeedError where there is none."""
         if name not in self._model.inputs:
             raise FeedError(f"the model has no input {name}" + close_to(name, self._model.inputs))
         return ZeroCopyTensor(name, self._inputs, is_input=True)
 
     def get_output_tensor(self, name: str) -> ZeroCopyTensor:
-        """The output `name`, to be read after a run. Raises FetchError where there is none."""
+        """Return the output `name`, to be read after a run. Raises FetchError where there is none."""
         if name not in self._model.outputs:
             raise FetchError(
                 f"the model has no output {name}" + close_to(name, self._model.outputs)
@@ -127,7 +127,7 @@ class AnalysisPredictor:
 
 
 def create_paddle_predictor(config: AnalysisConfig | NativeConfig) -> AnalysisPredictor:
-    """The predictor of a config. Raises as AnalysisPredictor does; TypeError for what is no
+    """Return the predictor of a config. Raises as AnalysisPredictor does; TypeError for what is no
     config.
     """
     if not isinstance(config, (AnalysisConfig, NativeConfig)):

@@ -38,7 +38,7 @@ _KINDS = {dtype: kind for kind, dtype in _NUMPY.items()}
 
 
 def kind_of(array: Array, what: str) -> PaddleDType:
-    """The type of an array's elements. Raises FeedError for one that is not of PaddleDType."""
+    """Return the type of an array's elements. Raises FeedError for one that is not of PaddleDType."""
     found = _KINDS.get(array.dtype)
     if found is None:
         raise FeedError(
@@ -82,11 +82,11 @@ class PaddleBuf:
         return not self._bytes.size
 
     def length(self) -> int:
-        """How many bytes there are."""
+        """Return how many bytes there are."""
         return int(self._bytes.size)
 
     def view(self, kind: PaddleDType) -> Array:
-        """The numbers, without a copy. Raises FeedError where they are no whole number of
+        """Return the numbers, without a copy. Raises FeedError where they are no whole number of
         elements.
         """
         dtype = _NUMPY[PaddleDType(kind)]
@@ -104,7 +104,7 @@ class PaddleBuf:
         return [int(number) for number in self.view(PaddleDType.INT32)]
 
     def tolist(self, dtype: Literal["float32", "int64", "int32"]) -> list[Any]:
-        """The numbers as a list. Raises ProgramError for another dtype than these."""
+        """Return the numbers as a list. Raises ProgramError for another dtype than these."""
         if dtype not in ("float32", "int64", "int32"):
             raise ProgramError(
                 f"PaddleBuf.tolist: expected float32, int64 or int32, found {dtype!r}"
@@ -147,8 +147,8 @@ class PaddleTensor:
             self.data = PaddleBuf.around(contiguous.copy() if copy else contiguous)
 
     def as_ndarray(self) -> Array:
-        """Its array, of which one element converts to a number as a fetch does. Raises FeedError
-        where shape, dtype and data do not fit.
+        """Return its array, of which one element converts to a number as a fetch does. Raises
+        FeedError where shape, dtype and data do not fit.
         """
         numbers = self.data.view(self.dtype)
         if numbers.size != int(np.prod(self.shape)):
@@ -191,11 +191,11 @@ class ZeroCopyTensor:
         self._tensor().set_lod(lod)
 
     def copy_to_cpu(self) -> Array:
-        """A copy of its array. Raises FetchError where it has none yet."""
+        """Return a copy of its array. Raises FetchError where it has none yet."""
         return fetched(self._tensor())
 
     def shape(self) -> list[int]:
-        """Its shape; [0] before it has a value."""
+        """Return its shape; [0] before it has a value."""
         return list(self._tensor().shape()) if self.name in self._values else [0]
 
     def lod(self) -> list[list[int]]:
@@ -207,10 +207,10 @@ class ZeroCopyTensor:
 
 
 def paddle_dtype_size(dtype: PaddleDType) -> int:
-    """How many bytes an element takes."""
+    """Return how many bytes an element takes."""
     return _NUMPY[PaddleDType(dtype)].itemsize
 
 
 def paddle_tensor_to_bytes(tensor: PaddleTensor) -> bytes:
-    """The numbers of a tensor, as bytes."""
+    """Return the numbers of a tensor, as bytes."""
     return tensor.as_ndarray().tobytes()

@@ -30,7 +30,7 @@ _FUNCTIONS_TOO = (
 
 
 def target(name: str) -> str:
-    """The module of this package that `name`, "paddle" or below it, is."""
+    """Return the module of this package that `name`, "paddle" or below it, is."""
     first, _, rest = name.removeprefix("paddle").removeprefix(".").partition(".")
     if not first:
         return "jfluid.compat.paddle"

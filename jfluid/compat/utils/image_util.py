@@ -26,19 +26,20 @@ __all__ = [
 
 
 def resize_image(img: Any, target_size: int) -> Any:
-    """A Pillow image with its shorter edge of `target_size` pixels, its proportions kept."""
+    """Return a Pillow image with its shorter edge of `target_size` pixels, its proportions kept."""
     scale = target_size / min(img.size)
     size = (round(img.size[0] * scale), round(img.size[1] * scale))
     return img.resize(size, pillow().Resampling.LANCZOS)
 
 
 def flip(im: np.ndarray) -> np.ndarray:
-    """The image, [K, H, W] or [H, W], as a mirror shows it."""
+    """Return the image, [K, H, W] or [H, W], as a mirror shows it."""
     return im[..., ::-1]
 
 
 def crop_img(im: np.ndarray, inner_size: int, color: bool = True, test: bool = True) -> np.ndarray:
-    """A square of `inner_size` pixels of an image, [3, H, W] or, without `color`, [H, W]: float64.
+    """Return a square of `inner_size` pixels of an image, [3, H, W] or, without `color`, [H, W]:
+    float64.
 
     A smaller image lies in the middle of zeros. For a `test` it is the middle, else a random square,
     mirrored half of the time, drawn by NumPy's global generator.
@@ -59,7 +60,8 @@ def crop_img(im: np.ndarray, inner_size: int, color: bool = True, test: bool = T
 
 
 def decode_jpeg(jpeg_string: bytes) -> np.ndarray:
-    """The image of a JPEG file's bytes: uint8 [3, H, W] in red, green, blue, or [H, W] in grey.
+    """Return the image of a JPEG file's bytes: uint8 [3, H, W] in red, green, blue, or [H, W] in
+    grey.
 
     Raises DataError for bytes that are none.
     """
@@ -84,7 +86,7 @@ def _opened(file: Any, where: str) -> Any:
 def preprocess_img(
     im: np.ndarray, img_mean: Any, crop_size: int, is_train: bool, color: bool = True
 ) -> np.ndarray:
-    """A square of an image (see `crop_img`) less its mean, as one vector."""
+    """Return a square of an image (see `crop_img`) less its mean, as one vector."""
     square = crop_img(im.astype("float32"), crop_size, color, test=not is_train)
     return np.asarray(square - img_mean).flatten()
 
@@ -92,8 +94,8 @@ def preprocess_img(
 def load_meta(
     meta_path: str | os.PathLike[str], mean_img_size: int, crop_size: int, color: bool = True
 ) -> np.ndarray:
-    """The middle of the mean image, float32, that stands as `data_mean` in an .npz file, or in one
-    that `preprocess_img` has made.
+    """Return the middle of the mean image, float32, that stands as `data_mean` in an .npz file, or
+    in one that `preprocess_img` has made.
 
     Raises DataError for another number of pixels than `mean_img_size` says.
     """
@@ -116,7 +118,7 @@ def load_meta(
 
 
 def load_image(img_path: str | os.PathLike[str], is_color: bool = True) -> Any:
-    """The Pillow image of a file, as it is stored, or in grey without `is_color`.
+    """Return the Pillow image of a file, as it is stored, or in grey without `is_color`.
 
     Raises DataError for a file that is no image.
     """
@@ -183,7 +185,7 @@ class ImageTransformer:
         self.mean = mean
 
     def transformer(self, data: np.ndarray) -> np.ndarray:
-        """The transformed image."""
+        """Return the transformed image."""
         if self.transpose is not None:
             data = data.transpose(self.transpose)
         if self.channel_swap is not None:

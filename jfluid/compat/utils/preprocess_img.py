@@ -28,13 +28,13 @@ class DiskImage:
             self.img = resize_image(load_image(self.path), self.target_size)
 
     def convert_to_array(self) -> np.ndarray:
-        """uint8 [channels, height, width], or [height, width] in grey."""
+        """Return uint8 [channels, height, width], or [height, width] in grey."""
         self.read_image()
         pixels = np.array(self.img)
         return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
 
     def convert_to_paddle_format(self) -> bytes:
-        """The bytes of a JPEG file of it."""
+        """Return the bytes of a JPEG file of it."""
         self.read_image()
         file = io.BytesIO()
         self.img.save(file, "jpeg")
@@ -73,7 +73,7 @@ class ImageClassificationDatasetCreater(preprocess_util.DatasetCreater):
         )
 
     def create_dataset_from_list(self, path: str) -> tuple[preprocess_util.Dataset, dict[str, int]]:
-        """The images of a file of paths and labels, which are numbered as they appear.
+        """Return the images of a file of paths and labels, which are numbered as they appear.
 
         Raises DataError with the number of a line that is none.
         """
@@ -88,7 +88,7 @@ class ImageClassificationDatasetCreater(preprocess_util.DatasetCreater):
         return preprocess_util.Dataset(data, self.keys), labels
 
     def create_dataset_from_dir(self, path: str) -> tuple[preprocess_util.Dataset, dict[str, int]]:
-        """The images in the folders of a folder, shuffled."""
+        """Return the images in the folders of a folder, shuffled."""
         labels = preprocess_util.get_label_set_from_dir(path)
         data = [
             self._item(image, label, name)

@@ -38,17 +38,17 @@ def save_list(l: Iterable[str], outfile: str | os.PathLike[str]) -> None:  # noq
 
 
 def exclude_pattern(f: str) -> bool:
-    """Whether a name is that of a hidden file or of a backup."""
+    """Return whether a name is that of a hidden file or of a backup."""
     return f.startswith(".") or f.endswith("~")
 
 
 def list_dirs(path: str) -> list[str]:
-    """The paths of the folders in a folder, sorted, without hidden ones."""
+    """Return the paths of the folders in a folder, sorted, without hidden ones."""
     return _listed(path, os.path.isdir)
 
 
 def list_files(path: str) -> list[str]:
-    """The paths of the files in a folder, sorted, without hidden ones and backups."""
+    """Return the paths of the files in a folder, sorted, without hidden ones and backups."""
     return _listed(path, os.path.isfile)
 
 
@@ -60,12 +60,12 @@ def _listed(path: str, wanted: Any) -> list[str]:
 def list_images(
     path: str, exts: Collection[str] = frozenset(("bmp", "jpeg", "jpg", "png"))
 ) -> list[str]:
-    """The paths of the files in a folder that have one of these endings, sorted."""
+    """Return the paths of the files in a folder that have one of these endings, sorted."""
     return [found for found in list_files(path) if os.path.splitext(found)[1][1:] in exts]
 
 
 def get_label_set_from_dir(path: str) -> dict[str, int]:
-    """Numbers of labels: the names of the folders in a folder, sorted."""
+    """Return numbers of labels: the names of the folders in a folder, sorted."""
     return {os.path.basename(found): number for number, found in enumerate(list_dirs(path))}
 
 
@@ -77,7 +77,7 @@ class Label:
         self.name = name
 
     def convert_to_paddle_format(self) -> int:
-        """The number."""
+        """Return the number."""
         return int(self.label)
 
     def __eq__(self, other: object) -> bool:
@@ -210,7 +210,9 @@ class DatasetCreater:
         raise NotImplementedError(f"{type(self).__name__} must define create_meta_file")
 
     def create_dataset(self, path: str) -> tuple[Dataset, dict[str, int]]:
-        """The items of a folder, or of a list with `from_list`, and the numbers of their labels."""
+        """Return the items of a folder, or of a list with `from_list`, and the numbers of their
+        labels.
+        """
         if self.from_list:
             return self.create_dataset_from_list(path)
         return self.create_dataset_from_dir(path)

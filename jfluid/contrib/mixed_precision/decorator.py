@@ -15,6 +15,7 @@ from jfluid.ir.program import Program, default_startup_program, program_guard
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
+from jfluid.optimizer.dygraph_mode import refuse_eagerly
 
 
 class OptimizerWithMixedPrecision:
@@ -58,6 +59,7 @@ class OptimizerWithMixedPrecision:
         """Rewrite the program of `loss` to 16 bits and append its gradients, divided by the
         scaling, and zero where any overflowed.
         """
+        refuse_eagerly("mixed_precision.decorate", "use the optimizer without it")
         program, startup = loss.block.program, startup_program or default_startup_program()
         with program_guard(program, startup):
             rewrite(program, self._amp_lists, self._dtype)

@@ -27,7 +27,7 @@ class Update:
 
 
 def updates_of(program: Program, listen: Operator) -> list[Update]:
-    """The updates that a server's program makes, one for each gradient that its operator
+    """Return the updates that a server's program makes, one for each gradient that its operator
     `listen_and_serv` names.
     """
     found = []

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def initializes_rows(program: Program) -> bool:
-    """Whether the program is a server's startup program with tables whose rows are created when
-    they are first looked up.
+    """Return whether the program is a server's startup program with tables whose rows are created
+    when they are first looked up.
     """
     return any(_is_row_initializer(op) for op in program.global_block().ops)
 
@@ -32,7 +32,7 @@ def _is_row_initializer(op: Operator) -> bool:
 
 
 def initializer(op: Operator) -> "specs.Initializer":
-    """The initializer (of jfluid.ps_server.specs) that an operator stands for. Raises
+    """Return the initializer (of jfluid.ps_server.specs) that an operator stands for. Raises
     UnsupportedError for others.
     """
     from jfluid.ps_server import specs

@@ -6,6 +6,7 @@ compute here.
 program, and one call that brings gradients out and parameters in.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jfluid import errors
@@ -109,8 +110,9 @@ class TrainerProgram:
         return bool(self.dense or self.rows or self.counts or self.touched)
 
 
-def read(program: Program) -> TrainerProgram | None:
-    """The TrainerProgram of a program; None where it is not a trainer's.
+def read(program: Program, endpoints: Sequence[str] = ()) -> TrainerProgram | None:
+    """Return the TrainerProgram of a program; None where it is not a trainer's. `endpoints` are the
+    servers in the job's order, where the caller knows it.
 
     Raises UnsupportedError for programs that DistributeTranspiler does not make.
     """
@@ -122,18 +124,18 @@ def read(program: Program) -> TrainerProgram | None:
             "send, recv and their kind run in the program itself, and not within a block of a "
             "loop or a condition"
         )
-    return _Reader(program).found
+    return _Reader(program, endpoints).found
 
 
 class _Reader:
     """Builds the TrainerProgram of one program."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, endpoints: Sequence[str]):
         self.block = program.global_block()
         ops = self.block.ops
         remote = [op for op in ops if op.type in TRAINERS_OPS]
         trainer = next((op.attr("trainer_id") for op in remote if "trainer_id" in op.attrs), 0)
-        layout = Layout.of_program(program)
+        layout = Layout.of_program(program, endpoints)
         self.parameters = layout.parameters
         self.found = TrainerProgram(list(layout.endpoints), trainer, program._copy())
         self.local = self.found.local.global_block()

@@ -17,8 +17,10 @@ from jfluid.engine import Engine, Owned
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ps_server import dense, snapshot, specs
+from jfluid.ps_server.manifest import PiecePart
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
+from jfluid.ps_server.wholes import RecutBlock, Wholes
 from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server.server import SYNC, copy_op
 
@@ -36,7 +38,7 @@ class ProgramBlock:
         self._value: Array | None = None
 
     def read(self) -> tuple[Array, int]:
-        """(value, version); nobody writes to the array afterwards."""
+        """Return (value, version); nobody writes to the array afterwards."""
         with self._store.lock:
             if self._value is None:
                 self._value = np.asarray(self._store.tensor(self.name).value, np.float32).view()
@@ -49,7 +51,7 @@ class ProgramBlock:
             self._store.tensor(self.update.kept[trainer]).set(value)
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
-        """One update by the program; returns the version that it makes."""
+        """Return one update by the program; returns the version that it makes."""
         self._store.update({self.name: gradient}, None)
         return self.version
 
@@ -71,13 +73,17 @@ class ProgramBlock:
         return self.version
 
     def state(self) -> dict[str, Any]:
-        """Everything that a snapshot needs: the bytes of all variables, as float32."""
+        """Return everything that a snapshot needs: the bytes of all variables, as float32."""
         with self._store.lock:
             return {**self._variables.state(), "version": self.version}
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for a `state` of another block."""
         self._variables.check(state)
+
+    def recut(self, wholes: Wholes) -> dict[str, Any]:
+        """Return the state that other servers' pieces make (see `Variables.recut`)."""
+        return {**self._variables.recut(wholes), "version": wholes.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of another block."""
@@ -142,9 +148,11 @@ class ProgramStore(Store):
         )
         for name in self._counts:
             self.add_block(Counter(self, name))
+        shared = self._shared(program)
+        self.add_block(Variables(self, STATE, shared))
+        self._pieces = self._divided(listen.attr("pserver_id"), shared)
         for name in self.tables:
             self._load(name, listen.attr("pserver_id"))
-        self.add_block(Variables(self, STATE, self._shared(program)))
         self._set_rates()
 
     def _load(self, name: str, server: int) -> None:
@@ -187,9 +195,60 @@ class ProgramStore(Store):
             and found.get_tensor()._is_initialized()
         ]
 
+    # ---- what the variables are of those of the program before it was divided ----
+
+    def _divided(self, server: int, shared: Sequence[str]) -> dict[str, PiecePart] | None:
+        division = self._program.division
+        if division is None:  # of a program that was read from a file
+            return None
+        # what the division does not name every server has whole
+        found = {n: PiecePart(variable=n, shape=self.value(n).shape) for n in shared}
+        for saved in division.variables.values():
+            for piece in saved.pieces if not saved.distributed else ():
+                if piece.server == server:
+                    rows = {"first": piece.first, "rows": piece.rows} if saved.cut else {}
+                    found[piece.name] = PiecePart(variable=saved.name, shape=saved.shape, **rows)
+        return found
+
+    def pieces(self) -> dict[str, PiecePart] | None:
+        return self._pieces
+
+    def variables(self) -> set[str]:
+        division = self._program.division
+        own = {piece.variable for piece in (self._pieces or {}).values()}
+        return own | set(division.variables if division is not None else ())
+
+    def begins_as(self, name: str) -> PiecePart:
+        """Return of what a variable is a piece. What a trainer got last (DC-ASGD) begins as the
+        parameter does: trainers begin anew, too.
+        """
+        assert self._pieces is not None  # else nothing is cut anew
+        for block in self.blocks.values():
+            if isinstance(block, ProgramBlock) and name in block.update.kept:
+                name = block.name
+        if name not in self._pieces:
+            raise errors.ServerError(
+                f"{name}: the program does not tell what it is of the variables that servers divide"
+            )
+        return self._pieces[name]
+
+    def recut_blocks(self) -> Sequence[RecutBlock]:
+        return [
+            b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))
+        ]
+
+    def counted(self, name: str) -> tuple[PiecePart, bool]:
+        """Return what is the sum of the trainers' counts of which this is one, and whether it is
+        the first of them.
+        """
+        for saved in self._program.division.variables.values():
+            if name in saved.counts:
+                return self.begins_as(saved.name), saved.counts[0] == name
+        raise errors.ServerError(f"{name} is no count of this server's program")
+
     def value(self, name: str) -> Array:
-        """The value of a variable now. Raises UninitializedError where the startup program was not
-        run.
+        """Return the value of a variable now. Raises UninitializedError where the startup program
+        was not run.
         """
         for table in self.tables.values():
             if isinstance(table, ProgramTable) and name in table.powers:
@@ -197,8 +256,8 @@ class ProgramStore(Store):
         return np.array(self.tensor(name))
 
     def tensor(self, name: str) -> Any:
-        """The tensor of a variable. Raises UninitializedError where the startup program was not
-        run.
+        """Return the tensor of a variable. Raises UninitializedError where the startup program was
+        not run.
         """
         found = self._scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
@@ -209,14 +268,18 @@ class ProgramStore(Store):
         return found.get_tensor()
 
     def block(self, name: str) -> dense.Block:
-        """A block, a table as the block that trainers take it for who hold all of it, or another
-        variable that outlives a round."""
-        if name in self.tables and name not in self.blocks:
+        """Return a block, a table as the block that trainers take it for who hold all of it, or
+        another variable that outlives a round.
+        """
+        found = self.blocks.get(name)
+        if found is not None:
+            return found
+        if name in self.tables:
             return WholeTable(
                 self.tables[name], tuple(self._program.global_block().var(name).shape)
             )
         var = self._program.global_block().vars.get(name)
-        if name not in self.blocks and var is not None and var.persistable:
+        if var is not None and var.persistable:
             self.tensor(name)
             return Variables(self, name, [name])
         return super().block(name)
@@ -363,7 +426,7 @@ class WholeTable:
         return time.time_ns()
 
     def read(self) -> tuple[Array, int]:
-        """(value, a version that was never seen)."""
+        """Return (value, a version that was never seen)."""
         values = self._table.look_up(np.arange(self.shape[0], dtype=np.int64), train=False)
         return values.reshape(self.shape), self.version
 
@@ -419,6 +482,17 @@ class Counter:
             raise errors.ServerError(
                 f"{self.name}: expected a count, found {len(state['numbers'])} numbers"
             )
+
+    def recut(self, wholes: Wholes) -> dict[str, Any]:
+        """Return the state that other servers' counts make: together they are the steps that the
+        schedule has seen, all of them in the first, since trainers begin anew.
+        """
+        piece, first = self._store.counted(self.name)
+        steps = wholes.read(piece, "int64")
+        return {
+            "numbers": packed([steps if first else np.zeros_like(steps)]),
+            "version": wholes.version,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from jfluid import errors, flags
+from jfluid import errors, flags, heap
 from jfluid.distributed.server.snapshot_writers import Snapshots
 from jfluid.distributed.wire.settings import client_options, server_settings
 from jfluid.engine import Engine, Fetched, Runner
@@ -33,7 +33,6 @@ class Serving(Runner):
                 jfluid.environment.process) is wrong or cannot be.
         """
         from jfluid.distributed.server.program_store import ProgramStore
-        from jfluid.ps_server.__main__ import keep_freed_memory
         from jfluid.ps_server.client import credentials_of
         from jfluid.ps_server.recovery import Peers
         from jfluid.ps_server.server import Server
@@ -47,10 +46,11 @@ class Serving(Runner):
         host, _, port = endpoint.rpartition(":")
         number = max(self._listen.attr("pserver_id"), 0)
         endpoints = endpoints_of(self._program)
-        keep_freed_memory()
+        heap.keep_for_messages()
         token = job_secret([endpoint])
         settings = server_settings(
             number,
+            [each.rpartition(":")[0] for each in endpoints[:number]].count(host),
             token=token,
             host=host.strip("[]"),
             port=int(port),

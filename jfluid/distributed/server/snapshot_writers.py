@@ -38,8 +38,8 @@ class Snapshots:
 
     @classmethod
     def of_server(cls, number: int) -> "Snapshots | None":
-        """Those of server `number`, as the environment says. Raises ServerError for variables that
-        make no sense.
+        """Return those of server `number`, as the environment says. Raises ServerError for
+        variables that make no sense.
         """
         from jfluid.environment.process import SnapshotVariables
 
@@ -68,7 +68,7 @@ class Snapshots:
             )
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
-        """The writer of them: together with the other servers, or alone."""
+        """Return the writer of them: together with the other servers, or alone."""
         return (
             _RoundWriter(self, server, peers)
             if server.store.synchronous
@@ -101,6 +101,7 @@ class _PeriodicWriter(Writer):
     def __init__(self, snapshots: Snapshots, server: "Server"):
         self._snapshots, self._server = snapshots, server
         self._due, self._ended = threading.Event(), threading.Event()
+        server.trainer_group.on_leave = self._due.set
         if snapshots.restore:
             server.service.ready.clear()  # until it has read it
 
@@ -130,7 +131,6 @@ class _PeriodicWriter(Writer):
         _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
 
     def start(self) -> None:
-        self._server.trainer_group.on_leave = self._due.set
         threading.Thread(
             target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True
         ).start()
@@ -175,6 +175,9 @@ class _RoundWriter(Writer):
         )
         self._coordinator = None if peers.server else Coordinator(service, peers, snapshots.every_s)
         service.round_snapshots = self._own
+        trainer_group.on_round = self._own.on_round
+        if self._coordinator is not None:
+            trainer_group.on_leave = self._coordinator.hurry
         if snapshots.restore:
             service.ready.clear()  # until it is known what to go on from
             self._own.look()
@@ -195,9 +198,7 @@ class _RoundWriter(Writer):
         self._server.service.ready.set()
 
     def start(self) -> None:
-        self._server.trainer_group.on_round = self._own.on_round
         if self._coordinator is not None:
-            self._server.trainer_group.on_leave = self._coordinator.hurry
             self._coordinator.start()
 
     def stop(self) -> None:

@@ -10,18 +10,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from jfluid import errors
+from jfluid.ps_server.manifest import PiecePart
+from jfluid.ps_server.wholes import Wholes
 
 Array = np.ndarray[Any, Any]
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """The bytes of arrays, as float32."""
+    """Return the bytes of arrays, as float32."""
     data = b"".join(a.tobytes() for a in arrays)
     return np.frombuffer(data + b"\0" * (-len(data) % 4), np.float32)
 
 
 def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
-    """The arrays of which these are the bytes, by (name, dtype, shape)."""
+    """Return the arrays of which these are the bytes, by (name, dtype, shape)."""
     data, at, arrays = numbers.tobytes(), 0, []
     for _, dtype, shape in described:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -39,11 +41,17 @@ class Values(Protocol):
         ...
 
     def value(self, name: str) -> Array:
-        """The value of a variable now."""
+        """Return the value of a variable now."""
         ...
 
     def tensor(self, name: str) -> Any:
-        """The tensor of a variable."""
+        """Return the tensor of a variable."""
+        ...
+
+    def begins_as(self, name: str) -> PiecePart:
+        """Return of what a variable is a piece, or from which it is copied when the pieces of other
+        servers are cut anew.
+        """
         ...
 
 
@@ -63,7 +71,7 @@ class Variables:
         return time.time_ns()
 
     def read(self) -> tuple[Array, int]:
-        """(the bytes as float32, version)."""
+        """Return (the bytes as float32, version)."""
         with self._store.lock:
             return packed([self._store.value(n) for n in self._names]), self.version
 
@@ -75,7 +83,7 @@ class Variables:
     add = assign = push
 
     def state(self) -> dict[str, Any]:
-        """Everything that a snapshot needs."""
+        """Return everything that a snapshot needs."""
         with self._store.lock:
             arrays = [self._store.value(n) for n in self._names]
             return {"numbers": packed(arrays), "variables": self._described(arrays)}
@@ -92,6 +100,17 @@ class Variables:
             raise errors.ServerError(
                 f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}"
             )
+
+    def recut(self, wholes: Wholes) -> dict[str, Any]:
+        """Return the state that other servers' pieces make. Raises DamagedError and ServerError, as
+        `Wholes.read` does.
+        """
+        there = [self._store.value(n) for n in self._names]
+        arrays = [
+            wholes.read(self._store.begins_as(n), str(a.dtype))
+            for n, a in zip(self._names, there, strict=True)
+        ]
+        return {"numbers": packed(arrays), "variables": self._described(arrays)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of other variables."""

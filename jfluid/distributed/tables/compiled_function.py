@@ -55,8 +55,8 @@ class Function:
         return {n: np.asarray(v) for n, v in found.items()}
 
     def shapes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What it would return for such values (jax.ShapeDtypeStruct, or what holds them). Raises
-        what an operator does.
+        """Return what it would return for such values (jax.ShapeDtypeStruct, or what holds them).
+        Raises what an operator does.
         """
         key = jax.ShapeDtypeStruct((2,), np.uint32) if self.draws else None
         with jax.enable_x64(True):
@@ -68,7 +68,7 @@ class Function:
 
 
 def reads_of(ops: Sequence[Operator]) -> list[str]:
-    """Names that operators read before one of them writes them."""
+    """Return names that operators read before one of them writes them."""
     made: set[str] = set()
     found: dict[str, None] = {}
     for op in ops:

@@ -55,13 +55,13 @@ class ProgramTable(SparseTable):
             }
 
     def empty(self) -> "ProgramTable":
-        """A table like this one, without rows."""
+        """Return a table like this one, without rows."""
         twin = ProgramTable(self.spec)
         twin.rate, twin.variables, twin.powers = self.rate, self.variables, self.powers
         return twin
 
     def slots(self, ids: Array) -> dict[str, Array]:
-        """float32 [n, width] by the name of each variable of the optimizer's state."""
+        """Return float32 [n, width] by the name of each variable of the optimizer's state."""
         found = super().slots(ids)
         unused = {
             name: np.zeros((len(ids), self.spec.width), np.float32)
@@ -71,7 +71,7 @@ class ProgramTable(SparseTable):
         return {self.variables.get(slot, slot): values for slot, values in found.items()} | unused
 
     def power(self, name: str) -> Array:
-        """float32 [1]: what Fluid would have in a variable of `powers` after as many steps."""
+        """Return float32 [1]: what Fluid would have in a variable of `powers` after as many steps."""
         return np.full(1, np.float32(self.powers[name]) ** (self.step + 1), np.float32)
 
     def begin(self, tensor: Callable[[str], Any]) -> None:
@@ -99,8 +99,8 @@ def make_table(
     device: Callable[[], Any],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[ProgramTable, RowUpdate]:
-    """The table that a block of a server's program updates, with its first values from the scope,
-    where they are no longer needed then; and how it is updated.
+    """Return the table that a block of a server's program updates, with its first values from the
+    scope, where they are no longer needed then; and how it is updated.
 
     Args:
         tensor: a variable of the scope.

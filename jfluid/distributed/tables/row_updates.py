@@ -51,7 +51,7 @@ class Parts:
 
     @classmethod
     def of(cls, update: Update) -> "Parts":
-        """The parts of an update. Raises UnsupportedError for a parameter that is no float32
+        """Return the parts of an update. Raises UnsupportedError for a parameter that is no float32
         matrix.
         """
         var = update.block.var_recursive(update.param)
@@ -87,7 +87,7 @@ class Parts:
         return tuple(self.update.block.var_recursive(self.update.param).shape)
 
     def described(self, name: str) -> Any:
-        """The shape and dtype of a variable, without a value."""
+        """Return the shape and dtype of a variable, without a value."""
         var = self.update.block.var_recursive(name)
         return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
 
@@ -133,8 +133,8 @@ class UpdateByRule:
     def prepare(
         self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
     ) -> Callable[[], Any]:
-        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all
-        computed that may fail.
+        """Return what makes the update (ids int64 [n], each once; gradients float32 [n, width]),
+        with all computed that may fail.
         """
         if self._function is not None:
             values = {
@@ -203,8 +203,8 @@ class UpdateByFunction:
     def prepare(
         self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
     ) -> Callable[[], Any]:
-        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]). Where it
-        fails nothing changes.
+        """Return what makes the update (ids int64 [n], each once; gradients float32 [n, width]).
+        Where it fails nothing changes.
         """
         return lambda: (self._touched if self._parts.spread else self._all)(table, ids, gradients)
 
@@ -263,7 +263,7 @@ def row_update_of(
     seed: int,
     device: Callable[[], Any],
 ) -> tuple[RowUpdate, Parts]:
-    """How a block of a server's program updates its table.
+    """Return how a block of a server's program updates its table.
 
     Args:
         first_value: what the rows of a slot begin with.

@@ -79,9 +79,10 @@ class Communicator:
 
     def start(self) -> None:
         """From now on steps of the program go by this communicator. A second start does nothing.
+        With ASYNC and GEO servers are asked when the first step needs them, as in Fluid.
 
-        Raises ProgramError for a setting that is too small, ServerError when a server does not
-        answer.
+        Raises ProgramError for a setting that is too small; with SYNC and HALF_ASYNC ServerError
+        when a server does not answer.
         """
         if self._strategy is None:
             made, depth = self._made(), int(self._setting("prefetch_depth"))
@@ -89,9 +90,19 @@ class Communicator:
                 raise errors.ProgramError(
                     f"communicator_prefetch_depth: expected at least 0, found {depth}"
                 )
-            connection = connections.connect(self._program)
-            self._strategy = connection.strategy = made
-            connection.prefetch_depth = depth
+
+            def use(connection: connections.Connection) -> None:
+                connection.strategy, connection.prefetch_depth = made, depth
+
+            self._strategy = made
+            if self._mode in (DistributedMode.ASYNC, DistributedMode.GEO):
+                connections.when_connected(self._program, use)
+            else:
+                try:
+                    use(connections.connect(self._program))
+                except BaseException:
+                    self._strategy = None
+                    raise
 
     def stop(self) -> None:
         """Send what waits, give the trainer the servers' parameters, and go back to what the
@@ -100,23 +111,28 @@ class Communicator:
         Raises ServerError where that failed.
         """
         if self._strategy is not None:
+            strategy, self._strategy = self._strategy, None
+            if connections.cancel(self._program):  # no step has asked a server
+                strategy.stop()
+                return
             connection = connections.connect(self._program)
             connection.strategy = None
-            strategy, self._strategy = self._strategy, None
             strategy.stop()
             connection.settle()
 
     def is_running(self) -> bool:
-        """Whether it was started, and not stopped."""
+        """Return whether it was started, and not stopped."""
         return self._strategy is not None
 
     def seconds(self) -> dict[str, float]:
-        """Where the time of the trainer's steps went so far, by part: rows, feed, compute,
-        gradients, exchange, install.
+        """Return where the time of the trainer's steps went so far, by part: rows, feed, compute,
+        gradients, exchange, install. Within rows and exchange, or beside the steps in another
+        thread, are encode, call and decode: what its calls to servers took.
 
         Raises ServerError when no server answers to a communicator that was never started.
         """
-        return dict(connections.connect(self._program).laps.seconds)
+        connection = connections.connect(self._program)
+        return connection.laps.seconds | connection.calls.seconds
 
     def _setting(self, name: str) -> Any:
         name = f"communicator_{name}"
@@ -130,7 +146,7 @@ class Communicator:
             return Geo(int(self._kwargs["push_nums"]), int(self._kwargs["trainers"]))
         if self._mode != DistributedMode.ASYNC:
             return Direct(
-                self._mode == DistributedMode.SYNC, goes_on=self._mode == DistributedMode.HALF_ASYNC
+                self._mode == DistributedMode.SYNC, pending=self._mode == DistributedMode.HALF_ASYNC
             )
         return Async(
             AsyncSettings(

@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def names(program: TrainerProgram) -> list[str]:
-    """The variables that outlive a step of a trainer's program, are written by it, and do not come
-    from servers.
+    """Return the variables that outlive a step of a trainer's program, are written by it, and do
+    not come from servers.
     """
     served = {dense.name for dense in program.received} | set(program.tables)
     found = dict.fromkeys(n for op in _operators(program.local) for n in op.output_arg_names)
@@ -49,8 +49,8 @@ def _operators(program: Program) -> list[Operator]:
 
 
 def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
-    """A serialized TrainerState (ps.proto) after the step that makes the gradients of `round`;
-    empty where it is too large.
+    """Return a serialized TrainerState (ps.proto) after the step that makes the gradients of
+    `round`; empty where it is too large.
     """
     from jfluid.ps_server import ps_pb2 as pb
 

@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_QUESTIONS = 1.0
 
 
 def table_rows(client: "Client") -> dict[str, int]:
-    """How many rows each table has, over all servers."""
+    """Return how many rows each table has, over all servers."""
     rows: dict[str, int] = {}
     for status in client.status():
         for name, table in status.tables.items():

@@ -45,19 +45,25 @@ def send(
         connection.calls.push(blocks=counts, change=Change.ADD)
     if round and connection.careful:
         connection.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
-        return connection.calls.pull(blocks=wanted, round=round, confirm=True)
+        return connection.calls.pull(rows, wanted, round=round, confirm=True, or_no_rows=True)
     if not wanted and not rows:
         connection.calls.push(gradients.rows, gradients.dense, round=round, state=state)
         return PullResult({}, {}, 0)
     return connection.calls.exchange(
-        gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state
+        gradients.rows,
+        gradients.dense,
+        {} if rows is None else rows,
+        wanted,
+        round=round,
+        state=state,
+        or_no_rows=True,  # they are of the next step, and must not cost this one its gradients
     )
 
 
 def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
-    """The pieces of all parameters as they are now."""
+    """Return the pieces of all parameters as they are now."""
     return connection.client.pull(
-        blocks=[p.name for d in program.received for p in d.pieces]
+        blocks=[p.name for d in program.received for p in d.pieces], train=program.trains
     ).blocks
 
 
@@ -74,12 +80,12 @@ class Direct:
     Args:
         synchronous: it waits for all trainers, whose gradients are averaged; None for what the
             program's operators say.
-        goes_on: the call goes on while the next step begins, and brings its rows, too; unless the
-            prefetch depth is 0.
+        pending: the call is pending while the next step begins, and brings its rows, too; unless
+            the prefetch depth is 0. A round always is: nobody computes before it is applied.
     """
 
-    def __init__(self, synchronous: bool | None = None, goes_on: bool = False):
-        self._synchronous, self._goes_on = synchronous, goes_on
+    def __init__(self, synchronous: bool | None = None, pending: bool = False):
+        self._synchronous, self._pending = synchronous, pending
 
     def _in_rounds(self, program: TrainerProgram) -> bool:
         return program.synchronous if self._synchronous is None else self._synchronous
@@ -96,22 +102,21 @@ class Direct:
     def push(
         self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
-        if not self._in_rounds(program):
-            if self._goes_on and connection.prefetch_depth:
-                connection.exchange(
-                    lambda ids: send(connection, program, gradients, receive=True, rows=ids),
-                    program,
-                    scope,
-                )
-                return {}
-            return send(connection, program, gradients, receive=True).blocks
-        number = connection.rounds + 1
-        state = local_state.packed(program, scope, number) if connection.recovers else b""
-        blocks = send(
-            connection, program, gradients, receive=True, round=number, state=state
-        ).blocks
-        connection.rounds = number
-        return blocks
+        in_rounds = self._in_rounds(program)
+        number = connection.rounds + 1 if in_rounds else 0
+        state = (
+            local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
+        )
+
+        def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
+            pulled = send(connection, program, gradients, True, number, rows, state)
+            connection.rounds = max(number, connection.rounds)
+            return pulled
+
+        if (self._pending or in_rounds) and connection.prefetch_depth:
+            connection.exchange(exchange, program, scope)
+            return {}
+        return exchange().blocks
 
     def stop(self) -> None:
         pass
@@ -122,7 +127,7 @@ class AsyncSettings:
     """How an asynchronous trainer sends.
 
     Attributes:
-        queue_size: steps whose gradients may wait to be merged; then the trainer waits too.
+        queue_size: when the gradients of so many steps wait to be merged, the trainer waits, too.
         max_merge: steps whose gradients are sent together.
         wait_times: when no more come for this many hundredths of a second, those that are there are
             sent.
@@ -159,9 +164,10 @@ class Async:
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue(
-            settings.queue_size
+        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = (
+            queue.Queue()
         )
+        self._taken = threading.Condition()  # something has left the queue
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._last: tuple[Connection, TrainerProgram, Scope] | None = None
@@ -189,24 +195,19 @@ class Async:
         own = Gradients(
             {n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts
         )
-        while True:
-            self._check()
-            try:
-                self._queue.put((connection, program, own), timeout=0.5)
-                break
-            except queue.Full:
-                continue
+        self._check()
+        self._queue.put((connection, program, own))
+        # Now, not before the next put: so what came back for the step before is there to go on with.
+        with self._taken:
+            while self._queue.qsize() >= self._settings.queue_size:
+                self._check()
+                self._taken.wait(timeout=0.5)
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
 
     def stop(self) -> None:
-        while self._thread.is_alive():
-            try:
-                self._queue.put(None, timeout=0.5)
-                break
-            except queue.Full:
-                continue
+        self._queue.put(None)
         self._thread.join()
         self._check()
         if self._last is not None:
@@ -228,7 +229,7 @@ class Async:
 
     def _send_some(self) -> bool:
         """Merge what comes, and send it; False at the end."""
-        first = self._queue.get()
+        first = self._take_step()
         if first is None:
             return False
         (connection, program, gradients), ended = first, False
@@ -239,7 +240,7 @@ class Async:
             if self._since >= self._settings.before_receive:
                 self._take(current(connection, program))
             try:
-                step = self._queue.get(timeout=self._settings.wait_times / 100)
+                step = self._take_step(timeout_s=self._settings.wait_times / 100)
             except queue.Empty:
                 break
             if step is None:
@@ -252,6 +253,15 @@ class Async:
         if due:
             self._take(fresh)
         return not ended
+
+    def _take_step(
+        self, timeout_s: float | None = None
+    ) -> tuple[Connection, TrainerProgram, Gradients] | None:
+        """Return the next step of the queue; raises queue.Empty where none comes in time."""
+        step = self._queue.get(timeout=timeout_s)
+        with self._taken:
+            self._taken.notify_all()
+        return step
 
     def _take(self, pieces: dict[str, Array]) -> None:
         self._since = 0
@@ -274,7 +284,7 @@ class Merged:
 
     @staticmethod
     def count(program: TrainerProgram) -> int:
-        """How many gradients a step has."""
+        """Return how many gradients a step has."""
         return len(program.dense) + len(program.rows)
 
     def add(self, step: Gradients) -> None:
@@ -291,7 +301,7 @@ class Merged:
             self._counts[name] = self._counts.get(name, np.float32(0)) + value
 
     def gradients(self) -> Gradients:
-        """All of them as one step's."""
+        """Return all of them as one step's."""
         from jfluid.ps_server import table
 
         share = np.float32(1.0 if self._sums else 1.0 / self.steps)

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.compile.feeds import named
-from jfluid.compile.padding import ladder
 from jfluid.distributed.programs.trainer_program import LookUp, SentRows, TrainerProgram
 from jfluid.distributed.trainer import local_state
+from jfluid.distributed.trainer.early_step import EarlyStep, buffer_of
 from jfluid.distributed.trainer.row_count import RowCount
 from jfluid.distributed.trainer.strategies import DIRECT, current, install
 from jfluid.distributed.wire import connections
@@ -29,7 +30,7 @@ from jfluid.parallel.data_parallel import DataParallel
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import PulledRows
+    from jfluid.ps_server.client import PulledRows, RowRequest
 
 Array = np.ndarray[Any, Any]
 
@@ -62,13 +63,13 @@ class PrefetchedBatch:
         batch: as it was given.
         read: what is fed of it.
         asked: of each table all ids, and the tensors that each feed has of them.
-        rows: by table.
+        rows: by table; and as a step has them, on its device, where they were brought there.
     """
 
     batch: Mapping[str, Any]
     step_input: StepInput
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
-    rows: "Future[Mapping[str, PulledRows]]"
+    rows: "Future[tuple[Mapping[str, PulledRows], Feed]]"
 
 
 class Trainer(Runner):
@@ -83,6 +84,7 @@ class Trainer(Runner):
         self.program, self._engine = program, engine
         self._connection: Connection | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
+        self._placer = FeedPlacer()
 
     def run(
         self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
@@ -168,14 +170,26 @@ class Trainer(Runner):
     ) -> PrefetchedBatch:
         step_input = self._read(Owned(batch), devices)
         asked = self._ids(step_input.feeds, Scope())
-        return PrefetchedBatch(
-            batch, step_input, asked, thread.submit(self._pull, connection, strategy, asked)
-        )
+        pulling = thread.submit(self._pull_ahead, connection, strategy, asked, devices is None)
+        return PrefetchedBatch(batch, step_input, asked, pulling)
+
+    def _pull_ahead(
+        self,
+        connection: Connection,
+        strategy: Strategy,
+        asked: Mapping[str, tuple[Array, Any]],
+        place: bool,
+    ) -> "tuple[Mapping[str, PulledRows], Feed]":
+        """The rows; with `place` their copies to the device begin while it computes another step."""
+        found = self._pull(connection, strategy, {table: ids for table, (ids, _) in asked.items()})
+        if not place:
+            return found, {}
+        padded = {table: LoDTensor(_padded(rows)) for table, rows in found.items()}
+        return found, dict(self._placer.place(padded, self._engine.device))
 
     def _pull(
-        self, connection: Connection, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]
+        self, connection: Connection, strategy: Strategy, ids: Mapping[str, Array]
     ) -> "Mapping[str, PulledRows]":
-        ids = {table: found for table, (found, _) in asked.items()}
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
         # an evaluation leaves tables as they are
@@ -197,22 +211,30 @@ class Trainer(Runner):
         if program.trains:
             strategy.begin(connection, program, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
-        brought = None
-        if program.trains and not ahead:
-            brought = connection.asked({table: ids for table, (ids, _) in asked.items()})
-            lap("exchange")
-        found = ahead.rows.result() if ahead else brought or self._pull(connection, strategy, asked)
-        lap("rows")
-        inverse = self._give_rows(feeds, asked, found)
-        lap("feed")
-        connection.settle()
-        lap("exchange")
         late = {d.name for d in program.received} & set(fetches)
         touched = [n for n, _ in program.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + program.sent + touched))
+        wanted, early = self._request_of(step_input, feeds, names, devices, asked)
+        brought = None
+        if program.trains and not ahead:
+            brought = connection.asked(wanted)
+            lap("exchange")
+        found, placed = ahead.rows.result() if ahead else (brought, {})
+        found = found or self._pull(connection, strategy, wanted)
+        lap("rows")
+        inverse = early.inverse
+        if inverse is None:
+            inverse = self._give_rows(program.look_ups, feeds, asked, found, placed)
+        lap("feed")
+        connection.settle()
+        lap("exchange")
         if program.trains:
             self._resume(connection, scope)
-        prepared = self._prepare(step_input, feeds, names, devices)
+        parameters = self._parameters(scope) if program.trains and devices is None else {}
+        prepared = early.finish(found, parameters)
+        if prepared is None:
+            feeds[0].update(parameters)
+            prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
         values = {
             f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)
@@ -244,6 +266,43 @@ class Trainer(Runner):
             values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
 
+    def _request_of(
+        self,
+        step_input: StepInput,
+        feeds: list[Feed],
+        names: list[str],
+        devices: DataParallel | None,
+        asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
+    ) -> "tuple[RowRequest, EarlyStep]":
+        """What a step asks servers for, and the step itself, made ready while they answer."""
+        from jfluid.ps_server.client import RowRequest
+
+        known = self.program.local.global_block().vars
+        wanted = RowRequest({table: ids for table, (ids, _) in asked.items()})
+
+        def fill() -> tuple[Feed, dict[str, Array], dict[str, dict[str, list[Array]]]]:
+            rows: dict[str, Array] = {}
+            inverse = {}
+            for look_up in self.program.look_ups:
+                ids, where = wanted.distinct(look_up.table)
+                feeds[0][look_up.table] = rows[look_up.table] = buffer_of(
+                    len(ids), self.program.tables[look_up.table].width
+                )
+                inverse[look_up.table] = self._positions(
+                    look_up, where, asked[look_up.table][1], feeds
+                )
+            return feeds[0], rows, inverse
+
+        early = EarlyStep(
+            fill,
+            lambda feed: self._prepare(step_input, [feed], names, devices),
+            [known[name] for name in self._only_read],
+        )
+        # others hold feeds that are not owned; replicas divide them
+        if self.program.trains and devices is None and step_input.owned and step_input.divides:
+            wanted.meanwhile = early.begin
+        return wanted, early
+
     def _prepare(
         self,
         step_input: StepInput,
@@ -259,6 +318,24 @@ class Trainer(Runner):
         return self._engine.prepare(
             step_input.program, Owned(feed) if step_input.owned else feed, names
         )
+
+    @functools.cached_property
+    def _only_read(self) -> list[str]:
+        """Parameters from servers that the program itself does not change."""
+        changed = {
+            n for b in self.program.local.blocks for op in b.ops for n in op.output_arg_names
+        }
+        return [d.name for d in self.program.received if d.name not in changed]
+
+    def _parameters(self, scope: Scope) -> Feed:
+        """Parameters that servers give anew after each step: as feeds they need not become state."""
+        found = {}
+        for name in self._only_read:
+            var, of = scope.find_var(name), self.program.local.global_block().var(name)
+            value = var.get_tensor().value if var is not None else None
+            if value is not None and value.dtype == of.np_dtype:
+                found[name] = np.asarray(value)
+        return found
 
     def _resume(self, connection: Connection, scope: Scope) -> None:
         """Before the first step of a trainer that was started again: give it back what only it
@@ -282,22 +359,29 @@ class Trainer(Runner):
         """Of each table all ids, and the tensors that each feed has of them; feeds keep what the
         program itself reads.
         """
-        look_ups = self.program.look_ups
-        tensors = [self._tensors(feed, scope) for feed in feeds] if look_ups else []
+        asked = self._asked(self.program.look_ups, feeds, scope)
+        for feed in feeds:
+            for name in self._only_asked & set(feed):
+                del feed[name]
+        return asked
+
+    def _asked(
+        self, look_ups: Sequence[LookUp], feeds: list[Feed], scope: Scope
+    ) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
+        tensors = [self._tensors(look_ups, feed, scope) for feed in feeds] if look_ups else []
         asked = {}
         for look_up in look_ups:
             own = [[found[n] for n in look_up.ids] for found in tensors]
             front = [np.array(look_up.paddings, np.int64)] if look_up.paddings else []
             flat = [np.asarray(t.value).reshape(-1) for group in own for t in group]
             asked[look_up.table] = np.concatenate(front + flat), own
-        for feed in feeds:
-            for name in self._only_asked & set(feed):
-                del feed[name]
         return asked
 
-    def _tensors(self, feed: Feed, scope: Scope) -> dict[str, LoDTensor]:
+    def _tensors(
+        self, look_ups: Sequence[LookUp], feed: Feed, scope: Scope
+    ) -> dict[str, LoDTensor]:
         """The ids of a feed, and those that the program computes from it."""
-        names = dict.fromkeys(n for u in self.program.look_ups for n in u.ids)
+        names = dict.fromkeys(n for u in look_ups for n in u.ids)
         computed = tuple(n for n in names if n not in feed)
         values = (
             dict(zip(computed, self._compute(computed, feed, scope), strict=True))
@@ -312,12 +396,10 @@ class Trainer(Runner):
         used = {n for b in self.program.local.blocks for op in b.ops for n in op.input_arg_names}
         return {n for u in self.program.look_ups for n in u.ids} - used
 
-    def _compute(self, names: tuple[str, ...], feed: Mapping[str, Any], scope: Scope) -> list[Any]:
+    def _compute(self, names: tuple[str, ...], feed: Feed, scope: Scope) -> list[Any]:
         """Ids that the program computes: what leads to them is run before."""
         if names not in self._asking:
             program = self.program.local._prune_with_input(list(feed), list(names))
-            tables = {u.table for u in self.program.look_ups}
-            reading = {n for op in program.global_block().ops for n in op.input_arg_names}
             unknown = [
                 n
                 for n in names
@@ -328,47 +410,66 @@ class Trainer(Runner):
                     f"the program reads {', '.join(unknown)}, which the feed does not hold; it holds: "
                     f"{', '.join(feed) or 'nothing'}"
                 )
-            if reading & tables:
-                raise errors.UnsupportedError(
-                    f"{', '.join(names)}: ids that depend on rows of {', '.join(reading & tables)} "
-                    "would need several questions to the servers in a step; feed the ids"
-                )
             self._asking[names] = program
         program = self._asking[names]
+        feed = self._with_rows(program, feed, scope)
         given = program.global_block().vars
         found = self._engine.run(
             program, {n: v for n, v in feed.items() if n in given}, list(names), scope
         )
         return [f.tensor() for f in found]
 
+    def _with_rows(self, program: Program, feed: Feed, scope: Scope) -> Feed:
+        """The feed with the rows from which a program computes ids. Servers are asked for them
+        first; the step asks for them again, and only that counts as a show.
+        """
+        reading = {n for op in program.global_block().ops for n in op.input_arg_names}
+        look_ups = []
+        for u in self.program.look_ups:
+            used = [(n, at) for n, at in zip(u.ids, u.positions) if at in reading]
+            if used:
+                ids, positions = zip(*used)
+                look_ups.append(LookUp(u.table, ids, positions, u.paddings))
+        if not look_ups:
+            return feed
+        asked = self._asked(look_ups, [feed], scope)
+        ids_of = {table: ids for table, (ids, _) in asked.items()}
+        found = self._connected().client.pull(ids_of, train=False).rows
+        feed = dict(feed)
+        self._give_rows(look_ups, [feed], asked, found)
+        return feed
+
     def _give_rows(
         self,
+        look_ups: Sequence[LookUp],
         feeds: list[Feed],
         asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
         found: "Mapping[str, PulledRows]",
+        placed: Feed | None = None,
     ) -> dict[str, dict[str, list[Array]]]:
-        """Put the rows that came, and their positions, into the feeds; the positions of each feed,
-        by table.
+        """Put the rows that came (those that are `placed` as they are there), and their positions, into
+        the feeds; the positions of each feed, by table.
         """
         inverse: dict[str, dict[str, list[Array]]] = {}
-        for look_up in self.program.look_ups:
+        for look_up in look_ups:
             rows = found[look_up.table]
-            values = np.zeros((ladder(len(rows.ids)), rows.values.shape[1]), np.float32)
-            values[: len(rows.ids)] = rows.values
+            values = placed[look_up.table] if placed else _padded(rows)
             for feed in feeds:
                 feed[look_up.table] = values
-            inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
+            inverse[look_up.table] = self._positions(
+                look_up, rows.inverse, asked[look_up.table][1], feeds
+            )
         return inverse
 
     def _positions(
-        self, look_up: LookUp, rows: "PulledRows", tensors: list[list[LoDTensor]], feeds: list[Feed]
+        self, look_up: LookUp, inverse: Array, tensors: list[list[LoDTensor]], feeds: list[Feed]
     ) -> dict[str, list[Array]]:
         positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
-        at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
+        at, wide = len(look_up.paddings), inverse.astype(np.int64)
         for feed, own in zip(feeds, tensors, strict=True):
             for name, tensor in zip(look_up.positions, own, strict=True):
                 part = slice(at, at := at + tensor.value.size)
-                positions[name].append(rows.inverse[part])
+                positions[name].append(inverse[part])
                 feed[name] = LoDTensor(wide[part].reshape(tensor.value.shape), tensor._lod)
         return positions
 
@@ -435,6 +536,13 @@ class Trainer(Runner):
             used = np.bincount(where, minlength=len(rows.ids)) > 0
             return rows.ids[used], total[used]
         return rows.ids, total
+
+
+def _padded(rows: "PulledRows") -> Array:
+    """The rows of a table, and zeros up to a size that many batches share."""
+    values = buffer_of(len(rows.ids), rows.values.shape[1])
+    values[: len(rows.ids)] = rows.values
+    return values
 
 
 def _untrained(connection: Connection, batches: Iterable[Any]) -> Iterator[Any]:

@@ -48,11 +48,13 @@ class Strategy(Protocol):
     """How a trainer works together with servers."""
 
     def pull(self, connection: "Connection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        """Rows of tables for a step. May be called for steps ahead, by other threads."""
+        """Return rows of tables for a step. May be called for steps ahead, by other threads."""
         ...
 
     def overlaps(self, program: TrainerProgram) -> bool:
-        """Whether rows for the next step may be pulled before this one's gradients are applied."""
+        """Return whether rows for the next step may be pulled before this one's gradients are
+        applied.
+        """
         ...
 
     def begin(self, connection: "Connection", program: TrainerProgram, scope: Scope) -> None:
@@ -77,8 +79,9 @@ class Laps:
 
     Attributes:
         seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made
-            ready), "compute", "gradients" (to the host, and merged by id), "exchange" (sending, and
-            receiving where the strategy waits for it), "install" (parameters that came).
+            ready, where that was not done while servers were asked), "compute", "gradients" (to the
+            host, and merged by id), "exchange" (sending, and receiving where the strategy waits for
+            it), "install" (parameters that came).
         steps: how many were taken.
     """
 
@@ -118,9 +121,12 @@ class Connection:
         params: parameters that come from servers.
         laps: where the time of its steps goes.
         users: the engines that use it.
+
+    Args:
+        observes: it only reads what servers have, and is none of the job's trainers.
     """
 
-    def __init__(self, endpoints: Sequence[str], trainer: int):
+    def __init__(self, endpoints: Sequence[str], trainer: int, observes: bool = False):
         from jfluid.ps_server.client import Client
 
         self.endpoints, self.trainer = list(endpoints), trainer
@@ -132,14 +138,10 @@ class Connection:
             keep_bytes=kept_bytes(),
             **client_options(),
         )
-        self.recovers = writes_snapshots()
+        self.recovers = writes_snapshots() and not observes
         self.careful = self.recovers and len(endpoints) > 1
-        try:
-            self.rounds = self._agreed()
-            self.resumed = self._resumed()
-        except BaseException:
-            self.calls.close()
-            raise
+        self.rounds = 0
+        self.resumed: pb.TrainerState | None = None
         self.batches_to_skip = 0
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
@@ -147,7 +149,7 @@ class Connection:
         self.params: dict[str, ParameterLayout] = {}
         self.users = weakref.WeakSet[Any]()
         self._exchange: Exchange | None = None
-        self._enters = False
+        self._enters, self._entering = False, threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-exchange")
 
     @property
@@ -174,13 +176,13 @@ class Connection:
             self._exchange.begin()
 
     def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, PulledRows] | None":
-        """Wait for the exchange that is in flight. The rows of these ids, where there was one that
+        """Wait for the exchange that is pending. The rows of these ids, where there was one that
         could bring them.
 
         Raises ServerError where it failed.
         """
         exchange = self._exchange
-        brings = exchange is not None and exchange.add(ids)
+        brings = exchange is not None and exchange.send(ids)
         self.settle()
         return exchange.rows if exchange is not None and brings else None
 
@@ -191,12 +193,15 @@ class Connection:
             exchange.finish()
 
     def enter(self) -> None:
-        """Be the job's trainer of this number, and not one who only asks the servers something.
-        Raises ServerError.
+        """Be the job's trainer of this number, and not one who only asks the servers something: go
+        on where all servers are. Raises ServerError.
         """
-        if not self._enters:
-            self.calls.enter()
-            self._enters = True
+        with self._entering:
+            if not self._enters:
+                self.calls.enter()  # the earlier life adds nothing to what servers say from here on
+                self.rounds = self._agreed()
+                self.resumed = self._resumed()
+                self._enters = True
 
     def leave(self) -> None:
         """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
@@ -278,25 +283,52 @@ class Connection:
 
 
 _connections: dict[tuple[tuple[str, ...], int], Connection] = {}
+# Number of one who is no trainer, among the connections.
+_OBSERVER = -1
 _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
+# what to do with connections as soon as they are made
+_awaited: dict[tuple[tuple[str, ...], int], Callable[[Connection], None]] = {}
 
 
 def connect(program: TrainerProgram, user: object = None) -> Connection:
-    """The connection of the trainer that a program is for, made when it is first asked for; `user`
-    leaves it later.
+    """Return the connection of the trainer that a program is for, made when it is first asked for;
+    `user` leaves it later.
     """
     found, _ = _found(program.endpoints, program.trainer_id)
-    found.enter()
+    try:
+        found.enter()
+    except BaseException:
+        _forget(found)
+        raise
     if user is not None:
         found.users.add(user)
     found.register(program)
     return found
 
 
+def when_connected(program: TrainerProgram, use: Callable[[Connection], None]) -> None:
+    """Call `use` with the connection of the trainer that a program is for: now where there is one,
+    else as soon as a step makes it.
+    """
+    key = tuple(program.endpoints), program.trainer_id
+    with _lock:
+        found = _connections.get(key)
+        if found is None:
+            _awaited[key] = use
+    if found is not None:
+        use(found)
+
+
+def cancel(program: TrainerProgram) -> bool:
+    """Call no more what waits for a connection; returns whether something did."""
+    with _lock:
+        return _awaited.pop((tuple(program.endpoints), program.trainer_id), None) is not None
+
+
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
-    """A trainer's connection, for one who asks the servers something in passing. `user` leaves it
-    later if nobody else has it.
+    """Return a trainer's connection, for one who asks the servers something in passing. `user`
+    leaves it later if nobody else has it.
 
     The servers may be named in another order than the job's where the connection is there.
     """
@@ -310,6 +342,29 @@ def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
     return found
 
 
+def settle(endpoints: Sequence[str], trainer: int) -> None:
+    """Wait for what a trainer of this process has in flight to some of its servers, if it has a
+    connection to them. Raises ServerError where that failed.
+    """
+    with _lock:
+        found = [
+            connection
+            for (there, number), connection in _connections.items()
+            if number == trainer and set(endpoints) <= set(there)
+        ]
+    for connection in found:
+        connection.settle()
+
+
+def observe(endpoints: Sequence[str], user: object) -> Connection:
+    """Return the connection of one who only reads what servers have: they count it among no
+    trainers, and do not wait for it. `user` leaves it later.
+    """
+    found, _ = _found(endpoints, _OBSERVER)
+    found.users.add(user)
+    return found
+
+
 def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
     """A trainer's connection, and whether it was made now."""
     key = tuple(endpoints), trainer
@@ -320,10 +375,21 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
         found = _connections.get(key)
         if found is not None:
             return found, False
-        made = Connection(endpoints, trainer)
+        made = Connection(endpoints, max(trainer, 0), observes=trainer == _OBSERVER)
         with _lock:
             _connections[key] = made
+            use = _awaited.pop(key, None)
+        if use is not None:
+            use(made)
         return made, True
+
+
+def _forget(connection: Connection) -> None:
+    """Let the next one who asks for this connection make another."""
+    with _lock:
+        for key in [key for key, found in _connections.items() if found is connection]:
+            del _connections[key]
+    connection.calls.close()
 
 
 def leave(user: object) -> None:

@@ -1,4 +1,4 @@
-"""Pending parameters: the exchange with the servers after a step goes on while the next step
+"""Pending parameters: what a step sends to the servers, and receives from them, while the next step
 begins.
 """
 
@@ -17,8 +17,8 @@ PATIENCE_S = 0.005
 
 
 class Exchange:
-    """A push and what comes back for it, in a thread. For a moment it waits for the next step,
-    which asks for its rows: then that is one call together.
+    """A push and what comes back for it. For a moment it waits for the next step, which asks for its
+    rows and sends both in one call, from its own thread; when none comes another thread sends it.
 
     Args:
         start: starts a function in a thread.
@@ -31,14 +31,14 @@ class Exchange:
 
     def __init__(
         self,
-        start: "Callable[[Callable[[], PullResult]], Future[PullResult]]",
+        start: "Callable[[Callable[[], None]], object]",
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
     ):
         self._lock, self._begins = threading.Lock(), threading.Condition()
         self._send, self._wanted, self._begun = send, False, False
-        self._ids: Mapping[str, Any] | None = None
+        self._pulled: Future[PullResult] = Future()
         self.rows: Mapping[str, PulledRows] = {}
         self._waiting = {
             dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received
@@ -46,20 +46,25 @@ class Exchange:
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
-        self._pulled = start(self._run)
+        start(self._run)
 
-    def _run(self) -> "PullResult":
+    def _run(self) -> None:
         with self._begins:
-            self._begins.wait_for(lambda: self._wanted, PATIENCE_S)
+            self._begins.wait_for(lambda: self._wanted or self._begun, PATIENCE_S)
+        self.send()
+
+    def send(self, ids: Mapping[str, Any] | None = None) -> bool:
+        """Send now, and ask for the rows of these ids, too. False where it was sent before."""
+        with self._begins:
+            if self._begun:
+                return False
             self._begun = True
-        return self._send(self._ids)
-
-    def add(self, ids: Mapping[str, Any]) -> bool:
-        """Ask for rows, too; False where it is too late for that."""
-        with self._begins:
-            if not self._begun:
-                self._ids = ids
-            return not self._begun
+            self._begins.notify()
+        try:
+            self._pulled.set_result(self._send(ids))
+        except BaseException as error:
+            self._pulled.set_exception(error)  # `finish` raises it
+        return True
 
     def begin(self) -> None:
         """Wait for the next step no longer."""
@@ -71,7 +76,7 @@ class Exchange:
         """Wait until the parameters are there. Raises what sending raised; then they are as they
         were before.
         """
-        self.begin()
+        self.send()
         with self._lock:
             blocks: Mapping[str, Any] = {}
             try:

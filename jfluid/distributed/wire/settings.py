@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from jfluid.ps_server.server import Settings
 
 
-def server_settings(number: int, **settings: Any) -> "Settings":
-    """The settings of server `number`: what is given here, and what the environment says.
+def server_settings(number: int, on_host: int, **settings: Any) -> "Settings":
+    """Return the settings of server `number`, the one of number `on_host` among those of its host:
+    what is given here, and what the environment says.
 
     Raises ServerError that names the variable which is wrong.
     """
@@ -21,7 +22,7 @@ def server_settings(number: int, **settings: Any) -> "Settings":
 
     told = ServerVariables.from_env().model_dump(exclude_unset=True)
     if "metrics_port" in told:
-        told["metrics_port"] += number
+        told["metrics_port"] += on_host
     return validation.read(
         Settings,
         {**settings, "server": number, **told},
@@ -30,8 +31,8 @@ def server_settings(number: int, **settings: Any) -> "Settings":
 
 
 def client_options() -> dict[str, Any]:
-    """What the environment says of a trainer's connections. Raises ServerError for a file that
-    cannot be read.
+    """Return what the environment says of a trainer's connections. Raises ServerError for a file
+    that cannot be read.
     """
     from jfluid.environment.process import ConnectionVariables
 
@@ -50,8 +51,8 @@ def client_options() -> dict[str, Any]:
 
 
 def writes_snapshots() -> bool:
-    """Whether this job's servers write snapshots, so that processes of it may be killed and started
-    again.
+    """Return whether this job's servers write snapshots, so that processes of it may be killed and
+    started again.
     """
     from jfluid.environment.process import SnapshotVariables
 
@@ -59,7 +60,7 @@ def writes_snapshots() -> bool:
 
 
 def kept_bytes() -> int:
-    """How many bytes of its pushes a trainer keeps for each server. Raises ServerError for a
+    """Return how many bytes of its pushes a trainer keeps for each server. Raises ServerError for a
     variable that is no number.
     """
     from jfluid.environment.process import SnapshotVariables

@@ -25,7 +25,7 @@ from jfluid.distributed.wire import connections
 from jfluid.executor import Executor
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.parameter_server.strategies import DistributedStrategy, strategy_of
-from jfluid.fleet.role_maker import RoleMakerBase
+from jfluid.fleet.role_maker import MPISymetricRoleMaker, RoleMakerBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_startup_program
 from jfluid.ir.variable import Parameter, Variable
@@ -62,18 +62,13 @@ class DistributedTranspiler(Fleet):
         """Find out the role of this process.
 
         Args:
-            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker. Fluid's
-                default is MPISymetricRoleMaker, which is not supported: None raises
-                UnsupportedError.
+            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker; None is
+                MPISymetricRoleMaker, as in Fluid.
 
         Raises what `Fleet.init` raises, and ProgramError for a job without parameter servers.
         """
         if role_maker is None:
-            raise errors.UnsupportedError(
-                "fleet.init: give a role maker: PaddleCloudRoleMaker() in a job that jfluid-launch "
-                "has started, or UserDefinedRoleMaker(id, role, worker_num, server_endpoints); "
-                "Fluid's default, MPISymetricRoleMaker, is not supported"
-            )
+            role_maker = MPISymetricRoleMaker()
         super().init(role_maker)
         if not self.server_num():
             raise errors.ProgramError(

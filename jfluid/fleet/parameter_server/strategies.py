@@ -7,6 +7,7 @@ them.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -232,15 +233,15 @@ class DistributedStrategy:
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Set which values Fluid's trainers write to files while they train from a dataset. Here
-        only settings that write nothing are accepted.
+        """Set which values trainers write to files while they train from a dataset. Nothing is
+        written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty files:
+        a setting that asks for more warns.
 
         Args:
             opt_info: the fields dump_slot, dump_converter, dump_fields, dump_file_num,
                 dump_fields_path, dump_param.
 
-        Raises TypeError for anything else than a dict, ProgramError for another field,
-        UnsupportedError for a setting that would write something.
+        Raises TypeError for anything else than a dict, ProgramError for another field.
         """
         if not isinstance(opt_info, Mapping):
             raise TypeError(f"debug_opt: expected a dict, found {type(opt_info).__name__}")
@@ -250,9 +251,11 @@ class DistributedStrategy:
                     f"debug_opt has no field {name}" + errors.close_to(name, _DEBUG_OPT)
                 )
             if value and name not in ("dump_converter", "dump_file_num"):
-                raise errors.UnsupportedError(
-                    f"debug_opt, {name}: trainers do not dump values to files in this release; give "
-                    "train_from_dataset a fetch_list or a FetchHandler"
+                warnings.warn(
+                    f"debug_opt, {name}: no effect: nothing is written; give train_from_dataset a fetch_list or a "
+                    "FetchHandler to see values",
+                    RuntimeWarning,
+                    stacklevel=2,
                 )
         self._debug_opt = dict(opt_info)
 

@@ -76,7 +76,7 @@ class Division:
 
 
 def division(placement: Placement, origin: Program) -> Division:
-    """How a placement divides `origin`."""
+    """Return how a placement divides `origin`."""
     block, found = origin.global_block(), dict[str, SavedVariable]()
     counting = {n for op in placement.updates.schedule for n in op.output_arg_names}
     counter = placement.counter.output("Out")[0] if placement.counter is not None else ""

@@ -4,36 +4,24 @@ so many steps.
 
 from collections.abc import Mapping
 
-from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.transpiler.parameter_server import trainer
 from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
-from jfluid.transpiler.parameter_server.updates import Updates
 
 GEO = 3  # of listen_and_serv's attribute `distributed_mode`
 
 
-def check(updates: Updates) -> None:
-    """Raise UnsupportedError where trainers cannot update by themselves."""
-    for update in updates.all:
-        if update.distributed:
-            raise errors.UnsupportedError(
-                f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that "
-                "updates by itself has to hold all of it; use is_distributed=False"
-            )
-
-
 def delta(held: UpdatedPiece) -> str:
-    """The name of a piece's difference in messages."""
+    """Return the name of a piece's difference in messages."""
     return f"{held.param}.delta"
 
 
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
-    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and
-    whether rows go by id.
+    """Return what a communicator exchanges: of each parameter its pieces' names, rows and servers,
+    and whether rows go by id.
     """
     return {
         name: {
@@ -93,7 +81,7 @@ def startup(program: Program, placement: Placement) -> None:
 
 
 def build(placement: Placement, endpoint: str) -> Program:
-    """The program of the server at `endpoint`: it adds the differences that it receives."""
+    """Return the program of the server at `endpoint`: it adds the differences that it receives."""
     program = Program()
     block = program.global_block()
     blocks = {held: _add(program, block, held) for held in placement.at(endpoint)}

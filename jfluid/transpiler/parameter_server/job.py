@@ -9,6 +9,7 @@ from jfluid.transpiler.parameter_server.division import division
 from jfluid.transpiler.parameter_server.placement import place
 from jfluid.transpiler.parameter_server.ports import wait_until_listening
 from jfluid.transpiler.parameter_server.updates import read_updates
+from jfluid.transpiler.parameter_server.whole_tables import keep_whole
 from jfluid.transpiler.request import Request
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class ServerJob:
         _check_strategy(request)
         self._request = request
         self._origin, self._startup = request.program.clone(), request.startup.clone()
+        keep_whole((self._origin, request.program), self._startup, request.config)
         self.placement = place(
             request.config,
             read_updates(self._origin.global_block()),
@@ -41,8 +43,6 @@ class ServerJob:
         self.division = division(self.placement, self._origin)
         self._trainer: Program | None = None
         self._geo = request.config.geo_sgd_mode
-        if self._geo:
-            geo.check(self.placement.updates)
         if request.config.print_log:
             for endpoint in self.placement.endpoints:
                 _LOG.info(
@@ -52,7 +52,7 @@ class ServerJob:
                 )
 
     def trainer_program(self, wait_port: bool) -> Program:
-        """The program of trainers; the first call rewrites the programs that `transpile` was
+        """Return the program of trainers; the first call rewrites the programs that `transpile` was
         given.
         """
         if self._trainer is None:
@@ -69,7 +69,7 @@ class ServerJob:
         return self._trainer
 
     def server_program(self, endpoint: str) -> Program:
-        """The program of one server."""
+        """Return the program of one server."""
         self._check(endpoint)
         program = (
             geo.build(self.placement, endpoint)
@@ -82,7 +82,7 @@ class ServerJob:
     def server_startup(
         self, endpoint: str, program: Program | None = None, startup_program: Program | None = None
     ) -> Program:
-        """The startup program of one server, for its `program`."""
+        """Return the startup program of one server, for its `program`."""
         program = program if program is not None else self.server_program(endpoint)
         self._check(endpoint)
         origin = (

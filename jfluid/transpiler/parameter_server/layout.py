@@ -65,14 +65,14 @@ class ParameterLayout:
         return math.prod(self.shape[1:])
 
     def split(self, value: Array) -> dict[str, Array]:
-        """The pieces, by their names, of a value of the parameter's shape."""
+        """Return the pieces, by their names, of a value of the parameter's shape."""
         if len(self.pieces) == 1:
             return {self.pieces[0].name: value.reshape(self.pieces[0].shape)}
         parts = np.split(value, [p.first for p in self.pieces[1:]])
         return {p.name: part for p, part in zip(self.pieces, parts, strict=True)}
 
     def join(self, pieces: Mapping[str, Array]) -> Array:
-        """The value of which these are the pieces."""
+        """Return the value of which these are the pieces."""
         if len(self.pieces) == 1:
             return pieces[self.pieces[0].name]
         return np.concatenate([pieces[p.name] for p in self.pieces])
@@ -91,14 +91,16 @@ class Layout:
     parameters: Mapping[str, ParameterLayout]
 
     @staticmethod
-    def of_program(program: Program) -> "Layout":
-        """The layout that the operators of a trainer's program name: of all parameters that it
-        trains. With GEO it is the startup program that names them."""
-        return _Decoder(program).layout
+    def of_program(program: Program, endpoints: Sequence[str] = ()) -> "Layout":
+        """Return the layout that the operators of a trainer's program name: of all parameters that
+        it trains. With GEO it is the startup program that names them. `endpoints` are the servers in
+        the job's order, where the caller knows it.
+        """
+        return _Decoder(program, list(endpoints) or endpoints_of(program)).layout
 
 
 def endpoints_of(program: Program) -> list[str]:
-    """All servers of a program's job, in the job's order.
+    """Return all servers of a program's job, in the job's order.
 
     DistributeTranspiler notes them. Of a program that was read from a file only its operators tell,
     some of which name all of them in order and others those that they need, and
@@ -117,7 +119,11 @@ def endpoints_of(program: Program) -> list[str]:
         if op.type == SERVE:
             number = max(op.attr("pserver_id"), 0)
             return told if len(told) > number else [op.attr("endpoint")] * (number + 1)
-    found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
+    # Tables whose rows go by hashes of ids are at all servers, in the job's order; others at some.
+    look_ups = sorted(
+        (op for op in ops if op.type == LOOK_UP), key=lambda op: bool(op.attr("height_sections"))
+    )
+    found = [e for op in look_ups for e in op.attr("endpoints")]
     named = list(
         dict.fromkeys(
             found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]
@@ -129,9 +135,9 @@ def endpoints_of(program: Program) -> list[str]:
 class _Decoder:
     """Reads the layout from the operators of a trainer's program."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, endpoints: list[str]):
         self._block = program.global_block()
-        self._endpoints = endpoints_of(program)
+        self._endpoints = endpoints
         self._found: dict[str, ParameterLayout] = {}
         ops = self._block.ops
         self._writers = {n: op for op in ops for n in op.output_arg_names}

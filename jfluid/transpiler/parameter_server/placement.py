@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
 from jfluid.transpiler.parameter_server.layout import Layout, ParameterLayout, Piece
@@ -86,7 +85,7 @@ class Placement:
         return next((op for op in self.updates.schedule if op.type == "increment"), None)
 
     def counts(self) -> list[str]:
-        """The names of the trainers' counts of steps; none where the servers count."""
+        """Return the names of the trainers' counts of steps; none where the servers count."""
         counter = self.counter
         return (
             [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)]
@@ -95,12 +94,12 @@ class Placement:
         )
 
     def at(self, endpoint: str) -> list[UpdatedPiece]:
-        """What one server holds."""
+        """Return what one server holds."""
         server = self.endpoints.index(endpoint)
         return [h for name in self.held for h in self.held[name] if h.piece.server == server]
 
     def endpoints_of(self, held: Sequence[UpdatedPiece]) -> list[str]:
-        """The servers of pieces."""
+        """Return the servers of pieces."""
         return [self.endpoints[h.piece.server] for h in held]
 
     @cached_property
@@ -120,7 +119,7 @@ class Placement:
         )
 
     def sent(self, held: UpdatedPiece, trainer: int) -> str:
-        """The name under which a trainer sends a piece's gradient."""
+        """Return the name under which a trainer sends a piece's gradient."""
         return f"{held.grad}.trainer_{trainer}" if self.sums else held.grad
 
 
@@ -158,7 +157,7 @@ def place(
 
 
 def table_options(param: Any) -> dict[str, Any]:
-    """What a parameter says of the rows of its table (see ParamAttr): fields of
+    """Return what a parameter says of the rows of its table (see ParamAttr): fields of
     `jfluid.ps_server.specs.TableSpec`.
     """
     given = {name: getattr(param, name, None) for name in ("entry", "max_rows", "max_bytes")}
@@ -174,13 +173,6 @@ def _pieces(
         raise errors.UnsupportedError(
             f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
             f"build the embedding with is_distributed=True, or leave {given[0]} out"
-        )
-    if update.distributed and update.whole_only and servers > 1 and not config.geo_sgd_mode:
-        whole = [op.type for op in update.ops if schema.current().needs_whole(op.type)]
-        raise errors.UnsupportedError(
-            f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "
-            "spread over several servers: build the embedding with is_distributed=False, or use "
-            "another optimizer or clip (by value, or by the global norm)"
         )
     if (
         update.distributed

@@ -42,7 +42,9 @@ class ServerVariable(NamedTuple):
 
 
 def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVariable]]:
-    """The variables on a server that outlive a round, by their names in the original program."""
+    """Return the variables on a server that outlive a round, by their names in the original
+    program.
+    """
     found: dict[str, list[ServerVariable]] = {}
     for held in placement.at(endpoint):
         for name in _own_state(held):
@@ -106,7 +108,7 @@ def _variable(placement: Placement, held: UpdatedPiece, name: str) -> ServerVari
 
 
 def build(placement: Placement, endpoint: str, seed: int) -> Program:
-    """The program of the server at `endpoint`."""
+    """Return the program of the server at `endpoint`."""
     program = Program()
     program.random_seed = seed
     _declare(program.global_block(), placement, endpoint)
@@ -223,7 +225,7 @@ def _declare_temporary(
 
 
 def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
-    """The names of the values that each trainer got last."""
+    """Return the names of the values that each trainer got last."""
     return [f"{held.param}.trainer_{t}_bak" for t in range(placement.trainers)]
 
 

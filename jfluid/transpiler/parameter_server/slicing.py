@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def slices(shape: Sequence[int], count: int, smallest: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of at most `count` pieces of about equal size, whole rows each, of
+    """Return (first row, shape) of at most `count` pieces of about equal size, whole rows each, of
     `smallest` elements at least.
 
     A tensor of fewer than two times `smallest` elements stays in one piece. The last piece has what

@@ -44,7 +44,8 @@ def of_trainer(startup: Program, placement: Placement) -> None:
 
 
 def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
-    """The startup program of the server at `endpoint`, made from the original startup program.
+    """Return the startup program of the server at `endpoint`, made from the original startup
+    program.
 
     A server's random initial values differ from those of another with the same random_seed: their
     numbers differ.

@@ -24,13 +24,13 @@ def rewrite(program: Program, placement: Placement) -> None:
 
 
 def control(block: Block) -> Variable:
-    """A variable without a value: it tells that one operator waits for another."""
+    """Return a variable without a value: it tells that one operator waits for another."""
     number = sum(name.startswith(CONTROL) for name in block.vars)
     return block.create_var(name=f"{CONTROL}{number}")
 
 
 def state(updates: Updates) -> set[str]:
-    """Names that only updates use: the optimizer's state, learning rates, temporary values."""
+    """Return names that only updates use: the optimizer's state, learning rates, temporary values."""
     named = {
         n for u in updates.all for op in u.ops for n in op.input_arg_names + op.output_arg_names
     }

@@ -87,7 +87,7 @@ def _role(op: Operator) -> int:
 
 
 def read_updates(block: Block) -> Updates:
-    """The updates of a program with this global block.
+    """Return the updates of a program with this global block.
 
     Raises:
         ProgramError: the program updates no parameter.

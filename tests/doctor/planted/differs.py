@@ -9,6 +9,8 @@ y = fluid.layers.sequence_pad(x, fluid.layers.assign([0.0]))  # expect: differen
 y = fluid.layers.leaky_relu(x, alpha=1.5)  # expect: difference
 y = fluid.layers.softmax_with_cross_entropy(x, x, ignore_index=0)  # expect: difference
 y = fluid.layers.group_norm(x, 2, bias_attr=False)  # expect: difference
+y = fluid.layers.data_norm(x, sync_stats=True)  # expect: difference
+y = fluid.layers.data_norm(x, summary_decay_rate=0.5)  # expect: difference
 auc = fluid.metrics.Auc("auc")  # expect: difference
 loader = fluid.io.DataLoader.from_generator([x], 8, use_multiprocess=True)  # expect: difference
 rnn = fluid.layers.DynamicRNN()  # expect: difference

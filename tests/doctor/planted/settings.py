@@ -8,7 +8,7 @@ os.environ["FLAGS_eager_delete_tensor_gb"] = "0.0"  # expect: no-effect
 os.environ.setdefault("MKL_NUM_THREADS", "1")  # expect: no-effect
 os.environ["OMP_NUM_THREADS"] = "1"  # expect: no-effect
 os.environ.update(KMP_AFFINITY="compact")  # expect: no-effect
-os.environ.update({"FLAGS_cudnn_deterministic": "1"})  # expect: no-effect
+os.environ.update({"FLAGS_cudnn_exhaustive_search": "1"})  # expect: no-effect
 os.putenv("GLOG_v", "3")  # expect: no-effect
 os.environ["FLAGS_unheard_of"] = "1"  # expect: no-effect
 os.environ["CPU_NUM"] = "2"

@@ -23,4 +23,3 @@ fluid.set_flags({"FLAGS_check_nan": True})  # expect: refused-value
 fluid.require_version("2.0.0")  # expect: refused-value
 with fluid.device_guard("tpu"):  # expect: refused-value
     pass
-fluid.io.load_inference_model("m", None, pserver_endpoints=["a:1"])  # expect: refused-value

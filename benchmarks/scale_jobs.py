@@ -1,0 +1,214 @@
+"""Small jobs with parameter servers, as they are: what a step of them takes on this machine.
+
+    python benchmarks/scale_jobs.py --trainers 2 --servers 1
+
+trains a click model synchronously, one process for each trainer and server, and prints seconds a
+step: on the clock, of the processors by a trainer and by all servers, and of a trainer's parts
+(`Communicator.seconds`). benchmarks/scale_check.py holds the simulation against it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+SLOTS, VOCABULARY, WIDTH, BATCH = 26, 100_001, 10, 512
+WARM = 10
+_SECONDS_TO_ANSWER = 300
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def network(fluid):
+    """The loss of a click model."""
+    layers = fluid.layers
+    dense, ids = fluid.data("dense", [None, 13]), fluid.data("ids", [None, SLOTS], "int64")
+    table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
+    rows = fluid.embedding(ids, [VOCABULARY, WIDTH], is_sparse=True, param_attr=table)
+    hidden = layers.concat([layers.reshape(rows, [-1, SLOTS * WIDTH]), dense], axis=1)
+    for _ in range(3):
+        hidden = layers.fc(hidden, 400, act="relu")
+    predicted = layers.fc(hidden, 2, act="softmax")
+    label = fluid.data("label", [None, 1], "int64")
+    return layers.reduce_mean(layers.cross_entropy(predicted, label))
+
+
+def batches(seed):
+    """Sixteen batches."""
+    random = np.random.RandomState(seed)
+    for _ in range(16):
+        dense = random.rand(BATCH, 13).astype("float32")
+        ids = np.minimum(random.zipf(1.2, (BATCH, SLOTS)), VOCABULARY - 1).astype("int64")
+        label = (dense.sum(1) > 6.5).astype("int64")[:, None]
+        yield {"dense": dense, "ids": ids, "label": label}
+
+
+def processor_seconds():
+    """What this process has taken of the processors."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def role(kind, number, endpoints, trainers, steps):
+    """One process of a job. A trainer says when it is ready, trains when it is told, says what it
+    took, and ends when it is told.
+    """
+    from jfluid.incubate.fleet.base import role_maker
+    from jfluid.incubate.fleet.parameter_server.distribute_transpiler import fleet
+    from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import (
+        StrategyFactory,
+    )
+
+    import jfluid as fluid
+
+    roles = role_maker.Role
+    fleet.init(
+        role_maker.UserDefinedRoleMaker(
+            current_id=number,
+            role=roles.SERVER if kind == "server" else roles.WORKER,
+            worker_num=trainers,
+            server_endpoints=endpoints.split(","),
+        )
+    )
+    loss = network(fluid)
+    strategy = StrategyFactory.create_sync_strategy()
+    fleet.distributed_optimizer(fluid.optimizer.SGD(0.01), strategy).minimize(loss)
+    if kind == "server":
+        fleet.init_server()
+        fleet.run_server()
+        return
+    fleet.init_worker()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fleet.startup_program)
+    feeds = list(batches(number))
+
+    def train(count):
+        for step in range(count):
+            executor.run(fleet.main_program, feed=feeds[step % 16], fetch_list=[loss])
+
+    train(WARM)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    parts, used, begin = fleet._communicator.seconds(), processor_seconds(), time.perf_counter()
+    train(steps)
+    took, used = time.perf_counter() - begin, processor_seconds() - used
+    after = fleet._communicator.seconds()
+    found = {
+        "step": took / steps,
+        "processor": used / steps,
+        "parts": {name: (after[name] - parts.get(name, 0.0)) / steps for name in after},
+    }
+    print(json.dumps(found), flush=True)
+    sys.stdin.readline()
+    fleet.stop_worker()
+
+
+def _free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
+
+
+def _used(process):
+    """What another process has taken of the processors, in seconds."""
+    words = Path("/proc/%d/stat" % process.pid).read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICKS
+
+
+def _answers(processes, log):
+    """A line of each process."""
+    lines = []
+    for process in processes:
+        ready, _, _ = select.select([process.stdout], [], [], _SECONDS_TO_ANSWER)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            log.seek(0)
+            raise SystemExit("a trainer did not answer:\n" + log.read()[-3000:])
+        lines.append(line)
+    return lines
+
+
+def _tell(processes):
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def measure(trainers, servers, steps, environment=None):
+    """Seconds a step of one job.
+
+    Returns a dict: `step` on the clock, `processor` of one trainer, `servers` of the processors by
+    all servers together, `parts` of a trainer's step.
+    """
+    endpoints = ",".join("127.0.0.1:%d" % port for port in _free_ports(servers))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    env = dict(os.environ, CPU_NUM="1", PYTHONWARNINGS="ignore", PYTHONPATH=root)
+    env.update(environment or {})
+    own = [sys.executable, os.path.abspath(__file__), "--role"]
+    pipe = subprocess.PIPE
+    with tempfile.TemporaryFile("w+") as log:
+
+        def start(kind, number):
+            words = [kind, str(number), endpoints, str(trainers), str(steps)]
+            return subprocess.Popen(
+                own + words, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True
+            )
+
+        serving = [start("server", number) for number in range(servers)]
+        training = [start("trainer", number) for number in range(trainers)]
+        try:
+            _answers(training, log)
+            before = sum(map(_used, serving))
+            _tell(training)
+            found = [json.loads(line) for line in _answers(training, log)]
+            used = sum(map(_used, serving)) - before
+            _tell(training)
+            for process in training:
+                process.wait(_SECONDS_TO_ANSWER)
+        finally:
+            for process in serving + training:
+                process.kill()
+                process.wait()
+                process.stdin.close()
+                process.stdout.close()
+
+    def mean(values):
+        return float(np.mean(list(values)))
+
+    return {
+        "trainers": trainers,
+        "count": servers,
+        "step": mean(one["step"] for one in found),
+        "processor": mean(one["processor"] for one in found),
+        "servers": used / steps,
+        "parts": {name: mean(one["parts"][name] for one in found) for name in found[0]["parts"]},
+    }
+
+
+def main():
+    if sys.argv[1:2] == ["--role"]:
+        kind, number, endpoints, trainers, steps = sys.argv[2:]
+        role(kind, int(number), endpoints, int(trainers), int(steps))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainers", type=int, nargs="+", default=[1])
+    parser.add_argument("--servers", type=int, nargs="+", default=[1])
+    parser.add_argument("--steps", type=int, default=150)
+    options = parser.parse_args()
+    for trainers in options.trainers:
+        for servers in options.servers:
+            print(json.dumps(measure(trainers, servers, options.steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

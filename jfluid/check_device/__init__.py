@@ -1,0 +1,1 @@
+"""What works on the devices of a machine, and how fast."""

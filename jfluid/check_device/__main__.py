@@ -1,0 +1,104 @@
+"""Says what works on this machine's devices, and how fast.
+
+    python -m jfluid.check_device                  # ten minutes at most
+    python -m jfluid.check_device --quick          # two minutes, less of everything
+    python -m jfluid.check_device --json FILE      # what it found, to send along with a report
+
+It checks all GPUs, or the CPU where there is none. The exit code is 1 where something is wrong.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from rich.console import Console
+from rich.table import Table
+
+from jfluid.check_device import devices, goldens, jobs, operators, speed, structure, together
+from jfluid.check_device.devices import Devices
+from jfluid.check_device.report import Clock, Report, Row
+from jfluid.install_check import machine
+
+Section = Callable[[Devices], Iterator[Row]]
+# Each with the share of the whole time at which it ends, so that all have some.
+SECTIONS: Mapping[str, tuple[Section, float]] = MappingProxyType(
+    {
+        operators.SECTION: (operators.check, 0.3),
+        structure.SECTION: (structure.check, 0.35),
+        goldens.SECTION: (goldens.check, 0.5),
+        together.SECTION: (together.check, 0.6),
+        jobs.SERVERS: (jobs.check, 0.75),
+        speed.SECTION: (speed.check, 1.0),
+    }
+)
+MINUTES, QUICK_MINUTES = 10.0, 2.0
+_COLOURS = {"right": "green", "wrong": "bold red", "left out": "yellow"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the checks; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m jfluid.check_device",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="two minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found as JSON")
+    parser.add_argument("--cpu", action="store_true", help="check the CPU, though there are GPUs")
+    parser.add_argument(
+        "--only",
+        choices=list(SECTIONS),
+        action="append",
+        metavar="SECTION",
+        help=", ".join(SECTIONS),
+    )
+    given = parser.parse_args(arguments)
+    clock = Clock(60 * (QUICK_MINUTES if given.quick else MINUTES))
+    checked = devices.found(given.cpu, given.quick, clock)
+    kind = f"{len(checked.places)} x {checked.first.device_kind}"
+    report = Report(machine(), kind)
+    console = Console(stderr=True)
+    for name in given.only or SECTIONS:
+        with console.status(name):
+            section, end = SECTIONS[name]
+            mine = replace(checked, clock=clock.part(1.0 if given.only else end))
+            report.rows += _rows(name, section, mine)
+    report.seconds = time.monotonic() - clock.begin
+    _print(report)
+    if given.json:
+        report.write(given.json)
+    return 0 if report.right else 1
+
+
+def _rows(name: str, section: Section, checked: Devices) -> list[Row]:
+    """The rows of a section; what it raises is one of them, since others are to be checked too."""
+    if checked.clock.left <= 0:
+        return [Row(name, "all", "left out", "no time was left")]
+    found = []
+    try:
+        for row in section(checked):
+            found.append(row)  # those before an error count
+    except Exception as error:
+        traceback.print_exc()
+        about = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        found.append(Row(name, "all others", "wrong", about))
+    return found
+
+
+def _print(report: Report) -> None:
+    table = Table("", "", "", "", show_header=False)
+    for section, name, state, rest in report.lines():
+        table.add_row(section, name, f"[{_COLOURS[state]}]{state}[/]", rest)
+    console = Console()
+    console.print(report.machine.text(), markup=False)
+    console.print(table)
+    console.print(report.verdict(), markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What the checks found: rows of a table, one verdict, JSON."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jfluid.install_check import Machine
+
+State = Literal["right", "wrong", "left out"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check.
+
+    Attributes:
+        state: "left out" where it was not made; `about` says why.
+        about: what was compared, and what differs.
+        figures: by name, with units in the names.
+    """
+
+    section: str
+    name: str
+    state: State
+    about: str = ""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def compared(section: str, name: str, apart: float, bound: float, figure: str) -> Row:
+    """Return the row of a relative difference, of which at most `bound` is rounding."""
+    right = apart <= bound  # NaN is not
+    about = "" if right else f"at most {bound} is rounding"
+    return Row(section, name, "right" if right else "wrong", about, {figure: apart})
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time that checks have, in seconds."""
+
+    limit: float
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.limit - (time.monotonic() - self.begin)
+
+    def part(self, share: float) -> "Clock":
+        """Return the clock of checks that end when this share of the whole time has gone."""
+        return Clock(self.limit * share, self.begin)
+
+
+@dataclass
+class Report:
+    """All checks of one run.
+
+    Attributes:
+        checked: number and kind of the devices.
+    """
+
+    machine: Machine
+    checked: str
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing was wrong and something was checked."""
+        states = {row.state for row in self.rows}
+        return "wrong" not in states and "right" in states
+
+    def verdict(self) -> str:
+        """Return it in one line."""
+        number = {s: sum(r.state == s for r in self.rows) for s in ("right", "wrong", "left out")}
+        counts = ", ".join(f"{n} {state}" for state, n in number.items() if n)
+        how = "works" if self.right else "does not work as it should"
+        return f"jfluid {how} on {self.checked}: {counts or 'nothing was checked'}, {self.seconds:.0f} s"
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, which has no numbers that are not finite."""
+        rows = [asdict(row) for row in self.rows]
+        for row in rows:
+            row["figures"] = {n: v if _finite(v) else None for n, v in dict(row["figures"]).items()}
+        found = {
+            "verdict": self.verdict(),
+            "right": self.right,
+            "seconds": self.seconds,
+            "checked": self.checked,
+            "machine": asdict(self.machine) | {"place": str(self.machine.place)},
+            "rows": rows,
+        }
+        path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+    def lines(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield the table: section, name, state, and the rest as text."""
+        for row in self.rows:
+            figures = ", ".join(f"{n} {_short(v)}" for n, v in row.figures.items() if _finite(v))
+            yield row.section, row.name, row.state, "; ".join(filter(None, [figures, row.about]))
+
+
+def _finite(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _short(value: float | None) -> str:
+    return f"{value:.4g}"

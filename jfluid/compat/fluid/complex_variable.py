@@ -1,0 +1,59 @@
+"""Of `fluid.framework`: a complex variable as a real and an imaginary one."""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from jfluid import errors
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import Variable
+
+__all__ = ["ComplexVariable"]
+
+
+class ComplexVariable:
+    """A complex variable: two of real numbers.
+
+    Args:
+        real, imag: its parts, of one shape and dtype.
+
+    Raises TypeError for what is no Variable, ShapeError where the parts differ.
+    """
+
+    def __init__(self, real: Variable, imag: Variable):
+        for part in (real, imag):
+            if not isinstance(part, Variable):
+                raise TypeError(
+                    f"ComplexVariable: expected two Variables, found {type(part).__name__}"
+                )
+        if tuple(real.shape) != tuple(imag.shape) or real.dtype != imag.dtype:
+            raise errors.ShapeError(
+                "ComplexVariable: expected parts of one shape and dtype, found "
+                f"{list(real.shape)} {real.dtype.name} and {list(imag.shape)} {imag.dtype.name}"
+            )
+        self.real, self.imag = real, imag
+
+    @property
+    def dtype(self) -> str:
+        """ "complex64" for parts of at most 32 bits, else "complex128"."""
+        return "complex64" if self.real.dtype in (VarType.FP16, VarType.FP32) else "complex128"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.real.shape)
+
+    @property
+    def name(self) -> Mapping[str, str]:
+        """The names of the parts, by "real" and "imag"."""
+        return {"real": self.real.name, "imag": self.imag.name}
+
+    def numpy(self) -> NoReturn:
+        """Raises UnsupportedError: variables of a program have values when it runs."""
+        raise errors.UnsupportedError(
+            "ComplexVariable.numpy is part of Fluid's dygraph mode: fetch .real and .imag, and "
+            "add them as real + 1j * imag"
+        )
+
+    def __str__(self) -> str:
+        return f"REAL: {self.real}\nIMAG: {self.imag}"
+
+    __repr__ = __str__

@@ -1,0 +1,132 @@
+"""The filters of convolutions on CPUs: held between steps in the order that the products of a step want
+them in.
+
+A step that takes Fluid's order turns each filter round before its convolution, and its gradient back:
+a tenth of a step of YOLOv3. So a tensor of the Scope may be pending on a `Held`: whoever else reads it
+finds Fluid's order.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from operator import attrgetter, contains, is_
+
+import jax
+import numpy as np
+
+from jfluid.compile.image_convolution import HELD
+from jfluid.compile.image_layout import Order, inverse
+from jfluid.compile.plan import Plan
+from jfluid.ir.operator import Operator
+from jfluid.lod_tensor import LoDTensor
+
+_PENDING = attrgetter("_pending")
+_CONVOLUTIONS = ("conv2d", "depthwise_conv2d", "conv3d")
+
+
+def of(plan: Plan) -> dict[str, Order]:
+    """Return the order of each filter that a plan's convolutions read from the Scope, and of what
+    its optimizer keeps for that filter. Only of a plan of one XLA segment, and of no filter that is fetched.
+    """
+    if len(plan.segments) != 1 or plan.segments[0].host:
+        return {}
+    ops = [op for _, op, _ in plan.segments[0].ops]
+    filters = {op.input("Filter")[0] for op in ops if op.type in _CONVOLUTIONS}
+    found = {}
+    for name in (*filters, *_states(ops, filters)):
+        var = plan.block.find_var_recursive(name)
+        if var is not None and var.persistable and name in plan.state and name not in plan.fetches:
+            if var._shape is not None and len(var._shape) in HELD:
+                found[name] = HELD[len(var._shape)]
+    return found
+
+
+def _states(ops: Iterable[Operator], filters: set[str]) -> Iterable[str]:
+    for op in ops:
+        if "Param" in op.inputs and op.input("Param")[0] in filters:
+            yield from op.input_arg_names
+
+
+class Held:
+    """Holds the value of a tensor in another order, until somebody reads the tensor (see
+    `LoDTensor.expect`).
+
+    Attributes:
+        value: the array in that order.
+    """
+
+    def __init__(self, tensor: LoDTensor, value: jax.Array, order: Order):
+        self._tensor, self.order, self._lock = tensor, order, threading.Lock()
+        self.value = turned(value, order)
+        tensor.expect(self)
+
+    def finish(self) -> None:
+        """Give the tensor its value."""
+        with self._lock:
+            if self._tensor._pending is self:
+                self._tensor.settle(self, turned(self.value, inverse(self.order)))
+
+
+class HeldTensors:
+    """The tensors of a step that are held in another order.
+
+    Args:
+        home: gives the sharding of a variable.
+
+    Attributes:
+        holders: one for each of `names`, as of the last `hold`.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, LoDTensor],
+        orders: Mapping[str, Order],
+        home: Callable[[str], jax.sharding.Sharding],
+    ):
+        self.names, self.holders = list(tensors), list[Held]()
+        self._tensors = list(tensors.values())
+        self._places = [(orders[n], home(n)) for n in tensors]
+        self._values = [vars(tensor) for tensor in self._tensors]
+
+    def are_held(self) -> bool:
+        """Return whether nobody has read or set one since the last `hold`."""
+        return (
+            len(self.holders) == len(self._tensors)
+            and all(map(is_, map(_PENDING, self._tensors), self.holders))
+            and not any(map(contains, self._values, repeat("value")))
+        )
+
+    def open(self) -> list[tuple[str, LoDTensor]]:
+        """Return the tensors that nothing holds in their order, with their names."""
+        return [
+            (name, tensor)
+            for name, tensor, place in zip(self.names, self._tensors, self._places)
+            if not _holds(tensor, *place)
+        ]
+
+    def hold(self) -> None:
+        """Hold all tensors, whose values are on their devices. What another step holds in the same
+        order is shared with it.
+        """
+        self.holders = [
+            tensor._pending if _holds(tensor, *place) else Held(tensor, tensor.value, place[0])  # type: ignore[misc]
+            for tensor, place in zip(self._tensors, self._places)
+        ]
+
+
+def _holds(tensor: LoDTensor, order: Order, home: jax.sharding.Sharding) -> bool:
+    pending = tensor._pending
+    if "value" in vars(tensor) or not isinstance(pending, Held):
+        return False
+    return pending.order == order and pending.value.sharding == home
+
+
+def turned(value: jax.Array, order: Order) -> jax.Array:
+    """Return an array of a CPU with its dimensions in another order, without compiling anything."""
+    array = np.ascontiguousarray(np.asarray(value).transpose(order))
+    return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]
+
+
+def given(value: jax.Array, order: Order) -> jax.Array:
+    """Return a traced value that is held in an order as the program has it."""
+    return jax.lax.transpose(value, inverse(order))

@@ -1,0 +1,256 @@
+"""Convolutions of images with channels last on CPUs, and their gradients: for each shape the form
+that XLA runs fastest there.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfluid.ops import windows
+
+# Images of up to so many channels are convolved several columns at a time: XLA gathers the windows
+# of an image row by row, and slowly where a row of a window is short.
+_FEW_CHANNELS = 4
+# The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
+# fast where they are a multiple of a vector.
+_VECTOR = 8
+# The order that XLA's products want filters in, by their rank: windows, in, out. No other is used but
+# Fluid's.
+HELD = {rank: (*range(2, rank), 1, 0) for rank in (4, 5)}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter, as the program has it ([out, in, *kernel]) or `held` ([*kernel, in, out])."""
+
+    array: Array
+    held: bool = False
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions of [out, in, *kernel] in the order of the array."""
+        rank = self.array.ndim
+        return HELD[rank] if self.held else tuple(range(rank))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out, in, *kernel]."""
+        return tuple(self.array.shape[self.order.index(d)] for d in range(self.array.ndim))
+
+    def given(self) -> Array:
+        return lax.transpose(self.array, [self.order.index(d) for d in range(self.array.ndim)])
+
+
+def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:
+    """Apply a convolution with the parameters of one whose images have channels first.
+
+    Args:
+        x: [batch, ..., channels].
+        w: the filter, in the order of the parameters.
+    """
+    last = (0, x.ndim - 1, *range(1, x.ndim - 1))
+    rhs = params["dimension_numbers"].rhs_spec
+    folds = _folds(x, w, params)
+    if folds > 1:
+        return _folded(x, lax.transpose(w.given(), rhs), params, folds)
+    return _library(x, w.array, params, (last, tuple(map(w.order.index, rhs)), last))
+
+
+def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, Any]) -> Array:
+    """Return the gradient of a convolution's image, with the parameters of the convolution that gives
+    it.
+
+    Args:
+        grad: [batch, ..., out].
+        mirrored: the filter turned round in its windows, which that convolution is of.
+    """
+    kernel, pads = w.shape[2:], params["padding"]
+    if not _many_filters(grad, w.shape[0], kernel, params):
+        return forward(grad, mirrored, params)
+    # What each position gives to each place of its window; the sum of all that overlap.
+    given = not w.held
+    if given:
+        parts = _dot(grad, w.array, ((grad.ndim - 1,), (0,)), params)  # [batch, ..., in, *kernel]
+    else:
+        # [*kernel, in, batch, ...]: a product of the filter as it is held
+        parts = _dot(w.array, grad, ((w.array.ndim - 1,), (grad.ndim - 1,)), params)
+    axes = tuple(range(1 if given else 2, grad.ndim - (1 if given else 0)))
+    sizes = [n + low + high - k + 1 for n, k, (low, high) in zip(grad.shape[1:], kernel, pads)]
+    total = None
+    for place in _places(kernel):
+        starts = [at + low - k + 1 for at, k, (low, _) in zip(place, kernel, pads)]
+        ends = [size - n - at for size, n, at in zip(sizes, grad.shape[1:], starts)]
+        part = windows.pad(
+            parts[..., *place] if given else parts[place], axes, tuple(zip(starts, ends)), 0
+        )
+        total = part if total is None else total + part
+    assert total is not None  # a window has a place
+    return total if given else jnp.moveaxis(total, 0, -1)
+
+
+def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -> Array:
+    """Return the gradient of a filter, [out, in, *kernel], or [*kernel, in, out] as it is `held`,
+    with the parameters of the convolution that gives it for images with channels first.
+
+    Args:
+        x: [batch, ..., in].
+        grad: [batch, ..., out].
+    """
+    axes = tuple(range(1, x.ndim - 1))
+    out, pads = grad.shape[1:-1], params["padding"]
+    kernel = [n + low + high - m + 1 for n, m, (low, high) in zip(x.shape[1:], out, pads)]
+    if _many_filters(grad, grad.shape[-1], kernel, params):
+        return _product_of_windows(x, grad, kernel, held, params)
+    bands = _bands(grad, kernel, params)
+    if bands > 1:
+        x, grad, params = _in_bands(x, grad, params, bands)
+    swapped = (x.ndim - 1, 0, *axes)
+    out_spec = params["dimension_numbers"].out_spec
+    if held:
+        out_spec = tuple(map(HELD[x.ndim].index, out_spec))
+    return _library(x, grad, params, (swapped, swapped, out_spec))
+
+
+def _product_of_windows(
+    x: Array, grad: Array, kernel: Sequence[int], held: bool, params: dict[str, Any]
+) -> Array:
+    """Return a filter's gradient as the product of copies of all windows and `grad`."""
+    filters, channels, out = grad.shape[-1], x.shape[-1], grad.shape[1:-1]
+    positions = tuple(range(grad.ndim - 1))
+    given = not held
+    first = 1 if given else 2  # of the dimensions that windows move over
+    x = x if given else jnp.moveaxis(x, -1, 0)
+    axes = tuple(range(first, first + len(out)))
+    padded = windows.pad(x, axes, tuple(params["padding"]), 0)
+    taps = windows.taps(padded, axes, kernel, (1,) * len(axes), out)
+    if given:
+        columns = jnp.stack(taps, axis=-1)  # [batch, ..., in, kernel]
+        return _dot(grad, columns, (positions, positions), params).reshape(
+            filters, channels, *kernel
+        )
+    columns = jnp.stack(taps)  # [kernel, in, batch, ...]: what the product wants to read
+    return _dot(columns, grad, (tuple(range(2, columns.ndim)), positions), params).reshape(
+        *kernel, channels, filters
+    )
+
+
+def _library(x: Array, w: Array, params: dict[str, Any], specs: tuple[Any, Any, Any]) -> Array:
+    numbers = {"dimension_numbers": lax.ConvDimensionNumbers(*specs)}
+    out: Array = lax.conv_general_dilated_p.bind(x, w, **params | numbers)
+    return out
+
+
+def _dot(x: Array, y: Array, over: tuple[Sequence[int], Sequence[int]], params: Any) -> Array:
+    return lax.dot_general(
+        x,
+        y,
+        (over, ((), ())),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )
+
+
+def _places(kernel: Sequence[int]) -> list[tuple[int, ...]]:
+    places: list[tuple[int, ...]] = [()]
+    for k in kernel:
+        places = [(*place, i) for place in places for i in range(k)]
+    return places
+
+
+def _is_plain(params: dict[str, Any]) -> bool:
+    ones = (*params["lhs_dilation"], *params["rhs_dilation"])
+    return all(n == 1 for n in ones) and params["feature_group_count"] == 1
+
+
+def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict[str, Any]) -> bool:
+    """Return whether there are more filters than positions: then copies of the windows, for a matrix
+    product with the filters as they are, cost less than turning the filters round.
+    """
+    return (
+        _is_plain(params)
+        and all(s == 1 for s in params["window_strides"])
+        and math.prod(kernel) > 1
+        and math.prod(grad.shape[:-1]) <= filters
+    )
+
+
+def _bands(grad: Array, kernel: Sequence[int], params: dict[str, Any]) -> int:
+    """Return in how many bands of rows to divide images, so that there is a multiple of a vector of
+    them.
+    """
+    bands = _VECTOR // math.gcd(_VECTOR, grad.shape[0])
+    usable = (
+        _is_plain(params)
+        and all(s == 1 for s in params["window_strides"])
+        and math.prod(kernel) > 1
+        and grad.shape[1] % bands == 0
+        and grad.shape[1] // bands >= kernel[0]
+    )
+    return bands if usable else 1
+
+
+def _in_bands(
+    x: Array, grad: Array, params: dict[str, Any], bands: int
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Return images and their gradients with each band of rows as an example, and the parameters.
+
+    An image's band has the rows that the windows of the gradient's band reach over.
+    """
+    (low, high), *others = params["padding"]
+    x = windows.pad(x, (1,), ((low, high),), 0)
+    rows = grad.shape[1] // bands
+    reach = x.shape[1] - grad.shape[1] + rows
+    parts = [x[:, i * rows : i * rows + reach] for i in range(bands)]
+    grad = grad.reshape(grad.shape[0], bands, rows, *grad.shape[2:]).swapaxes(0, 1)
+    grad = grad.reshape(-1, rows, *grad.shape[3:])
+    return jnp.concatenate(parts), grad, params | {"padding": ((0, 0), *others)}
+
+
+def _folds(x: Array, w: Filter, params: dict[str, Any]) -> int:
+    """Return how many columns of the output to compute as the channels of one."""
+    if x.ndim != 4 or x.shape[-1] > _FEW_CHANNELS or not _is_plain(params):
+        return 1
+    (low, high), stride = params["padding"][1], params["window_strides"][1]
+    kernel = w.shape[params["dimension_numbers"].rhs_spec[3]]
+    columns = (x.shape[2] + low + high - kernel) // stride + 1
+    return next((n for n in (4, 2) if kernel > 1 and columns > 0 and columns % n == 0), 1)
+
+
+def _folded(x: Array, w: Array, params: dict[str, Any], folds: int) -> Array:
+    """Convolve with the output's columns side by side: `folds` of them are the channels of one, and
+    so are the columns of the image that they begin at.
+
+    The filter that gives output column j of a block is `w` at j strides from the block's beginning.
+
+    Args:
+        w: [out, in, height, width].
+    """
+    filters, channels, height, width = w.shape
+    (top, bottom), (left, right) = params["padding"]
+    down, across = params["window_strides"]
+    columns = (x.shape[2] + left + right - width) // across + 1
+    block = across * folds
+    wide = -(-(across * (folds - 1) + width) // block)  # blocks that a filter reaches over
+    blocks = columns // folds - 1 + wide
+    x = windows.pad(x, (1, 2), ((top, bottom), (left, blocks * block - x.shape[2] - left)), 0)
+    x = x.reshape(x.shape[0], x.shape[1], blocks, block * channels)
+    moved = [
+        windows.pad(w, (3,), ((across * j, wide * block - width - across * j),), 0)
+        for j in range(folds)
+    ]
+    w = jnp.stack(moved).reshape(folds, filters, channels, height, wide, block)
+    w = w.transpose(3, 4, 5, 2, 0, 1).reshape(height, wide, block * channels, folds * filters)
+    y = lax.conv_general_dilated(
+        x,
+        w,
+        (down, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )
+    return y.reshape(*y.shape[:2], columns, filters)

@@ -1,0 +1,248 @@
+"""Executables of segments, kept on disk: a later process runs them without tracing the segment.
+
+JAX's own cache is keyed by what tracing gives, and for most programs tracing takes longer than
+loading. These files are keyed by all that tracing depends on: the program, the segment's inputs and
+outputs with shapes and dtypes, the source files of this package, the versions of JAX and jaxlib,
+JAX's configuration, flags, XLA's options and the processors. They lie beside JAX's cache, are as
+trusted as it is, since both hold machine code, and are used only where that cache is the one that
+FLAGS_compilation_cache_dir says.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import platform
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+import jaxlib.version
+import numpy as np
+from jax.experimental import serialize_executable
+
+from jfluid import environment, flags, installation
+from jfluid.compile.plan import Plan
+from jfluid.ops import registry
+
+# Seconds to trace and compile from which on an executable is worth a file.
+WORTH_KEEPING = 0.3
+MOST_FILES = 500  # the oldest go first
+MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
+_DIRECTORY = "FLAGS_compilation_cache_dir"
+
+
+class Entry:
+    """A segment's executable on disk, whether it is there or not.
+
+    Args:
+        identity: what the segment is, beside the values that it is called with.
+        options: XLA's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Sequence[Any],
+        device: jax.Device,
+        options: Mapping[str, Any],
+    ):
+        self._folder, self._device = folder, device
+        self._identity = (*identity, sorted(options.items()), device.platform, device.id)
+
+    def load_or_compile(
+        self,
+        jitted: Any,
+        named: Callable[[str], Any],
+        arguments: tuple[Any, Any, Any],
+    ) -> Any:
+        """Return what runs the segment: the executable of the file, or a new one, which is written
+        to the file if it took long; `jitted` for arguments or results that are more than arrays.
+
+        Args:
+            named: gives the jitted function under a name that ends in a suffix.
+        """
+        forms = [_form(v) for group in arguments[:2] for v in group] + [_form(arguments[2])]
+        if None in forms:
+            return jitted
+        text = repr((self._identity, [len(group) for group in arguments[:2]], forms, _settings()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        path = self._folder / f"step-{digest}"
+        loaded = _load(path, arguments, self._device)
+        if loaded is not None:
+            return Loaded(loaded, jitted)
+        start = time.perf_counter()
+        with _hits() as hits:
+            # Under this name JAX's cache has it only if the file was there and is lost.
+            compiled = named(digest[:12]).lower(*arguments).compile()
+        # XLA writes an executable that it has read without its functions.
+        if not hits and time.perf_counter() - start >= WORTH_KEEPING:
+            _save(path, compiled)
+        return Loaded(compiled, jitted)
+
+
+class Loaded:
+    """An executable, and the function that it came from for arguments of other shapes. Where these
+    come often, that runs all.
+    """
+
+    def __init__(self, executable: Any, jitted: Any):
+        self._executable, self._jitted = executable, jitted
+        self._others = 0
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if self._others < MOST_OTHERS:
+            try:
+                return self._executable(donated, kept, key)
+            except (TypeError, ValueError):  # it has not run: the arguments are not its own
+                self._others += 1
+        return self._jitted(donated, kept, key)
+
+
+def entry(
+    plan: Plan, at: int, names: Sequence[Sequence[str]], device: jax.Device, options: Any
+) -> Entry | None:
+    """Return the entry of segment `at` of a plan; None where none is kept.
+
+    Args:
+        names: of its inputs and outputs.
+    """
+    directory = flags.get(_DIRECTORY)
+    folder = Path(os.path.expanduser(directory)) if directory else None
+    if folder is None or jax.config.jax_compilation_cache_dir != str(folder):  # type: ignore[attr-defined]  # a field made by JAX's import
+        return None
+    program = plan.block.program
+    definitions = (registry.find(op.type) for block in program.blocks for op in block.ops)
+    if not all(d is None or registry.is_built_in(d) for d in definitions):
+        return None  # nothing says when the user's own function changes
+    operators = [(i, op.type, op.inputs, op.outputs) for i, op, _ in plan.segments[at].ops]
+    identity = (program.fingerprint, plan.block.idx, at, operators, [list(n) for n in names])
+    return Entry(folder, identity, device, options)
+
+
+@contextlib.contextmanager
+def _hits() -> Iterator[list[str]]:
+    """A list of the executables that JAX's cache gives this thread meanwhile."""
+    found: list[str] = []
+    thread = threading.get_ident()
+
+    def note(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            found.append(event)
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+
+
+def _form(value: Any) -> Any:
+    """What an executable depends on of an argument; None for one that is no array."""
+    if value is None:
+        return "absent"
+    if isinstance(value, jax.Array):
+        return value.shape, str(value.dtype), bool(value.aval.weak_type), value.committed
+    return (value.shape, str(value.dtype)) if isinstance(value, np.ndarray) else None
+
+
+def _settings() -> tuple[Any, ...]:
+    """What tracing and compiling depends on beside the program."""
+    config = [
+        (name, getattr(jax.config, name, value))  # as this thread has it
+        for name, value in sorted(jax.config.values.items())
+        if "cache" not in name
+    ]
+    chosen = [(name, flags.get(name)) for name in sorted(flags.EFFECTIVE) if name != _DIRECTORY]
+    return config, chosen, environment.text("XLA_FLAGS", ""), _machine(), _sources()
+
+
+@functools.cache
+def _machine() -> tuple[Any, ...]:
+    """The versions of what compiles, and the processors it compiles for."""
+    lines: set[str] = set()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        lines = {line for line in file if line.startswith(("model name", "flags", "Features"))}
+    return (
+        platform.python_version(),
+        platform.machine(),
+        jax.__version__,
+        jaxlib.version.__version__,
+        sorted(lines) or platform.processor(),  # which asks a process of its own
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    )
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of when the source files of this package were written, and of their sizes."""
+
+    def files(folder: str) -> Iterator[tuple[str, int, int]]:
+        for found in os.scandir(folder):
+            if found.is_dir():
+                yield from files(found.path)
+            elif found.name.endswith(".py"):
+                stat = found.stat()
+                yield found.path, stat.st_mtime_ns, stat.st_size
+
+    stated = sorted(files(str(Path(__file__).parents[1])))
+    return hashlib.sha256(repr((installation.VERSION, stated)).encode()).hexdigest()
+
+
+def _plain(count: int) -> Any:
+    """The structure of a segment's results that are arrays, `count` of them."""
+    return jax.tree.structure(((0,) * count, ()))
+
+
+def _load(path: Path, arguments: tuple[Any, Any, Any], device: jax.Device) -> Any:
+    """The executable in a file; None if there is none, or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, packed = content[:32], content[32:]
+    if hashlib.sha256(packed).digest() != digest:
+        return None
+    body = zlib.decompress(packed)
+    try:
+        return serialize_executable.deserialize_and_load(
+            body[4:],
+            jax.tree.structure((arguments, {})),
+            _plain(int.from_bytes(body[:4], "little")),
+            backend=device.client,
+            execution_devices=[device],
+        )
+    except (jax.errors.JaxRuntimeError, pickle.UnpicklingError, ValueError):
+        return None  # another XLA wrote it, or for other processors
+
+
+def _save(path: Path, compiled: Any) -> None:
+    """Write an executable to a file, if it can be."""
+    count = compiled.out_tree.num_leaves
+    if compiled.out_tree != _plain(count):
+        return
+    try:
+        payload = serialize_executable.serialize(compiled)[0]
+    except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
+        return  # it holds arrays that it was traced with
+    packed = zlib.compress(count.to_bytes(4, "little") + payload, 1)
+    with contextlib.suppress(OSError):  # the disk is full, or not writable
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(packed).digest() + packed)
+        os.replace(name, path)
+        _forget_oldest(path.parent)
+
+
+def _forget_oldest(folder: Path) -> None:
+    found = list(folder.glob("step-*"))
+    if len(found) > MOST_FILES:
+        for path in sorted(found, key=lambda p: p.stat().st_mtime)[:-MOST_FILES]:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,222 @@
+"""Segments whose shapes follow from values: the values are evaluated first, and the segment is
+compiled for them.
+
+Fluid's programs may compute a bound of a slice, a shape, a depth. Where it follows from shapes and
+constants it is known while the segment is traced. Where it is fed or computed from data, tracing
+raises `Unknown`, once for each such value: what computes the value then runs first, by itself, and
+the segment is compiled once for each combination of values, as it is for each combination of
+shapes.
+"""
+
+import bisect
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jfluid.compile import padding
+from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
+from jfluid.compile.kept_executables import Entry
+from jfluid.compile.lower import Path, known_part
+from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.placement import Function, Placement
+from jfluid.compile.plan import Item, before
+from jfluid.compile.trace import First
+from jfluid.ir.block import reads_of
+from jfluid.ops.static_values import Unknown
+
+MOST = 32  # combinations of values for which a segment is kept compiled
+
+Known = dict[Path, dict[str, Any]]
+
+
+@dataclass(frozen=True, order=True)
+class Need:
+    """The value of a variable that must be known before an operator, or a loop's iterations.
+
+    Attributes:
+        path: of the operator (see `lower.Path`).
+        name: of the variable; of a loop its `control.counter`.
+    """
+
+    path: Path
+    name: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a loop's number of iterations."""
+        return self.name.startswith(COUNTER)
+
+
+class Specialized:
+    """A segment's function `(donated, kept, key) -> results`, compiled for the values on which
+    shapes depend.
+
+    Args:
+        at: the segment's number in the placement's plan.
+        function: gives the pure function for known values.
+        names: of the arguments, the donated ones and the others.
+        entry: the executable on disk of the function where no value has to be known; None where
+            none is kept.
+
+    Attributes:
+        plain: the function where no value has to be known.
+    """
+
+    plain: Function
+
+    def __init__(
+        self,
+        at: int,
+        placement: Placement,
+        function: Callable[[Known], Function],
+        names: tuple[Sequence[str], Sequence[str]],
+        name: str,
+        entry: Entry | None = None,
+    ):
+        self._at, self._placement, self._function = at, placement, function
+        self._names, self._name = [*names[0], *names[1]], name
+        self._items = placement.plan.segments[at].ops
+        self._jitted = placement.compiled(at, function({}))
+        self.plain = self._jitted if entry is None else functools.partial(self._start, entry)
+        self._needs: list[Need] = []
+        self._compiled, self._firsts = LruCache[Function](MOST), LruCache[Function](MOST)
+        self._most: dict[Need, int] = {}  # iterations of loops for which arrays had room
+        self._seen: set[Any] = set()
+
+    def lower(self, *arguments: Any) -> Any:
+        """Return the function as it is passed to XLA. Raises Unknown if shapes depend on values."""
+        return self._jitted.lower(*arguments)  # type: ignore[attr-defined]  # of jax.jit
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if not self._needs:
+            try:
+                return self.plain(donated, kept, key)
+            except Unknown as need:
+                self._add(need)
+        while True:
+            known = self._evaluated((*donated, *kept), key)
+            try:
+                return self._for(known)(donated, kept, key)
+            except Unknown as need:
+                self._add(need)
+
+    def _start(
+        self, entry: Entry, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
+    ) -> Any:
+        """Call the function for the first time, by the executable on disk if there is one."""
+
+        def named(suffix: str) -> Function:
+            function = self._function({})
+            function.__name__ = function.__qualname__ = f"{self._name}_{suffix}"
+            return self._placement.compiled(self._at, function)
+
+        self.plain = self._jitted  # for the calls after one that fails
+        self.plain = entry.load_or_compile(self._jitted, named, (donated, kept, key))
+        return self.plain(donated, kept, key)
+
+    def _add(self, error: Unknown) -> None:
+        if error.name is None:
+            raise error
+        need = Need(error.path, error.name)
+        if need in self._needs:
+            raise error
+        bisect.insort(self._needs, need)
+
+    def _for(self, known: Known) -> Function:
+        key = _hashable(known)
+        if key not in self._seen and len(self._seen) <= MOST:
+            self._seen.add(key)
+            if len(self._seen) == MOST + 1 and not all(n.counts for n in self._needs):
+                self._warn()
+        return self._compiled.get_or_make(
+            key, lambda: self._placement.compiled(self._at, self._function(known))
+        )
+
+    def _warn(self) -> None:
+        names = ", ".join(dict.fromkeys(n.name for n in self._needs if not n.counts))
+        warnings.warn(
+            f"this program is compiled anew for each value of {names}, on which shapes depend, and "
+            f"there were more than {MOST} different ones: feed few different values, or pad to few "
+            "sizes",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _evaluated(self, values: tuple[Any, ...], key: Any) -> Known:
+        """The values that must be known, each evaluated for the earlier ones."""
+        known: Known = {}
+        for need in self._needs:
+            number = (self._count if need.counts else self._value)(need, known, values, key)
+            known.setdefault(need.path, {})[need.name] = number
+        return known
+
+    def _operator(self, position: int) -> Item:
+        return next(item for item in self._items if item[0] == position)
+
+    def _value(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> np.ndarray:
+        position, *inside = need.path
+        if inside:
+            op = self._operator(position)
+            items = [*before(self._items, position, reads_of(op[1])), op]
+        else:
+            items = before(self._items, position, {need.name})
+        if items:
+            value = self._first(need, items, known, values, key)
+        else:
+            value = known_part(dict(zip(self._names, values))[need.name])
+        return self._placement.known(self._at, need.name, value, bool(items))
+
+    def _count(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> int:
+        """A bound of a loop's iterations. A loop that writes arrays runs with room for some at
+        first, and again if it was too little.
+        """
+        loop = self._operator(need.path[0])
+        items = [*before(self._items, need.path[0], reads_of(loop[1])), loop]
+        while True:
+            most = self._most.get(need, padding.SMALLEST)
+            value = self._first(need, items, known, values, key, Counting(need.name, most))
+            count = self._placement.largest(self._at, value)
+            if count <= most:
+                return padding.ladder(count)
+            self._most[need] = padding.ladder(2 * count)
+
+    def _first(
+        self,
+        need: Need,
+        items: list[Item],
+        known: Known,
+        values: tuple[Any, ...],
+        key: Any,
+        counting: Counting = NOT_COUNTING,
+    ) -> Any:
+        """Run the operators that compute a value, or count a loop's iterations."""
+        read = {n for _, op, _ in items for n in reads_of(op)}
+        there = [(n, v) for n, v in zip(self._names, values) if n in read and v is not None]
+        names = [n for n, _ in there]
+        earlier = {p: dict(v) for p, v in known.items()}
+
+        def make() -> Function:
+            def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+                env = dict(zip(names, kept))
+                until = need.path if len(need.path) > 1 else ()
+                first = First(items, need.name, until, counting)
+                self._placement.lower(self._at, env, key, None, earlier, first)
+                return (known_part(env[need.name]),)
+
+            run.__name__ = run.__qualname__ = f"{self._name}_{need.name}"
+            return self._placement.compiled(self._at, run)
+
+        first = self._firsts.get_or_make((need, counting, tuple(names), _hashable(known)), make)
+        return self._placement.unpacked(first((), tuple(v for _, v in there), key))[0]
+
+
+def _hashable(known: Mapping[Path, Mapping[str, Any]]) -> Any:
+    return tuple(
+        (path, name, np.asarray(v).tobytes(), np.shape(v), str(np.asarray(v).dtype))
+        for path, values in known.items()
+        for name, v in values.items()
+    )

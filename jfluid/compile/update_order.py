@@ -1,0 +1,63 @@
+"""Parameters are updated after all that reads them, so that XLA updates them in place.
+
+A gradient operator reads a parameter for the gradient of its input, which the parameter's update does
+not wait for. XLA does not know which of both comes first, and copies the parameter: each step, all of
+them. Here the learning rate of the update depends on that gradient.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfluid.compile.plan import Item
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops.gradients import GRAD
+
+RATE = "LearningRate"
+# Gradients that an update waits for: for hundreds, as where all steps of an unrolled network share a
+# parameter, XLA takes longer to compile than all else; there the parameter is copied.
+MOST = 16
+
+
+def awaited(items: Iterable[Item]) -> dict[int, list[str]]:
+    """Return, by the place of each update of a parameter, the gradients of other variables that were
+    computed from that parameter.
+    """
+    found: dict[int, list[str]] = {}
+    beside: dict[str, list[str]] = {}  # parameter -> those gradients, so far
+    for at, (_, op, definition) in enumerate(items):
+        if definition.forward is not None:
+            pairs = [
+                (name, grad)
+                for slot in definition.forward.reads
+                for name, grad in zip(
+                    op.inputs.get(slot.name, ()), op.outputs.get(slot.name + GRAD, ())
+                )
+                if grad != EMPTY_NAME
+            ]
+            for read in op.input_arg_names:
+                beside.setdefault(read, []).extend(grad for name, grad in pairs if name != read)
+        elif "Param" in op.inputs and len(op.inputs.get(RATE, ())) == 1:
+            names = beside.get(op.input("Param")[0])
+            if names and len(names) <= MOST and op.input("Param") == op.outputs.get("ParamOut"):
+                found[at] = names
+    return found
+
+
+def after(rate: Array, values: Iterable[Any]) -> Array:
+    """Return a learning rate as it is, which depends on other values."""
+    for leaf in jax.tree.leaves(list(values)):
+        if (
+            isinstance(leaf, jax.core.Tracer)
+            and jnp.issubdtype(leaf.dtype, jnp.floating)
+            and leaf.size
+        ):
+            first = lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim).reshape(())
+            half = first.dtype.itemsize * 4
+            bits = lax.bitcast_convert_type(first, jnp.dtype(f"uint{2 * half}"))
+            # zero, whatever the number is: XLA does not find out
+            rate = rate + ((bits >> half) >> half).astype(rate.dtype)
+    return rate

@@ -1,0 +1,121 @@
+"""Of `fluid.contrib.utils`: programs with distributed tables where there are no servers, and tables
+that servers have saved.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.distributed import checkpoint
+from jfluid.engine import HasEngine
+from jfluid.files.saved_model import MODEL, read_program
+from jfluid.files.variables import is_persistable, load_vars
+from jfluid.ir.program import Program
+from jfluid.ir.types import np_dtype
+from jfluid.scope import global_scope
+
+__all__ = [
+    "convert_dist_to_sparse_program",
+    "load_persistables_for_increment",
+    "load_persistables_for_inference",
+]
+
+
+def convert_dist_to_sparse_program(program: Program) -> Program:
+    """A trainer's program as it was before it was divided, whose look-ups read tables of the scope:
+    for inference without servers.
+
+    Args:
+        program: of `DistributeTranspiler.get_trainer_program`, or a clone of it.
+
+    Raises ProgramError for one that is none of a trainer.
+    """
+    return checkpoint.without_servers(
+        checkpoint.division_of(program, "convert_dist_to_sparse_program").origin
+    )
+
+
+def load_persistables_for_inference(
+    dirname: str, executor: HasEngine, program: Program | None, lookup_table_var_name: str
+) -> Program:
+    """Load what `fluid.io.save_persistables` of a trainer has written into the global scope, with
+    the rows of a distributed table, which becomes an ordinary one.
+
+    Args:
+        dirname: the folder, with a file for each variable, and a folder of the table's name.
+        executor: any.
+        program: the program that is to run, such as `convert_dist_to_sparse_program` gives; None
+            for the one in the folder's file `__model__`.
+        lookup_table_var_name: the table.
+
+    Returns the program.
+
+    Raises ProgramError for a table that the program does not have; ValueError for what is no folder
+    and no program; FileFormatError and ServerError for files that are missing or damaged.
+    """
+    if not os.path.isdir(dirname):
+        raise ValueError(f"dirname: there is no folder {dirname}")
+    if program is None:
+        program = read_program(os.path.join(dirname, MODEL))
+    if not isinstance(program, Program):
+        raise ValueError(f"program: expected a Program, found {type(program).__name__}")
+    table = program.global_block().var(lookup_table_var_name)
+    others = {v.name: v for v in program.list_vars() if is_persistable(v) and v.name != table.name}
+    there = [n for n in others if os.path.exists(os.path.join(dirname, n))]
+    tested = program.clone(for_test=True).global_block().ops
+    needed = {n for op in tested for n in op.input_arg_names}
+    missing = sorted(set(others) & needed - set(there))
+    if missing:
+        raise errors.FileFormatError(f"{dirname}: there are no files of {', '.join(missing)}")
+    load_vars(executor, dirname, program, vars=[others[n] for n in there])
+    rows = _rows(os.path.join(dirname, table.name), table.name, table.shape[0])
+    values = rows.astype(np_dtype(table.dtype), copy=False).reshape(table.shape)
+    global_scope().var(table.name).get_tensor().set(values)
+    return program
+
+
+def _rows(folder: str, name: str, height: int) -> np.ndarray[Any, Any]:
+    """The rows 0 ... height - 1 of a table that one or several servers have saved; ids that no
+    trainer has shown have the row with which they would be initialized.
+    """
+    from jfluid.ps_server import snapshot
+    from jfluid.ps_server.store import Store
+
+    store = Store()
+    snapshot.restore(store, folder, 0, 1)
+    return store.table(name).look_up(np.arange(height, dtype=np.int64), train=False)
+
+
+def load_persistables_for_increment(
+    dirname: str,
+    executor: HasEngine,
+    program: Program,
+    lookup_table_var: str,
+    lookup_table_var_path: str,
+) -> None:
+    """Put what a server holds into the state in which it was saved, its rows of a distributed table
+    included, before it serves and after its startup program.
+
+    Args:
+        dirname: a folder of `fluid.io.save_persistables`.
+        executor: the server's.
+        program: of `DistributeTranspiler.get_pserver_program`.
+        lookup_table_var: the table.
+        lookup_table_var_path: the folder of the table, which is that of its name in `dirname`.
+
+    Raises ValueError for another folder of the table, or one that is not there, and what
+    `fleet.init_server` does.
+    """
+    if not os.path.isdir(dirname):
+        raise ValueError(f"dirname: there is no folder {dirname}")
+    expected = os.path.join(dirname, lookup_table_var)
+    if not os.path.exists(lookup_table_var_path) or not os.path.samefile(
+        lookup_table_var_path, expected
+    ):
+        raise ValueError(
+            f"lookup_table_var_path: expected {expected}, where save_persistables puts the table's "
+            f"rows, found {lookup_table_var_path}"
+        )
+    checkpoint.load(dirname, program, executor, global_scope())

@@ -1,0 +1,76 @@
+"""Making a step ready while servers are asked for its rows and parameters."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jfluid.compile.padding import ladder
+from jfluid.engine import Prepared
+from jfluid.ir.variable import Variable
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import PulledRows
+
+Array = np.ndarray[Any, Any]
+Feed = dict[str, Any]
+
+
+def buffer_of(count: int, width: int) -> Array:
+    """Return zeros for so many rows of a table, and up to a size that many batches share."""
+    return np.zeros((ladder(count), width), np.float32)
+
+
+class EarlyStep:
+    """A step whose feeds are checked and padded before the values of rows and parameters are known.
+
+    Args:
+        fill: returns the feed without parameters, the buffers of the tables' rows that are in it,
+            and where the ids of the batch are in them.
+        prepare: prepares the program with a feed that nobody else holds.
+        parameters: variables whose values come from servers before the step.
+
+    Attributes:
+        inverse: where the ids of the batch are; None before `begin`.
+    """
+
+    def __init__(
+        self,
+        fill: Callable[[], tuple[Feed, dict[str, Array], Any]],
+        prepare: Callable[[Feed], Prepared],
+        parameters: Sequence[Variable],
+    ):
+        self._fill, self._prepare, self._parameters = fill, prepare, parameters
+        self._prepared: Prepared | None = None
+        self._rows: dict[str, Array] = {}
+        self._failed: Exception | None = None
+        self.inverse: Any = None
+
+    def begin(self) -> None:
+        """Make the step ready. What goes wrong is raised by `finish`."""
+        try:
+            feed, self._rows, self.inverse = self._fill()
+            # nothing but their form is looked at
+            forms = {v.name: np.broadcast_to(v.np_dtype.type(0), v.shape) for v in self._parameters}
+            self._prepared = self._prepare(feed | forms)
+            self._prepared.enter()
+        except Exception as error:
+            self._failed = error
+
+    def finish(
+        self, found: "Mapping[str, PulledRows]", parameters: Mapping[str, Array]
+    ) -> Prepared | None:
+        """Give the step its rows and parameters. None where these are not those that it was made for.
+
+        Raises what was wrong with the feed.
+        """
+        if self._failed is not None:
+            raise self._failed
+        if self._prepared is None or {n: v.shape for n, v in parameters.items()} != {
+            v.name: tuple(v.shape) for v in self._parameters
+        }:
+            return None
+        for table, buffer in self._rows.items():
+            buffer[: len(found[table].ids)] = found[table].values
+        self._prepared.feeds |= parameters
+        return self._prepared

@@ -1,0 +1,66 @@
+"""Running a program that looks rows up at servers and trains nothing, such as a loaded model."""
+
+from typing import Any
+
+from jfluid import errors
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.training import Trainer
+from jfluid.distributed.wire import connections
+from jfluid.distributed.wire.connections import Connection
+from jfluid.engine import Engine, Fetched
+from jfluid.ir.program import Program
+from jfluid.parallel.data_parallel import DataParallel
+from jfluid.scope import Scope
+from jfluid.transpiler.parameter_server import remote_look_ups
+from jfluid.transpiler.parameter_server.layout import LOOK_UP
+
+
+class Reader(Trainer):
+    """Runs such a program: its rows are those that the servers have at each run. It creates none,
+    and the servers take it for no trainer.
+    """
+
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
+    ) -> list[Fetched]:
+        """Run the program, after what a trainer of this process has in flight. Raises what
+        `Trainer.run` does.
+        """
+        connections.settle(self.program.endpoints, self.program.trainer_id)
+        return super().run(feed, fetches, scope, parallel)
+
+    def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.users:
+            self._connection = connections.observe(self.program.endpoints, self._engine)
+            self._connection.register(self.program)
+        return self._connection
+
+
+def reader(program: Program, engine: Engine) -> Reader:
+    """Return what runs a program; its servers are asked which tables they have.
+
+    Raises ServerError where one does not answer, or has not the table; ProgramError where the
+    program does not say whom to ask.
+    """
+    from jfluid.ps_server.client import widths_of
+
+    remote_look_ups.tables_of(program)
+    servers = remote_look_ups.servers_of(program)
+    statuses = connections.observe(servers, engine).client.status()
+    widths = {server: widths_of(status) for server, status in zip(servers, statuses, strict=True)}
+    found = remote_look_ups.resolved(program, widths)
+    hashed = [
+        op
+        for op in found.global_block().ops
+        if op.type == LOOK_UP and not op.attr("height_sections")
+    ]
+    for i, status in enumerate(statuses if hashed else ()):
+        if (status.server, status.servers) != (i, len(servers)):
+            raise errors.ServerError(
+                f"table {hashed[0].input('W')[0]}: the order of the servers says where its rows are: "
+                f"expected all {status.servers} servers of the job in its order, found {servers[i]}, "
+                f"which is number {status.server} from 0, at place {i} of {', '.join(servers)}"
+            )
+    read = trainer_program.read(found, servers)
+    assert read is not None  # it has look-ups
+    return Reader(read, engine)

@@ -1,0 +1,238 @@
+"""Dygraph mode: `guard`, `to_variable`, `no_grad`, `grad`."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors, places
+from jfluid.dygraph.eager_program import EagerProgram
+from jfluid.dygraph.job import join_job
+from jfluid.dygraph.values import constant, copied
+from jfluid.dygraph.varbase import VarBase, tracer
+from jfluid.ir import unique_name
+from jfluid.ir.program import (
+    default_main_program,
+    program_guard,
+    switch_main_program,
+    switch_startup_program,
+)
+from jfluid.lod_tensor import LoDTensor
+
+__all__ = [
+    "disable_dygraph",
+    "disable_imperative",
+    "enable_dygraph",
+    "enable_imperative",
+    "enabled",
+    "grad",
+    "guard",
+    "in_dygraph_mode",
+    "no_grad",
+    "to_variable",
+]
+
+
+def enabled() -> bool:
+    """Return whether dygraph mode is on."""
+    return default_main_program().eager
+
+
+in_dygraph_mode = enabled
+
+
+@contextlib.contextmanager
+def guard(place: Any = None) -> Iterator[None]:
+    """Return a context in which operators run as they are called.
+
+    Args:
+        place: where they run; the first GPU where there is one, else the CPU.
+    """
+    program = _program(place)
+    with program_guard(program, program), unique_name.guard():
+        try:
+            yield
+        finally:
+            program.tracer.pending.run()
+
+
+_before: list[Any] = []  # what enable_dygraph replaced
+
+
+def enable_dygraph(place: Any = None) -> None:
+    """Switch dygraph mode on until `disable_dygraph`; arguments as of `guard`."""
+    if enabled():
+        return
+    program = _program(place)
+    _before.append(
+        (
+            switch_main_program(program),
+            switch_startup_program(program),
+            unique_name.switch(),
+        )
+    )
+
+
+def disable_dygraph() -> None:
+    """Switch dygraph mode off, if `enable_dygraph` has switched it on."""
+    if not _before:
+        return
+    program = default_main_program()
+    if isinstance(program, EagerProgram):
+        program.tracer.pending.run()
+    main, startup, names = _before.pop()
+    switch_main_program(main)
+    switch_startup_program(startup)
+    unique_name.switch(names)
+
+
+enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
+
+
+def _program(place: Any) -> EagerProgram:
+    places.prepare_cpus(places.cpu_number())
+    join_job()
+    return EagerProgram(places.place_to_run(place))
+
+
+def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = None) -> VarBase:
+    """Return a variable with a copy of an array, to which no gradient flows until its
+    `stop_gradient` is set to False.
+
+    Args:
+        value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is.
+        name: of the variable.
+        zero_copy: has no effect: later changes of the array do not change the variable.
+
+    Raises TypeError for another value, DygraphError outside of dygraph mode.
+    """
+    tracer()
+    if isinstance(value, VarBase):
+        return value
+    if isinstance(value, LoDTensor):
+        if value.lod():
+            raise errors.UnsupportedError("to_variable: eager variables have no LoD")
+        value = np.array(value)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(
+            f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
+        )
+    if name is None:
+        name = unique_name.generate("generated_var")
+    return VarBase(constant(copied(value)), name, stop_gradient=True)
+
+
+class _NoGrad(contextlib.ContextDecorator):
+    """A context, and a decorator, within which no operator is recorded for gradients."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, bool]] = []
+
+    def __enter__(self) -> None:
+        program = default_main_program()
+        if isinstance(program, EagerProgram):
+            self._before.append((program.tracer, program.tracer.records))
+            program.tracer.records = False
+        else:
+            self._before.append((None, False))
+
+    def __exit__(self, *_: Any) -> None:
+        found, records = self._before.pop()
+        if found is not None:
+            found.records = records
+
+
+def no_grad(function: Callable[..., Any] | None = None) -> Any:
+    """Return a context within which no operator is recorded for gradients; `@no_grad` and
+    `@no_grad()` decorate a function with it.
+    """
+    if function is None:
+        return _NoGrad()
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _NoGrad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def grad(
+    outputs: VarBase | Sequence[VarBase],
+    inputs: VarBase | Sequence[VarBase],
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool = False,
+    no_grad_vars: Any = None,
+    backward_strategy: Any = None,
+) -> list[VarBase | None]:
+    """Return the gradients of `outputs` with respect to `inputs`, as variables.
+
+    Args:
+        grad_outputs: the gradient of each output; ones where it (or an entry) is None.
+        retain_graph: keep what another pass needs; by default where `create_graph` is set.
+        create_graph: let gradients flow through the gradients, too.
+        only_inputs: must be True, as in Fluid.
+        allow_unused: return None for an input that the outputs do not depend on, instead of
+            raising.
+        no_grad_vars: variables that no gradient passes through.
+        backward_strategy: a `BackwardStrategy`; gradients are always summed in the same order.
+
+    Raises:
+        TypeError: something is no VarBase.
+        ValueError: the lists have different lengths, or an input is not used.
+        DygraphError: outside of dygraph mode, or where a part was released before.
+    """
+    outs, ins = _variables(outputs, "outputs"), _variables(inputs, "inputs")
+    if not only_inputs:
+        raise errors.UnsupportedError(
+            "grad: only_inputs=False would add to the gradients of all other variables; Fluid 1.8 "
+            "has only only_inputs=True: call backward() for those"
+        )
+    seeds: list[Any] = [None] * len(outs)
+    if grad_outputs is not None:
+        given = grad_outputs if isinstance(grad_outputs, (list, tuple)) else [grad_outputs]
+        if len(given) != len(outs):
+            raise ValueError(
+                f"grad: grad_outputs has {len(given)} entries, but there are {len(outs)} outputs"
+            )
+        for i, seed in enumerate(given):
+            if seed is not None and not isinstance(seed, VarBase):
+                raise TypeError(
+                    f"grad, grad_outputs: expected a VarBase or None, found {type(seed).__name__}"
+                )
+            seeds[i] = seed
+    stops = (
+        []
+        if no_grad_vars is None
+        else _variables(
+            list(no_grad_vars) if isinstance(no_grad_vars, set) else no_grad_vars, "no_grad_vars"
+        )
+    )
+    found: list[VarBase | None] = tracer().backward(
+        outs,
+        seeds,
+        ins,
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        stops,
+    )
+    for variable, gradient in zip(ins, found, strict=True):
+        if gradient is None and not allow_unused:
+            raise ValueError(
+                f"grad: the outputs do not depend on {variable.name}, or its stop_gradient is True: "
+                "allow_unused=True gives None for it"
+            )
+    return found
+
+
+def _variables(given: Any, what: str) -> list[VarBase]:
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for v in found:
+        if not isinstance(v, VarBase):
+            raise TypeError(f"grad, {what}: expected a VarBase, found {type(v).__name__}")
+    return found

@@ -1,0 +1,243 @@
+"""Calls of operators: checked once for each combination of attributes and slots."""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile import trace
+from jfluid.dygraph.values import Aval, aval_of
+from jfluid.ir import schema
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.ops import ragged_dispatch, registry, static_values
+from jfluid.ops.definition import OpDef
+
+# For each slot: the number of variables; None where one is missing.
+Layout = tuple[tuple[str, int], ...]
+# For each output slot, which of its variables are wanted.
+Wanted = tuple[tuple[str, tuple[bool, ...]], ...]
+_numbers = itertools.count()
+_BLOCK = Program().global_block()  # of operators that stand in no program
+
+
+# Of attributes of these types equal ones mean the same.
+_PLAIN = frozenset([bool, int, str, VarType])
+
+
+class Call:
+    """An operator with attributes, whose inputs are values.
+
+    Attributes:
+        number: of this object; equal calls are one object.
+        definition: of the operator.
+        op: the operator, with placeholders for the names of variables.
+        layout: of each input slot of the definition, the number of values; -1 for a single one.
+        wanted: of each output slot, which outputs are wanted; None for those of a single one that
+            is not.
+        constants: inputs that are known numbers, by their place among all.
+    """
+
+    def __init__(
+        self,
+        definition: OpDef,
+        op: Operator,
+        layout: Sequence[int],
+        wanted: Sequence[tuple[bool, ...]],
+        shared: bool,
+        constants: Mapping[int, np.ndarray] | None = None,
+    ):
+        self.number = next(_numbers)
+        self.definition, self.op, self.layout, self.wanted = definition, op, layout, wanted
+        self.shared, self.constants = shared, dict(constants or {})
+        self.attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+        self.draws_numbers = definition.rng
+        self.on_host = definition.on_host(op)
+        # of the input slots: name, number of values, and whether gradients go to them
+        self.reads = tuple(
+            [
+                (slot.name, n, slot.name not in definition.nograd)
+                for slot, n in zip(definition.ins, layout)
+            ]
+        )
+        self.writes = tuple([slot.name for slot in definition.outs])
+        self._outputs: dict[tuple[int, ...], Any] = {}
+        self._specialised: dict[Any, Call] = {}
+
+    @functools.cached_property
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient operator."""
+        if not self.definition.grad or self.definition.host:
+            return False
+        return registry.find(self.definition.type + "_grad") is not None
+
+    def outputs(self, avals: Sequence[Aval | None]) -> Any:
+        """Return what the operator gives for inputs of these kinds: for each output slot an Aval, a
+        NumPy array where the number is known, None, or a list of these.
+
+        Raises ShapeError or DtypeError for inputs that do not fit, `static_values.Unknown` where the
+        result's shape follows from numbers.
+        """
+        key = tuple([-1 if a is None else a.number for a in avals])
+        found = self._outputs.get(key)
+        if found is None:
+            found = self._outputs[key] = self._infer(avals)
+        return found
+
+    def _infer(self, avals: Sequence[Aval | None]) -> Any:
+        known: list[Any] = []
+
+        def run(values: list[Any], key: Any) -> Any:
+            outs = self(values, trace.random_key(key))
+            known[:] = [
+                [v if isinstance(v, np.ndarray) else None for v in o]
+                if isinstance(o, list)
+                else (o if isinstance(o, np.ndarray) else None)
+                for o in outs
+            ]
+            return outs
+
+        structs = [None if a is None else a.struct for a in avals]
+        try:
+            with jax.enable_x64(True):
+                outs = jax.eval_shape(run, structs, jax.ShapeDtypeStruct((2,), np.uint32))
+        except static_values.Unknown:
+            raise
+        except errors.UnsupportedError:
+            raise
+        except Exception as error:
+            raise self.located(error, avals) from error
+        return tuple(_merged(o, k) for o, k in zip(outs, known, strict=True))
+
+    def __call__(self, values: Sequence[Any], key: Any = None) -> tuple[Any, ...]:
+        """Run the operator on arrays, in the order of its slots; unwanted outputs are None."""
+        values = [self.constants.get(i, v) for i, v in enumerate(values)]
+        it = iter(values)
+        inputs = [next(it) if n < 0 else [next(it) for _ in range(n)] for n in self.layout]
+        inputs += [None] * len(self.definition.carries)
+        kwargs = dict(self.attrs)
+        if self.draws_numbers:
+            kwargs["key"] = key
+        if self.definition.wants_shared:
+            kwargs["shared"] = self.shared
+        outs = ragged_dispatch.call(self.definition, inputs, kwargs)
+        return tuple(
+            _chosen(o, w, self.definition.outs[i].many)
+            for i, (o, w) in enumerate(zip(outs, self.wanted))
+        )
+
+    def specialised(self, constants: Mapping[int, np.ndarray]) -> "Call":
+        """Return the call for which some inputs are known numbers."""
+        key = tuple((i, v.dtype.str, v.shape, v.tobytes()) for i, v in constants.items())
+        found = self._specialised.get(key)
+        if found is None:
+            if len(self._specialised) >= _MOST_SPECIALISED:
+                self._specialised.clear()
+            found = self._specialised[key] = Call(
+                self.definition, self.op, self.layout, self.wanted, self.shared, constants
+            )
+        return found
+
+    def located(self, error: Exception, avals: Sequence[Aval | None]) -> Exception:
+        """Return the error with the operator and the shapes of its inputs."""
+        it = iter(avals)
+        shown = []
+        for slot, n in zip(self.definition.ins, self.layout):
+            given = [next(it) for _ in range(abs(n))]
+            texts = [f"{list(a.shape)} {a.dtype.name}" for a in given if a is not None]
+            if texts:
+                shown.append(f"{slot.name}: {', '.join(texts)}")
+        cause = (str(error) or type(error).__name__).strip().splitlines()[0]
+        kind = type(error) if isinstance(error, errors.JFluidError) else errors.ShapeError
+        return kind(
+            f"operator {self.definition.type} cannot take these inputs\n  inputs: {'; '.join(shown)}\n"
+            f"  attributes: {self.attrs}\n  cause: {cause}"
+        )
+
+
+_MOST_SPECIALISED = 256
+
+
+def _merged(out: Any, known: Any) -> Any:
+    if isinstance(out, list):
+        return [_merged(o, k) for o, k in zip(out, known)]
+    if known is not None:
+        return known
+    return None if out is None else aval_of(out)
+
+
+def _chosen(out: Any, wanted: tuple[bool, ...], many: bool) -> Any:
+    if isinstance(out, list):
+        return [o if w else None for o, w in itertools.zip_longest(out, wanted, fillvalue=False)]
+    if many or not wanted:
+        return None
+    return out if wanted[0] else None
+
+
+_calls: dict[Any, Call] = {}
+
+
+def call_of(
+    type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool
+) -> Call:
+    """Return the call of an operator.
+
+    Args:
+        type_: the operator's type.
+        inputs: the input slots that are given, and how many variables each has.
+        wanted: the output slots that are given, and which of their variables are wanted.
+        attrs: attributes; those that are None are left out.
+        shared: whether outputs are the variables that the operator's `inplace` says they may be.
+
+    Raises UnsupportedOpError, ProgramError or AttributeTypeError as `Block.append_op` does.
+    """
+    key = (type_, inputs, wanted, frozen(attrs) if attrs else (), shared)
+    found = _calls.get(key)
+    if found is None:
+        found = _calls[key] = _checked(type_, inputs, wanted, attrs, shared)
+    return found
+
+
+def frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key of attributes; those that are None are left out."""
+    return tuple(
+        [(n, v if type(v) in _PLAIN else _frozen(v)) for n, v in attrs.items() if v is not None]
+    )
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple([_frozen(v) for v in value])
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, float) and value == 0:
+        return repr(value)  # -0.0 is another attribute than 0.0
+    return value
+
+
+def _checked(
+    type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool
+) -> Call:
+    op = Operator(
+        _BLOCK,
+        type_,
+        {slot: ["x"] * n for slot, n in inputs},
+        {slot: ["x"] * len(flags) for slot, flags in wanted},
+        attrs,
+        callsite=False,
+    )
+    schema.current().check(op)
+    definition = registry.get(type_)
+    if definition.fn is None:
+        raise errors.UnsupportedError(
+            f"operator {type_}: it works on a whole program, and nothing runs it in dygraph mode: "
+            "write the loop or the condition in Python, or build a Program under program_guard"
+        )
+    given, flags = dict(inputs), dict(wanted)
+    layout = [given.get(s.name, 0) if s.many else -1 for s in definition.ins]
+    return Call(definition, op, layout, [flags.get(s.name, ()) for s in definition.outs], shared)

@@ -1,0 +1,90 @@
+"""Files of the states of layers and optimizers, in Fluid's format: `path.pdparams` and
+`path.pdopt`.
+
+Each is a pickle (protocol 2) of a dict of arrays by name, with a second dict under
+`StructuredToParameterName@@` that tells the variables' own names.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.files.pickled import load_arrays, save_arrays
+from jfluid.ir.variable import Parameter, Variable
+
+__all__ = ["load_dygraph", "save_dygraph"]
+
+_NAMES = "StructuredToParameterName@@"
+_PARAMETERS, _OPTIMIZER = ".pdparams", ".pdopt"
+
+
+def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
+    """Save the `state_dict` of a layer to `model_path`.pdparams, or that of an optimizer to
+    `model_path`.pdopt, which real Fluid loads, too. Folders are made.
+
+    Args:
+        state_dict: what it is follows, as in Fluid, from its first value: a layer's begins with a
+            parameter.
+        model_path: folder and file, without an ending.
+
+    Raises DygraphError for an empty dict or a path that ends with a folder, TypeError for a value
+    that is no variable, array, number, text or dict of these, FileFormatError for an array of 4 GiB
+    or more.
+    """
+    if not os.path.basename(model_path):
+        raise errors.DygraphError(
+            f"save_dygraph, model_path: expected folder/file, found {model_path!r}"
+        )
+    if not state_dict:
+        raise errors.DygraphError("save_dygraph: the state_dict is empty")
+    suffix = _PARAMETERS if isinstance(next(iter(state_dict.values())), Parameter) else _OPTIMIZER
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in state_dict.items():
+        if isinstance(value, Variable):
+            names[name] = value.name
+        values[name] = _plain(name, value)
+    os.makedirs(os.path.dirname(model_path) or ".", exist_ok=True)
+    save_arrays(model_path + suffix, values | {_NAMES: names})
+
+
+def load_dygraph(
+    model_path: str, keep_name_table: bool = False
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return (the layer's state, the optimizer's) of files that `save_dygraph`, of this or of real
+    Fluid, has written: arrays by name, for `set_dict`. The second is None where there is no file.
+
+    Args:
+        model_path: the path that was given to `save_dygraph`, with or without ".pdparams".
+        keep_name_table: leave the parameters' own names in the state, under
+            "StructuredToParameterName@@".
+
+    Raises FileFormatError where the file is missing or damaged.
+    """
+    path = model_path.removesuffix(_PARAMETERS).removesuffix(_OPTIMIZER)
+    if not os.path.isfile(path + _PARAMETERS):
+        raise errors.FileFormatError(f"{path}{_PARAMETERS}: there is no such file")
+    parameters = load_arrays(path + _PARAMETERS)
+    if not keep_name_table:
+        parameters.pop(_NAMES, None)
+    found = os.path.isfile(path + _OPTIMIZER)
+    return parameters, load_arrays(path + _OPTIMIZER) if found else None
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value as it stands in the file."""
+    if isinstance(value, Variable):
+        return value.numpy()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}, {key}", inner) for key, inner in value.items()}
+    if value is None or isinstance(value, (np.ndarray, bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"save_dygraph, {name}: expected a variable, an array, a number or a dict of these, "
+        f"found {type(value).__name__}"
+    )

@@ -1,0 +1,367 @@
+"""`ProgramTranslator`: functions of dygraph mode made into Programs, once for each kind of arguments."""
+
+import contextlib
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from jfluid import errors, io
+from jfluid.dygraph.base import enabled, to_variable
+from jfluid.dygraph.dygraph_to_static import runtime, source
+from jfluid.dygraph.dygraph_to_static.capturing import CapturingProgram
+from jfluid.dygraph.dygraph_to_static.partial_program import (
+    NotOneOperator,
+    PartialProgramLayer,
+    Unknown,
+)
+from jfluid.dygraph.dygraph_to_static.structures import is_container, leaves, mapped
+from jfluid.dygraph.layers import Layer
+from jfluid.dygraph.varbase import VarBase, tracer
+from jfluid.executor import Executor
+from jfluid.input import data
+from jfluid.ir import unique_name
+from jfluid.ir.program import Program, default_main_program, program_guard
+from jfluid.ir.variable import Variable
+from jfluid.places import CPUPlace
+from jfluid.scope import Scope, scope_guard
+
+__all__ = ["ProgramTranslator", "convert_function_with_cache"]
+
+
+class DygraphToStaticWarning(UserWarning):
+    """A function that should run as a Program runs operator by operator."""
+
+
+def original_of(function: Any) -> Any:
+    """Return the user's function, without what `declarative` put around it."""
+    if isinstance(function, types.MethodType):
+        inner = getattr(function.__func__, runtime.ORIGINAL, None)
+        return function if inner is None else types.MethodType(inner, function.__self__)
+    return getattr(function, runtime.ORIGINAL, function)
+
+
+def convert_function_with_cache(dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that builds operators where `dygraph_func` computes, for use under
+    `program_guard`. Raises UnsupportedError where its source cannot be read.
+    """
+    function = original_of(dygraph_func)
+    if isinstance(function, types.MethodType):
+        inner: Any = function.__func__
+        return types.MethodType(source.converted(inner, runtime), function.__self__)
+    if isinstance(function, types.FunctionType):
+        return source.converted(function, runtime)
+    if callable(function):
+        return runtime.call(function)  # type: ignore[no-any-return]
+    raise TypeError(f"expected a function, found {type(function).__name__}")
+
+
+@dataclass
+class ConcreteProgram:
+    """What a function became for one kind of arguments.
+
+    Attributes:
+        main_program, startup_program: the programs; the second initializes nothing.
+        inputs: the variables that stand for the tensors among the arguments.
+        outputs: the tensors that it returns.
+        result: what it returns, with an index into `outputs` for each tensor.
+        layer: runs it in dygraph mode; None where operators have to run one by one.
+        why: the reason for that.
+    """
+
+    main_program: CapturingProgram
+    startup_program: Program
+    inputs: list[Variable]
+    outputs: list[Any]
+    result: Any
+    layer: PartialProgramLayer | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Output:
+    index: int
+
+
+class ProgramCache:
+    """The Programs that functions became, by function and kinds of arguments."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Any, ConcreteProgram] = {}
+        self._kept: list[Any] = []  # objects whose identity is part of a key
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def last(self) -> ConcreteProgram:
+        """Return the program that was used last. Raises ProgramError where there is none."""
+        if not self._programs:
+            raise errors.ProgramError(
+                "no function was made into a Program yet: call one that is declared first"
+            )
+        return self._programs[next(reversed(self._programs))]
+
+    def get(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ConcreteProgram:
+        """Return the program of a function for such arguments, made now if need be."""
+        key = (self._kind(function), self._kind(args), self._kind(kwargs), _mode())
+        found = self._programs.pop(key, None) or _made(function, args, kwargs)
+        self._programs[key] = found  # as the last one
+        return found
+
+    def _kind(self, value: Any) -> Any:
+        """What of an argument a program depends on."""
+        if isinstance(value, (np.ndarray, VarBase)):
+            return ("tensor", tuple(value.shape), str(value.dtype), _stopped(value))
+        if isinstance(value, dict):
+            return tuple((k, self._kind(v)) for k, v in value.items())
+        if is_container(value):
+            return (type(value), *map(self._kind, value))
+        if isinstance(value, types.MethodType):
+            return (self._kind(value.__func__), self._kind(value.__self__))
+        if isinstance(value, Layer):
+            self._keep(value)
+            modes = tuple(layer.training for layer in (value, *value.sublayers()))
+            return (id(value), modes)
+        if value is None or isinstance(value, (str, bytes, bool, int, float)):
+            return (type(value), value)
+        self._keep(value)
+        return id(value)
+
+    def _keep(self, value: Any) -> None:
+        if not any(value is v for v in self._kept):
+            self._kept.append(value)
+
+
+def _stopped(value: Any) -> bool:
+    return not isinstance(value, VarBase) or bool(value.stop_gradient)
+
+
+def _mode() -> Any:
+    program = default_main_program()
+    return getattr(program, "tracer", None) is not None and tracer().records
+
+
+@contextlib.contextmanager
+def _building(program: Program, startup: Program) -> Iterator[None]:
+    with program_guard(program, startup), unique_name.guard():
+        yield
+
+
+def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ConcreteProgram:
+    """Make a function into a Program."""
+    main, startup = CapturingProgram(), Program()
+    inputs: list[Variable] = []
+
+    def enter(value: Any) -> Any:
+        if not isinstance(value, (np.ndarray, VarBase)):
+            return value
+        name = f"feed_{len(inputs)}"
+        dtype: Any = value.dtype if isinstance(value, VarBase) else value.dtype.name
+        inputs.append(data(name, list(value.shape), dtype))
+        inputs[-1].stop_gradient = _stopped(value)
+        return inputs[-1]
+
+    with _building(main, startup):
+        given, named = mapped(enter, args), mapped(enter, kwargs)
+        found = convert_function_with_cache(function)(*given, **named)
+    if startup.global_block().ops:
+        names = [p.name for p in startup.all_parameters()]
+        raise errors.UnsupportedError(
+            f"{getattr(function, '__qualname__', function)} makes parameters ({', '.join(names)}) at "
+            "each call: make them in the __init__ of a fluid.dygraph.Layer"
+        )
+    outputs: list[Any] = []
+
+    def leave(value: Any) -> Any:
+        if isinstance(value, VarBase) or not isinstance(value, Variable):
+            return value
+        outputs.append(value)
+        return _Output(len(outputs) - 1)
+
+    result = mapped(leave, found)
+    concrete = ConcreteProgram(main, startup, inputs, outputs, result, None)
+    try:
+        concrete.layer = PartialProgramLayer(main, inputs, outputs, main.captured)
+    except NotOneOperator as error:
+        concrete.why = str(error)
+    return concrete
+
+
+class ProgramTranslator:
+    """Makes functions of dygraph mode into Programs. There is one: `ProgramTranslator()` always
+    returns it.
+
+    Conditions, loops, `break`, `continue`, `return`, `print`, `assert` and lists may depend on
+    tensors. A function is made anew for other shapes, types, Python arguments and modes of a layer
+    (`train`, `eval`); values that it takes from elsewhere are those of the first call.
+    """
+
+    _instance: Optional["ProgramTranslator"] = None
+
+    def __new__(cls) -> "ProgramTranslator":
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+            cls._instance._reset()
+        return cls._instance
+
+    @classmethod
+    def get_instance(cls) -> "ProgramTranslator":
+        """Return the only ProgramTranslator."""
+        return cls()
+
+    @classmethod
+    def reset(cls) -> None:
+        """Forget all Programs, and enable it."""
+        cls()._reset()
+
+    def _reset(self) -> None:
+        self.enable_declarative = True
+        self._cache = ProgramCache()
+
+    def enable(self, enable_declarative: bool) -> None:
+        """Say whether declared functions run as Programs (True), or as plain Python."""
+        if not isinstance(enable_declarative, bool):
+            raise TypeError(f"enable: expected True or False, found {enable_declarative!r}")
+        self.enable_declarative = enable_declarative
+
+    def get_program_cache(self) -> ProgramCache:
+        """Return the Programs that functions became."""
+        return self._cache
+
+    def get_output(self, dygraph_func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what a function returns, computed by the Program that it becomes.
+
+        Args:
+            dygraph_func: a function or method, declared or not.
+            args, kwargs: its arguments. NumPy arrays among them become tensors.
+
+        Outside of dygraph mode it builds operators in the default program and returns their
+        variables. Where the Program cannot run as one operator (it prints, say), operators run one by
+        one, and a DygraphToStaticWarning says so.
+
+        Raises TypeError where it is no function, UnsupportedError where its source cannot be read,
+        and what the function raises.
+        """
+        function = _checked(dygraph_func, "get_output")
+        if not self.enable_declarative:
+            return function(*args, **kwargs)
+        if not enabled():
+            return convert_function_with_cache(function)(*args, **kwargs)
+        program = self._cache.get(function, args, kwargs)
+        given = [v for part in (args, kwargs) for v in leaves(part)]
+        tensors = [
+            to_variable(v) if isinstance(v, np.ndarray) else v
+            for v in given
+            if isinstance(v, (np.ndarray, VarBase))
+        ]
+        if program.layer is not None:
+            try:
+                found = program.layer(tensors)
+            except Unknown as error:
+                program.layer, program.why = None, str(error)
+            else:
+                return mapped(
+                    lambda v: found[v.index] if isinstance(v, _Output) else v, program.result
+                )
+        name = getattr(function, "__qualname__", function)
+        warnings.warn(
+            f"{name} runs operator by operator in dygraph mode: {program.why}",
+            DygraphToStaticWarning,
+            stacklevel=3,
+        )
+        turned = iter(tensors)
+
+        def eager(value: Any) -> Any:
+            return next(turned) if isinstance(value, (np.ndarray, VarBase)) else value
+
+        return function(*mapped(eager, args), **mapped(eager, kwargs))
+
+    def get_func(self, dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that builds operators in the default program where `dygraph_func`
+        computes. Errors are those of `get_output`.
+        """
+        function = _checked(dygraph_func, "get_func")
+        return convert_function_with_cache(function) if self.enable_declarative else function
+
+    def get_program(
+        self, dygraph_func: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[Program, Program, list[Variable], list[Any]] | Any:
+        """Return (the Program that a function becomes, its startup program, its inputs, its
+        outputs). Arguments and errors are those of `get_output`; where the translator is not
+        enabled, it returns what the function returns.
+        """
+        function = _checked(dygraph_func, "get_program")
+        if not self.enable_declarative:
+            return function(*args, **kwargs)
+        found = self._cache.get(function, args, kwargs)
+        return found.main_program, found.startup_program, found.inputs, found.outputs
+
+    def get_code(self, dygraph_func: Callable[..., Any]) -> str:
+        """Return the source of what a function is turned into. `_jf` in it is
+        `jfluid.dygraph.dygraph_to_static.runtime`. Errors are those of `get_output`.
+        """
+        function = _checked(dygraph_func, "get_code")
+        return source.code_text(getattr(function, "__func__", function))
+
+    def save_inference_model(
+        self,
+        dirname: str,
+        feed: Sequence[int] | None = None,
+        fetch: Sequence[int] | None = None,
+    ) -> None:
+        """Save the Program that was used last, with its parameters, as an inference model.
+
+        Args:
+            dirname: the folder.
+            feed, fetch: which of its inputs and outputs the model has, by their places; all when
+                None.
+
+        Raises ProgramError where no function was made into a Program yet, IndexError for a place
+        that there is not.
+        """
+        last = self._cache.last()
+        save_program(
+            dirname,
+            last.main_program,
+            chosen(last.inputs, feed, "feed"),
+            chosen(last.outputs, fetch, "fetch"),
+            last.main_program.captured,
+        )
+
+
+def save_program(
+    dirname: str,
+    program: Program,
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    parameters: dict[str, VarBase],
+) -> None:
+    """Save a Program whose parameters are eager variables as an inference model."""
+    scope = Scope()
+    for name, value in parameters.items():
+        scope.var(name).get_tensor().set(value.numpy(), CPUPlace())
+    with scope_guard(scope), program_guard(Program(), Program()):
+        io.save_inference_model(
+            dirname, [v.name for v in inputs], list(outputs), Executor(CPUPlace()), program
+        )
+
+
+def chosen(items: Sequence[Any], places: Sequence[int] | None, what: str) -> list[Any]:
+    """Return the items at the places; all when None."""
+    if places is None:
+        return list(items)
+    if not isinstance(places, (list, tuple)) or not all(isinstance(i, int) for i in places):
+        raise TypeError(f"{what}: expected a list of places (integers), found {places!r}")
+    wrong = [i for i in places if not 0 <= i < len(items)]
+    if wrong:
+        raise IndexError(f"{what}: there is nothing at {wrong[0]}; there are {len(items)}")
+    return [items[i] for i in places]
+
+
+def _checked(function: Any, what: str) -> Any:
+    if not callable(function):
+        raise TypeError(f"{what}: expected a function, found {type(function).__name__}")
+    return original_of(function)

@@ -1,0 +1,234 @@
+"""The program of dygraph mode: its blocks run operators when they are appended.
+
+So every layer, initializer, clip, regularizer and optimizer, which append operators to blocks,
+works on eager variables as it does on those of static programs.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.dygraph.tracer import Tracer
+from jfluid.dygraph.values import constant
+from jfluid.dygraph.varbase import ParamBase, VarBase
+from jfluid.ir.block import Block
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType, np_dtype
+from jfluid.ir.variable import Parameter, Variable
+
+
+class EagerOperator:
+    """An operator that was called. It is no part of any program.
+
+    Attributes:
+        type: of the operator.
+        outputs: the variables that it has written, by slot.
+    """
+
+    __slots__ = ("outputs", "type")
+
+    def __init__(self, type_: str, outputs: Mapping[str, list[VarBase]]):
+        self.type, self.outputs = type_, outputs
+
+    @property
+    def output_arg_names(self) -> list[str]:
+        return [v.name for given in self.outputs.values() for v in given]
+
+
+class EagerBlock(Block):
+    """The only block of an EagerProgram. It keeps no variable alive."""
+
+    program: "EagerProgram"
+
+    def __init__(self, program: "EagerProgram"):
+        super().__init__(program, 0)
+        self._initializing = False
+        self.vars = weakref.WeakValueDictionary()  # type: ignore[assignment]
+
+    def create_var(self, *args: Any, **kwargs: Any) -> VarBase:
+        """Make a variable without a value; the arguments are those of Variable. A persistable one of
+        the same name that exists already is returned.
+        """
+        if args:
+            raise errors.ProgramError("create_var in dygraph mode: give the arguments by name")
+        name, initializer = kwargs.get("name"), kwargs.get("initializer")
+        found: Any = self.vars.get(name) if name is not None else None
+        if found is None:
+            found = VarBase(
+                None,
+                name,
+                bool(kwargs.get("stop_gradient")),
+                bool(kwargs.get("persistable")),
+                kwargs.get("shape"),
+                kwargs.get("dtype"),
+            )
+            kind = kwargs.get("type", VarType.LOD_TENSOR)
+            if kind != VarType.LOD_TENSOR:
+                found.type = VarType(kind)
+            if found.persistable:
+                self.vars[found.name] = found
+        if initializer is not None and found.is_empty:
+            self.initialize(found, initializer)
+        return found  # type: ignore[no-any-return]
+
+    def temporary(self, name: str) -> VarBase:
+        return VarBase(None, name)
+
+    def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
+        """Make a parameter, with its first value; the arguments are those of Parameter. One of the
+        same name that exists already, and is initialized, is returned.
+        """
+        initializer = kwargs.pop("initializer", None)
+        if args:
+            kwargs = dict(zip(("shape", "dtype", "type"), args)) | kwargs
+        known = self.vars.get(kwargs.get("name") or "")
+        if isinstance(known, ParamBase):
+            shape = tuple(int(d) for d in kwargs["shape"])
+            if known.shape != shape:
+                raise errors.ProgramError(
+                    f"parameter {known.name} exists with shape {list(known.shape)}; it cannot be "
+                    f"shared with shape {list(shape)}"
+                )
+            return known
+        param = ParamBase(**kwargs)
+        self.vars[param.name] = param
+        if initializer is not None:
+            self.initialize(param, initializer)
+        return param
+
+    def initialize(self, variable: VarBase, initializer: Any) -> None:
+        """Give a variable its first value."""
+        self._initializing = True
+        try:
+            with self.program.tracer.recording(False):
+                initializer(variable, self)
+        finally:
+            self._initializing = False
+
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
+    ) -> Any:
+        """Run an operator at once; see `Block.append_op`."""
+        tracer = self.program.tracer
+        given = {
+            slot: [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
+            for slot, v in (inputs or {}).items()
+            if v is not None
+        }
+        made = {
+            slot: [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
+            for slot, v in (outputs or {}).items()
+            if v is not None
+        }
+        if stop_gradient:
+            for variables in made.values():
+                for v in variables:
+                    v.stop_gradient = True
+        if type == "fill_constant" and not given and self._filled(made, attrs):
+            return EagerOperator(type, made)
+        pending = tracer.pending
+        # first values are a step of their own: those that follow can then be alike
+        if pending.records and (pending.ends or pending.initializes != self._initializing):
+            pending.run()
+        pending.initializes = self._initializing
+        tracer.call(type, given, made, attrs)
+        return EagerOperator(type, made)
+
+    def insert_op(
+        self,
+        index: int,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
+    ) -> Any:
+        return self.append_op(type, inputs, outputs, attrs, stop_gradient)
+
+    def _filled(self, made: Mapping[str, list[VarBase]], attrs: Mapping[str, Any] | None) -> bool:
+        """Give a persistable variable a constant first value without an operator: steps find it as
+        they find what they have updated themselves.
+        """
+        (out,) = made["Out"]
+        attrs = attrs or {}
+        if not out.persistable or attrs.get("str_value"):
+            return False
+        dtype = np_dtype(attrs.get("dtype", out.dtype))
+        filled = np.full(attrs["shape"], attrs.get("value", 0.0), dtype)
+        with jax.enable_x64(True):
+            out.assign(constant(jax.device_put(filled, self.program.tracer.device)))
+        return True
+
+    def _listed(self, type_: str, slot: str, given: Any) -> list[VarBase]:
+        """Return the variables of a slot."""
+        found = list(given) if isinstance(given, (list, tuple)) else [given]
+        for i, v in enumerate(found):
+            if isinstance(v, VarBase):
+                continue
+            if isinstance(v, str):
+                found[i] = self.var_recursive(v)
+            elif isinstance(v, Variable):
+                raise errors.ProgramError(
+                    f"operator {type_}, {slot}: {v.name} is a variable of a static program; dygraph "
+                    "mode computes with VarBases (fluid.dygraph.to_variable)"
+                )
+            else:
+                raise TypeError(
+                    f"operator {type_}, {slot}: expected a VarBase, found {v.__class__.__name__} ({v!r:.60})"
+                )
+        return found
+
+    def iter_parameters(self) -> Iterator[Parameter]:
+        return (v for v in list(self.vars.values()) if isinstance(v, Parameter))
+
+
+class EagerProgram(Program):
+    """The default program, main and startup, of dygraph mode.
+
+    Attributes:
+        tracer: runs its operators.
+    """
+
+    eager = True
+
+    def __init__(self, place: Any):
+        super().__init__()
+        self.tracer = Tracer(place)
+        self.tracer.reseed(self.random_seed)
+        self.blocks = [EagerBlock(self)]
+
+    @property
+    def records(self) -> bool:  # type: ignore[override]
+        return self.tracer.records
+
+    @property
+    def random_seed(self) -> int:
+        return self._seed
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise errors.ProgramError(f"random_seed: expected an integer, found {seed!r}")
+        self._seed = seed
+        self.tracer.reseed(seed)
+
+    def variable_of(self, array: np.ndarray) -> VarBase:
+        """Return a variable with an array's value, to which no gradient flows."""
+        return VarBase(constant(array), stop_gradient=True)
+
+    def create_block(self, parent_idx: int | None = None) -> Block:
+        raise errors.UnsupportedError(
+            "dygraph mode has no blocks: write loops and conditions in Python, or build a Program "
+            "under program_guard"
+        )
+
+    _create_block = create_block

@@ -1,0 +1,90 @@
+"""Values of eager variables: arrays, or what a pending operator will give."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class Aval:
+    """The structure, shapes and dtypes of a value, without its numbers. There is one object for each
+    kind, so that comparing two is comparing their `number`.
+
+    Attributes:
+        number: of the object.
+        shape, dtype: of the array; of a sparse gradient those of the whole table.
+        plain: whether it is one array.
+        large: whether it is one array of so many elements that to write over it is worth while.
+    """
+
+    __slots__ = ("dtype", "large", "number", "plain", "shape", "struct")
+
+    def __init__(self, struct: Any, number: int):
+        self.struct, self.number = struct, number
+        self.shape, self.dtype = tuple(struct.shape), np.dtype(struct.dtype)
+        self.plain = isinstance(struct, jax.ShapeDtypeStruct)
+        self.large = self.plain and struct.size > 64
+
+
+_TO_ALIGN = 4096  # bytes
+_avals: dict[Any, Aval] = {}
+
+
+def aval_of(value: Any) -> Aval:
+    """Return the Aval of an array, of a pytree of arrays with `shape` and `dtype`, or of what
+    `jax.eval_shape` gives for them.
+    """
+    if isinstance(value, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
+        key: Any = (value.shape, value.dtype)
+        found = _avals.get(key)
+        if found is None:
+            struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+            found = _avals[key] = Aval(struct, len(_avals))
+        return found
+    leaves, tree = jax.tree.flatten(value)
+    key = (tree, tuple((v.shape, v.dtype) for v in leaves))
+    found = _avals.get(key)
+    if found is None:
+        struct = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves])
+        found = _avals[key] = Aval(struct, len(_avals))
+    return found
+
+
+def copied(array: np.ndarray) -> np.ndarray:
+    """Return a copy that each call of XLA on CPUs takes as it is: one of some size that does not begin
+    at a multiple of 64 bytes is copied once more by each call.
+    """
+    if array.nbytes < _TO_ALIGN or array.dtype.hasobject:
+        return np.array(array)
+    buffer = np.empty(array.nbytes + 64, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % 64
+    made = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+class Value:
+    """What a variable holds.
+
+    Attributes:
+        aval: its shape and dtype.
+        array: the array (or pytree of arrays); None while the operator that gives it is pending.
+        slot: while it is pending, its place among the outputs of pending operators.
+        known: whether it follows from shapes and attributes alone.
+        owner: what is pending, of which this is an input or an output.
+        source: how an operator that is pending names it as its input; of meaning to `owner` alone.
+    """
+
+    __slots__ = ("__weakref__", "array", "aval", "known", "owner", "slot", "source")
+
+    def __init__(self, aval: Aval, array: Any = None, slot: int = -1, owner: Any = None):
+        self.aval, self.array, self.slot = aval, array, slot
+        self.known = False
+        self.owner, self.source = owner, slot
+
+
+def constant(array: Any, known: bool = False) -> Value:
+    """Return the value that an array is."""
+    made = Value(aval_of(array), array)
+    made.known = known
+    return made

@@ -1,0 +1,403 @@
+"""Eager variables: what `fluid.dygraph` programs compute with."""
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.dygraph.pending import array_of
+from jfluid.dygraph.tape import Edge, GradNode
+from jfluid.dygraph.values import Aval, Value, constant
+from jfluid.ir import unique_name
+from jfluid.ir.program import default_main_program
+from jfluid.ir.types import VarType, var_type
+from jfluid.ir.variable import Parameter, Variable
+from jfluid.ops.selected_rows import SelectedRows
+
+if TYPE_CHECKING:
+    from jfluid.ir.block import Block
+
+
+def tracer() -> Any:
+    """Return the Tracer of the current `guard`. Raises DygraphError outside of one."""
+    found = getattr(default_main_program(), "tracer", None)
+    if found is None:
+        raise errors.DygraphError(
+            "this needs dygraph mode: call it within `with fluid.dygraph.guard():`, or after "
+            "fluid.enable_dygraph()"
+        )
+    return found
+
+
+# Fluid's words for element types, as it prints them
+_ELEMENTS = {"float32": "float", "int32": "int", "int64": "int64_t"}
+
+
+class Shape(list[int]):
+    """The dimensions of an eager variable: a list, as in Fluid, that is added to tuples, too, and
+    whose slices are Shapes.
+    """
+
+    def __add__(self, other: Any) -> "Shape":  # type: ignore[override]
+        return Shape([*self, *other])
+
+    def __radd__(self, other: Any) -> Any:
+        return (*other, *self) if isinstance(other, tuple) else Shape([*other, *self])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Shape(found) if isinstance(index, slice) else found
+
+
+@functools.cache
+def zeros(aval: Aval) -> Value:
+    """Return zeros of a shape and dtype."""
+    return constant(np.zeros(aval.shape, aval.dtype))
+
+
+class VarBase(Variable):
+    """A variable with a value.
+
+    Arithmetic, comparison and indexing run at once, as do all of `fluid.layers`.
+
+    Attributes:
+        name: of the variable.
+        shape, dtype: of its value.
+        stop_gradient: whether no gradient flows to it.
+        persistable: whether it is a parameter or a buffer.
+    """
+
+    # those of Variable that are the same for all
+    type = VarType.LOD_TENSOR
+    lod_level = 0
+    capacity = None
+    error_clip = None
+    is_data = False
+    need_check_feed = False
+    belong_to_optimizer = False
+    opaque_type = b""
+    op = None
+
+    def __init__(
+        self,
+        value: Value | None = None,
+        name: str | None = None,
+        stop_gradient: bool = False,
+        persistable: bool = False,
+        shape: Any = None,
+        dtype: Any = None,
+    ):
+        self._value = value
+        self.name = unique_name.generate("generated_var") if name is None else name
+        self._stop_gradient = stop_gradient
+        self._persistable = persistable
+        self._shape = None if shape is None else tuple(int(d) for d in shape)
+        self._dtype = None if dtype is None else var_type(dtype)
+        self._edge: Edge | None = None
+        self._gradient: VarBase | None = None
+
+    @classmethod
+    def of(cls, value: Value, edge: Edge | None) -> "VarBase":
+        """Return a variable for the value of another, whose gradient goes to `edge`."""
+        made = VarBase(value, "value", stop_gradient=edge is None)
+        made._edge = edge
+        return made
+
+    # What it holds
+    @property
+    def is_empty(self) -> bool:
+        """Whether no operator has given it a value."""
+        return self._value is None
+
+    @property
+    def held(self) -> Value:
+        """What it holds. Raises ProgramError where no operator has given it a value."""
+        if self._value is None:
+            raise errors.ProgramError(
+                f"variable {self.name} has no value: no operator has written it"
+            )
+        return self._value
+
+    def assign(
+        self, value: Value, node: GradNode | None = None, slot: str = "", index: int = 0
+    ) -> None:
+        """Hold another value: an output of an operator, whose node is given if gradients go there."""
+        self._value = value
+        if not value.aval.plain and type(value.aval.struct) is SelectedRows:
+            self.type = VarType.SELECTED_ROWS
+        if self._persistable:
+            return
+        if node is None:
+            self._stop_gradient, self._edge = True, None
+        elif not self._stop_gradient:
+            self._edge = Edge(node, slot, index, None)
+            node.variables[slot, index] = weakref.ref(self)
+
+    def edge(self) -> Edge:
+        """Return where its gradient goes."""
+        return self._edge or Edge(None, "", 0, self)
+
+    @property
+    def block(self) -> "Block":  # type: ignore[override]
+        return default_main_program().global_block()
+
+    @property
+    def shape(self) -> "Shape":  # type: ignore[override]
+        if self._value is not None:
+            return Shape(self._value.aval.shape)
+        return Shape(self._shape or ())
+
+    @property
+    def dtype(self) -> VarType:
+        if self._value is not None:
+            return var_type(self._value.aval.dtype)
+        return VarType.FP32 if self._dtype is None else self._dtype
+
+    @property
+    def persistable(self) -> bool:
+        return self._persistable
+
+    @persistable.setter
+    def persistable(self, value: bool) -> None:
+        self._persistable = bool(value)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no operator gave it a value through which gradients flow."""
+        return self._edge is None
+
+    def numpy(self) -> np.ndarray:  # type: ignore[override]
+        """Return a copy of the value as a NumPy array, after all that is pending has run.
+
+        Raises ProgramError where it has no value.
+        """
+        array = array_of(self.held)
+        if isinstance(array, SelectedRows):
+            with jax.enable_x64(True):
+                array = array.dense()
+        return np.array(array)
+
+    def set_value(self, value: Any) -> None:  # type: ignore[override]
+        """Replace the value.
+
+        Args:
+            value: a NumPy array or a VarBase of the same shape and dtype.
+
+        Raises DygraphError for something else, and for another shape or dtype.
+        """
+        device = tracer().device
+        if not isinstance(value, (np.ndarray, VarBase)):
+            raise errors.DygraphError(
+                f"set_value of {self.name}: expected a numpy.ndarray or a VarBase, found {value.__class__.__name__}"
+            )
+        if isinstance(value, np.ndarray):
+            # on the device, as after an update: a step that begins with it is not compiled apart
+            with jax.enable_x64(True):
+                new = constant(jax.device_put(value, device, may_alias=False))
+        else:
+            new = value.held
+        if self._value is not None:
+            old = self._value.aval
+            if old.shape != new.aval.shape:
+                raise errors.DygraphError(
+                    f"set_value of {self.name}: expected shape {list(old.shape)}, found {list(new.aval.shape)}"
+                )
+            if old.dtype != new.aval.dtype:
+                raise errors.DygraphError(
+                    f"set_value of {self.name}: expected {old.dtype.name}, found {new.aval.dtype.name}"
+                )
+        self._value = new
+
+    def detach(self) -> "VarBase":  # type: ignore[override]
+        """Return a variable with the same value, to which no gradient flows."""
+        return VarBase(self.held, unique_name.generate("detach"), stop_gradient=True)
+
+    # Gradients
+    def backward(  # type: ignore[override]
+        self, backward_strategy: Any = None, retain_graph: bool = False
+    ) -> None:
+        """Compute the gradients of all variables that lead to this one, each of which then holds
+        its own in place of an earlier one. Nothing happens where no gradient flows to this
+        variable, and in a second call.
+
+        Args:
+            backward_strategy: a `BackwardStrategy`; gradients are always summed in the same order.
+            retain_graph: keep what another loss's pass through the same operators needs.
+
+        Raises TypeError for another strategy, DygraphError outside of dygraph mode, or where a part
+        was released by another loss's pass.
+        """
+        if backward_strategy is not None and not hasattr(backward_strategy, "sort_sum_gradient"):
+            raise TypeError(
+                "backward, backward_strategy: expected a fluid.dygraph.BackwardStrategy, found "
+                f"{backward_strategy.__class__.__name__}"
+            )
+        current = tracer()
+        edge = self.edge()
+        if not self.stop_gradient and edge.node is not None and not edge.node.released:
+            current.backward([self], [None], retain=retain_graph)
+
+    def gradient(self) -> Any:
+        """Return the gradient as a NumPy array, a tuple (values, row numbers) for one of sparse
+        rows, or None where there is none.
+        """
+        if self._gradient is None:
+            return None
+        found = array_of(self._gradient.held)
+        if isinstance(found, SelectedRows):
+            with jax.enable_x64(True):
+                return np.array(found.values), np.array(found.rows)
+        return np.array(found)
+
+    def hold_gradient(self, gradient: Value) -> None:
+        """Hold another gradient."""
+        self._gradient = VarBase(gradient, f"{self.name}@GRAD", stop_gradient=True)
+        if not gradient.aval.plain:
+            self._gradient.type = VarType.SELECTED_ROWS
+
+    def clear_gradient(self) -> None:  # type: ignore[override]
+        """Set the gradient to zeros; forget one of sparse rows."""
+        if self._gradient is None:
+            return
+        aval = self._gradient.held.aval
+        self._gradient = (
+            VarBase(zeros(aval), f"{self.name}@GRAD", stop_gradient=True) if aval.plain else None
+        )
+
+    def _grad_ivar(self) -> "VarBase | None":
+        """Return the variable that holds the gradient; None where there is none."""
+        return self._gradient
+
+    # Fluid's name
+    @property
+    def _grad_name(self) -> str:
+        return f"{self.name}@GRAD"
+
+    # Python
+    def __bool__(self) -> bool:
+        return bool(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __index__(self) -> int:
+        found = self._number()
+        if found.dtype.kind not in "iub":
+            raise TypeError(f"{self.name} of {self.dtype.name} is no index: an integer is needed")
+        return int(found)
+
+    def _number(self) -> Any:
+        array = self.numpy()
+        if array.size != 1:
+            raise errors.DygraphError(
+                f"{self.name} of shape {list(self.shape)} is not one number: reduce it first "
+                "(layers.reduce_all, layers.reduce_any, layers.mean)"
+            )
+        return array.reshape(())[()]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name} has no dimensions, and no len()")
+        return int(self.shape[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self.numpy()
+        return found if dtype is None else found.astype(dtype)
+
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """Return what `str` gives: name, shape and numbers."""
+        if self._value is None:
+            return f"name {self.name}, dtype: VarType.{self.dtype.name}, no value\n"
+        array = self.numpy()
+        numbers = np.array2string(array.ravel(), separator=" ", threshold=1000)
+        return (
+            f"name {self.name}, dtype: VarType.{self.dtype.name} shape: {list(self.shape)} "
+            f"\tlod: {{}}\n\tdim: {', '.join(map(str, array.shape))}\n\tlayout: NCHW\n"
+            f"\tdtype: {_ELEMENTS.get(array.dtype.name, array.dtype.name)}\n\tdata: {numbers}\n"
+        )
+
+    def __str__(self) -> str:
+        return self.to_string()
+
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__name__} {self.name}: {self.dtype.name} {list(self.shape)}>"
+
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "VarBase":
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"{self.name} is the result of operators: only variables that no gradient flows "
+                "through are copied (detach it first)"
+            )
+        made = VarBase(
+            self._value, unique_name.generate(self.name), self.stop_gradient, self.persistable
+        )
+        memo[id(self)] = made
+        return made
+
+
+class ParamBase(VarBase, Parameter):
+    """A parameter of a Layer. Attributes are those of Parameter and VarBase."""
+
+    def __init__(
+        self,
+        shape: Any,
+        dtype: Any,
+        name: str | None = None,
+        trainable: bool = True,
+        optimize_attr: dict[str, Any] | None = None,
+        regularizer: Any = None,
+        gradient_clip_attr: Any = None,
+        do_model_average: bool | None = None,
+        is_distributed: bool = False,
+        stop_gradient: bool = False,
+        type: VarType = VarType.LOD_TENSOR,
+        **options: Any,
+    ):
+        if not shape or any(int(d) < 1 for d in shape):
+            raise ValueError(
+                f"parameter {name}: every dimension must be known and positive, found {shape}"
+            )
+        VarBase.__init__(
+            self,
+            None,
+            unique_name.generate("_param") if name is None else name,
+            stop_gradient,
+            True,
+            shape,
+            dtype,
+        )
+        self.trainable = trainable
+        self._stop_gradient = stop_gradient or not trainable
+        self.optimize_attr = optimize_attr or {"learning_rate": 1.0}
+        self.regularizer = regularizer
+        self.gradient_clip_attr = gradient_clip_attr
+        self.do_model_average = do_model_average
+        self.is_distributed = is_distributed
+        self.entry = options.get("entry")
+        self.max_rows, self.max_bytes = options.get("max_rows"), options.get("max_bytes")
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers change it. To set it stops gradients, too, or lets them flow."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable, self._stop_gradient = bool(value), not value

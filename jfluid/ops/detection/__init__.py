@@ -1,0 +1,7 @@
+"""Operators of object detection: anchors, matching, suppression, proposals, regions of interest."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

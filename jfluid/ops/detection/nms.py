@@ -1,0 +1,306 @@
+"""Non-maximum suppression: of boxes that overlap only the best are kept."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfluid import errors
+from jfluid.ops.detection.overlap import check_boxes, overlap
+from jfluid.ops.detection.suppress import best, chosen, decays, greedy, in_sequences, nothing
+from jfluid.ops.ragged import Ragged, Value, need, rows_of
+from jfluid.ops.registry import Float, Int, op
+
+# Most often few boxes of a class have a score that counts: up to so many are sorted apart.
+_FEW = 256
+
+
+class _Limits(NamedTuple):
+    """The attributes of multiclass suppression."""
+
+    background_label: int
+    score_threshold: float
+    nms_top_k: int
+    nms_threshold: float
+    nms_eta: float
+    keep_top_k: int
+    normalized: bool
+
+
+def _check_dense(op_type: str, boxes: Array, scores: Array) -> None:
+    check_boxes(op_type, boxes)
+    if (
+        boxes.ndim != 3
+        or scores.ndim != 3
+        or (boxes.shape[0], boxes.shape[1]) != (scores.shape[0], scores.shape[2])
+    ):
+        raise errors.ShapeError(
+            f"{op_type}: expected BBoxes [images, boxes, size] and Scores [images, classes, boxes], "
+            f"found {list(boxes.shape)} and {list(scores.shape)}"
+        )
+
+
+def _by_class(op_type: str, boxes: Value, scores: Value) -> tuple[Array, Array, Array]:
+    """Return boxes [images, 1 or classes, boxes, size], scores [images, classes, boxes], and where
+    each image's boxes start, for the two forms that suppression takes. Raises ShapeError.
+    """
+    if scores.ndim != 2:
+        boxes, scores = rows_of(boxes), rows_of(scores)
+        _check_dense(op_type, boxes, scores)
+        starts = jnp.arange(boxes.shape[0], dtype=jnp.int32) * boxes.shape[1]
+        return boxes[:, None], scores, starts
+    check_boxes(op_type, rows_of(boxes))
+    if boxes.ndim != 3 or boxes.shape[:2] != scores.shape:
+        raise errors.ShapeError(
+            f"{op_type}: expected BBoxes [boxes, classes, size] for Scores [boxes, classes], "
+            f"found {list(boxes.shape)} and {list(scores.shape)}"
+        )
+    given = need(scores, op_type, "Scores")
+    found = given.like(rows_of(boxes)).pad().transpose(0, 2, 1, 3)
+    by_class = jnp.where(given.last.mask()[..., None], given.pad(), jnp.nan).swapaxes(1, 2)
+    return found, by_class, given.last.starts
+
+
+def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple[Ragged, Ragged]:
+    """Return the rows (class, score, box) of each image that are kept, and the numbers of their
+    boxes.
+    """
+    by_row = scores.ndim == 2
+    found, by_class, starts = _by_class(op_type, boxes, scores)
+    classes = by_class.shape[1]
+    labels = [c for c in range(classes) if c != at.background_label]
+    if not labels:
+        labels, by_class = [0], jnp.full_like(by_class, jnp.nan)
+    elif len(labels) < classes:
+        found = found[:, labels] if by_row else found
+        by_class = by_class[:, labels]
+
+    def detect(most: int) -> tuple[Array, Array, Array]:
+        row, score, number, box, real = _kept(found, by_class, at._replace(nms_top_k=most), by_row)
+        label = jnp.asarray(labels, jnp.int32)[row]
+        number = starts[:, None] + number
+        if by_row:
+            number = number * classes + label
+        columns = label.astype(box.dtype)[..., None], score[..., None], box
+        return jnp.concatenate(columns, -1), number[..., None], real
+
+    most = by_class.shape[2] if at.nms_top_k < 0 else min(at.nms_top_k, by_class.shape[2])
+    if 2 * _FEW < most and 0 <= at.keep_top_k <= _FEW * len(labels):
+        number = (by_class > at.score_threshold).sum(axis=2).max()
+        entries, numbers, real = jax.lax.cond(
+            number <= _FEW, lambda: detect(_FEW), lambda: detect(most)
+        )
+    else:
+        entries, numbers, real = detect(most)
+    return in_sequences(entries, real), in_sequences(numbers, real)
+
+
+def _kept(
+    found: Array, scores: Array, at: _Limits, by_row: bool
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the boxes of each image that are kept: row of `scores`, score, number, box, and which
+    of them there are; [images, most] each.
+
+    Args:
+        found: [images, 1 or classes, boxes, size].
+        scores: [images, classes, boxes].
+        by_row: whether those of a class are in the order of their numbers, not of their scores.
+    """
+    images, classes, _ = scores.shape
+    values, order, candidate = best(scores, at.score_threshold, at.nms_top_k)
+    most, size = order.shape[2], found.shape[3]
+    ranked = jnp.take_along_axis(found, order[..., None], axis=2)
+    kept = greedy(
+        jnp.moveaxis(ranked.reshape(images * classes, most, size), 2, 0),
+        candidate.reshape(images * classes, most),
+        at.nms_threshold,
+        at.nms_eta,
+        at.normalized,
+    ).reshape(order.shape)
+    if by_row:
+        place = jnp.argsort(order, axis=2)
+        kept, values, order = (jnp.take_along_axis(v, place, 2) for v in (kept, values, order))
+        ranked = jnp.take_along_axis(ranked, place[..., None], 2)
+    flat = values.reshape(images, -1)
+    place, real = chosen(kept.reshape(images, -1), flat, at.keep_top_k)
+    box = jnp.take_along_axis(ranked.reshape(images, -1, size), place[..., None], 1)
+    number = jnp.take_along_axis(order.reshape(images, -1), place, 1)
+    return place // most, jnp.take_along_axis(flat, place, 1), number, box, real
+
+
+@op("multiclass_nms", ins=("BBoxes", "Scores"), outs=("Out",), grad=False, rows="sequence")
+def multiclass_nms(
+    boxes: Value,
+    scores: Value,
+    *,
+    background_label: int = 0,
+    score_threshold: Float,
+    nms_top_k: Int,
+    nms_threshold: float = 0.3,
+    nms_eta: float = 1.0,
+    keep_top_k: Int,
+    normalized: bool = True,
+) -> Ragged:
+    """Return the boxes of each image that no better one of the same class overlaps, [rows, 2 + size]
+    (class, score, box) by image and class; a single -1 where no image has one.
+    """
+    at = _Limits(
+        background_label,
+        score_threshold,
+        nms_top_k,
+        nms_threshold,
+        nms_eta,
+        keep_top_k,
+        normalized,
+    )
+    return nothing(_multiclass("multiclass_nms", boxes, scores, at)[0])
+
+
+@op(
+    "multiclass_nms2", ins=("BBoxes", "Scores"), outs=("Out", "Index~"), grad=False, rows="sequence"
+)
+def multiclass_nms2(
+    boxes: Value,
+    scores: Value,
+    *,
+    background_label: int = 0,
+    score_threshold: Float,
+    nms_top_k: Int,
+    nms_threshold: float = 0.3,
+    nms_eta: float = 1.0,
+    keep_top_k: Int,
+    normalized: bool = True,
+) -> tuple[Ragged, Ragged]:
+    """Do what `multiclass_nms` does, with no rows where nothing is found, and return the numbers of
+    the boxes in the batch, too.
+    """
+    at = _Limits(
+        background_label,
+        score_threshold,
+        nms_top_k,
+        nms_threshold,
+        nms_eta,
+        keep_top_k,
+        normalized,
+    )
+    return _multiclass("multiclass_nms2", boxes, scores, at)
+
+
+@op("matrix_nms", ins=("BBoxes", "Scores"), outs=("Out", "Index"), grad=False, rows="sequence")
+def matrix_nms(
+    boxes: Value,
+    scores: Value,
+    *,
+    background_label: int = 0,
+    score_threshold: Float,
+    post_threshold: float = 0.0,
+    nms_top_k: Int,
+    keep_top_k: Int,
+    normalized: bool = True,
+    use_gaussian: bool = False,
+    gaussian_sigma: float = 2.0,
+) -> tuple[Ragged, Ragged]:
+    """Return the boxes of each image with scores that fall with how much better ones of the class
+    overlap them, [rows, 6] (class, score, box), the best first; and their numbers in the batch.
+    """
+    boxes, scores = rows_of(boxes), rows_of(scores)
+    _check_dense("matrix_nms", boxes, scores)
+    images, classes, number = scores.shape
+    foreground = jnp.arange(classes)[:, None] != background_label
+    values, order, candidate = best(
+        jnp.where(foreground, scores, jnp.nan), score_threshold, nms_top_k
+    )
+    most, size = order.shape[2], boxes.shape[2]
+    ranked = jnp.take_along_axis(boxes[:, None], order[..., None], axis=2)
+    decay = decays(
+        jnp.moveaxis(ranked.reshape(images * classes, most, size), 2, 0),
+        candidate.reshape(images * classes, most),
+        gaussian_sigma if use_gaussian else None,
+        normalized,
+    ).reshape(order.shape)
+    values = values * decay
+    values = jnp.where(candidate & (values > post_threshold), values, jnp.nan).reshape(images, -1)
+    score, place, real = best(values, -jnp.inf, keep_top_k)
+    columns = (
+        (place // most).astype(boxes.dtype)[..., None],
+        score[..., None],
+        jnp.take_along_axis(ranked.reshape(images, -1, size), place[..., None], 1),
+    )
+    index = jnp.take_along_axis(order.reshape(images, -1), place, 1)
+    index += jnp.arange(images, dtype=jnp.int32)[:, None] * number
+    return in_sequences(jnp.concatenate(columns, -1), real), in_sequences(index[..., None], real)
+
+
+@op("locality_aware_nms", ins=("BBoxes", "Scores"), outs=("Out",), grad=False, rows="sequence")
+def locality_aware_nms(
+    boxes: Value,
+    scores: Value,
+    *,
+    background_label: int = -1,
+    score_threshold: Float,
+    nms_top_k: Int,
+    nms_threshold: float = 0.3,
+    nms_eta: float = 1.0,
+    keep_top_k: Int,
+    normalized: bool = True,
+) -> Ragged:
+    """Do what `multiclass_nms` does after neighbours that overlap were merged, weighted by their
+    scores, which add up (Zhou et al., EAST, 2017).
+
+    As in Fluid a class finds the boxes as those before it have merged them, and the boxes that are
+    returned are those after the last one.
+    """
+    boxes, scores = rows_of(boxes), rows_of(scores)
+    _check_dense("locality_aware_nms", boxes, scores)
+    images, classes, _ = scores.shape
+    labels = [c for c in range(classes) if c != background_label]
+    least = score_threshold if labels else jnp.inf
+
+    def one_class(at: Array, own: Array) -> tuple[Array, tuple[Array, ...]]:
+        at, merged = _merge_neighbours(at, own, nms_threshold, normalized)
+        values, order, candidate = best(merged, least, nms_top_k)
+        ranked = jnp.take_along_axis(at, order[None], axis=2)
+        return at, (values, order, greedy(ranked, candidate, nms_threshold, nms_eta, normalized))
+
+    labels = labels or [0]
+    moved = jnp.moveaxis(boxes, 2, 0)
+    found, (values, order, kept) = jax.lax.scan(one_class, moved, scores[:, labels].swapaxes(0, 1))
+    most = order.shape[2]
+    values, order, kept = (v.swapaxes(0, 1).reshape(images, -1) for v in (values, order, kept))
+    place, real = chosen(kept, values, keep_top_k)
+    number = jnp.take_along_axis(order, place, 1)
+    columns = (
+        jnp.asarray(labels, boxes.dtype)[place // most][None],
+        jnp.take_along_axis(values, place, 1)[None],
+        jnp.take_along_axis(found, number[None], 2),
+    )
+    return nothing(in_sequences(jnp.moveaxis(jnp.concatenate(columns), 0, 2), real))
+
+
+def _merge_neighbours(
+    boxes: Array, scores: Array, threshold: float, normalized: bool
+) -> tuple[Array, Array]:
+    """Return boxes [size, images, boxes] of which each first one of neighbours that overlap has
+    their mean, and the sums of scores [images, boxes]: NaN for all but the first ones.
+    """
+
+    def step(state: tuple[Array, Array], own: tuple[Array, Array]) -> tuple[Any, Any]:
+        box, score = state
+        new_box, new_score = own
+        joins = overlap(new_box, box, normalized) > threshold
+        total = jnp.where(joins, score + new_score, new_score)
+        box = jnp.where(joins, (new_box * new_score + box * score) / (new_score + score), new_box)
+        return (box, total), (box, total, ~joins)
+
+    by_box = jnp.moveaxis(boxes, 2, 0), scores.T
+    start = jnp.full_like(boxes[..., 0], jnp.nan), jnp.zeros_like(scores[:, 0])
+    _, (box, total, first) = jax.lax.scan(step, start, by_box)
+    number = first.shape[0]
+    place = jnp.where(first, jnp.arange(number, dtype=jnp.int32)[:, None], number)
+    after = jax.lax.cummin(jnp.concatenate([place[1:], jnp.full_like(place[:1], number)]), 0, True)
+    last = after - 1  # of the neighbours that a first one begins
+    box = jnp.take_along_axis(box, last[:, None], 0)
+    total = jnp.take_along_axis(total, last, 0)
+    merged = jnp.moveaxis(jnp.where(first[:, None], box, by_box[0]), 0, 2)
+    return merged, jnp.where(first, total, jnp.nan).T

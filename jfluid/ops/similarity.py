@@ -1,0 +1,37 @@
+"""Which elements of a plane stand out."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfluid import errors
+from jfluid.ops.registry import Ints, op
+
+
+@op("similarity_focus", ins=("X",), outs=("Out",), grad=False, rows="map")
+def similarity_focus(x: Array, *, axis: int, indexes: Ints) -> Array:
+    """Return a mask of x [N, A, B, C]: of each plane x[:, index] along `axis`, the largest elements
+    that share no row and no column with a larger one, for all elements along the axis.
+    """
+    if x.ndim != 4 or axis not in (1, 2, 3):
+        raise errors.ShapeError(
+            f"similarity_focus: expected X of 4 dimensions and axis 1, 2 or 3, found {list(x.shape)} "
+            f"and {axis}"
+        )
+    if not indexes or not all(0 <= i < x.shape[axis] for i in indexes):
+        raise errors.AttributeTypeError(
+            f"similarity_focus: indexes must be at least one of 0 to {x.shape[axis] - 1}, found "
+            f"{list(indexes)}"
+        )
+    planes = jnp.moveaxis(x, axis, 1)[:, jnp.array(indexes)]
+    height, width = planes.shape[2:]
+    rows, columns = jnp.arange(height)[:, None], jnp.arange(width)
+
+    def choose(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, chosen = state
+        best = jnp.argmax(left.reshape(*left.shape[:2], -1), -1)[..., None, None]
+        row, column = best // width == rows, best % width == columns
+        return jnp.where(row | column, -jnp.inf, left), chosen | (row & column)
+
+    start = planes, jnp.zeros(planes.shape, bool)
+    chosen = lax.fori_loop(0, min(height, width), choose, start)[1].any(1, keepdims=True)
+    return jnp.broadcast_to(jnp.moveaxis(chosen, 1, axis), x.shape).astype(x.dtype)

@@ -1,0 +1,281 @@
+"""The replicas of one process on the CPU as one XLA program on its first device, by all threads.
+
+Parameters and the optimizer's state are there once. What replicas write for themselves, as batch
+norm's running statistics, is stacked beside the first replica's value, which the Scope holds.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid.compile import padding, trace
+from jfluid.compile.lower import NOTHING, Known
+from jfluid.compile.placement import Env, OneDevice
+from jfluid.compile.plan import Plan
+from jfluid.fetched_array import fetched
+from jfluid.ir.variable import Parameter
+from jfluid.lod_tensor import LoDTensor
+from jfluid.ops.ragged_dispatch import NeedsExactRows
+from jfluid.parallel import joined, phases, replica_feeds
+from jfluid.parallel.joined import Kind, Kinds, NotJoined, apart, total
+from jfluid.parallel.own_values import OWN
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class _OwnValues:
+    """A value of the Scope that each replica has for itself.
+
+    Attributes:
+        first: the first replica's; None where a step reads it.
+        stacked: those of all replicas.
+    """
+
+    first: Any
+    stacked: Any
+
+
+class JoinedReplicas(OneDevice):
+    """Replicas of one process as one program. See `of` for those that can be.
+
+    Args:
+        groups: the phases of each segment.
+        own: the state that each replica has for itself.
+    """
+
+    keeps = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: jax.Device,
+        replicas: int,
+        groups: list[list[phases.Phase]],
+        own: frozenset[str],
+    ):
+        super().__init__(plan, device)
+        self._replicas, self._phases, self._own = replicas, groups, own
+        self._fed_whole = {n for n in plan.feeds if plan.block.vars[n].persistable}
+        fed = set(plan.feeds) - self._fed_whole
+        self._per_replica = phases.per_replica_before(groups, fed)
+        self._stacker = replica_feeds.Stacker()
+        self._apart: dict[str, Any] = {}  # state of this trace that each replica has for itself
+
+    @classmethod
+    def of(
+        cls, plan: Plan, devices: Sequence[jax.Device], sums: Sequence[str]
+    ) -> "JoinedReplicas | None":
+        """Return the placement of a plan; None where replicas have to run apart: operators of the
+        host, blocks inside operators, collective operators, gradients that something else than
+        their sum is made of. Raises as `phases.split`.
+        """
+        groups = phases.split(plan, sums)
+        if any(phase.host for group in groups for phase in group):
+            return None
+        every = [phase for group in groups for phase in group]
+        ops = [op for p in every if not p.per_replica for _, op, _ in p.items]
+        by_updates = {n for op in ops for n in [*op.input_arg_names, *op.output_arg_names]}
+        try:
+            own = _own_state(plan, every, frozenset())
+            # what the replicas of another program may have for themselves
+            others = {n for n in plan.state if not isinstance(plan.block.vars.get(n), Parameter)}
+            _own_state(plan, every, own | others - by_updates)
+        except NotJoined:
+            return None
+        return cls(plan, devices[0], len(devices), groups, own)
+
+    # ---- values ----
+
+    def place(self, values: Env) -> dict[str, jax.Array]:
+        stacked = {
+            n: found for n, v in values.items() if (found := self._of_replicas(n, v)) is not None
+        }
+        placed = super().place(values)
+        for name, value in stacked.items():
+            OWN.add(placed[name], jax.device_put(value, self.device))
+        return placed
+
+    def _of_replicas(self, name: str, value: Any) -> Any:
+        """What replicas that ran on devices of their own have each, if they differ."""
+        known = OWN.get(value)
+        if (
+            known is not None
+            or not isinstance(value, jax.Array)
+            or (name in self.plan.updated and name not in self._own)
+        ):
+            return known
+        shards = value.addressable_shards if value.is_fully_addressable else []
+        if (
+            len(shards) != self._replicas
+            or not value.sharding.is_fully_replicated
+            or self._replicas == 1
+        ):
+            return None
+        parts = [np.asarray(shard.data) for shard in shards]
+        return None if all(map(np.array_equal, parts[1:], parts[:-1])) else np.stack(parts)
+
+    def enter(self, feeds: Any) -> Env:
+        """Return the feed of each replica, stacked."""
+        mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]
+        entered: Env = self._stacker.stack(mine) if mine else {}
+        return entered | {n: feeds[0][n] for n in self._fed_whole}
+
+    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
+        if self._fed_whole:
+            return None
+        found: Env = {}
+        ragged: dict[str, LoDTensor] = {}
+        for name, value in feeds.items():
+            if type(value) is LoDTensor:
+                if value._lod:
+                    ragged[name] = value
+                    continue
+                value = value.value
+            rows = len(value) if type(value) is np.ndarray and value.ndim else 0
+            if not rows or rows % self._replicas:
+                return None
+            found[name] = value.reshape(self._replicas, -1, *value.shape[1:])
+        if ragged:
+            divided = self._stacker.divided(ragged, self._replicas)
+            return None if divided is None else found | divided
+        return found
+
+    def parts(self, name: str, value: Any) -> list[Any]:
+        value = jax.tree.map(np.asarray, value)
+        if name in self._per_replica[-1]:
+            return [
+                padding.trimmed(jax.tree.map(lambda leaf, i=i: leaf[i], value))
+                for i in range(self._replicas)
+            ]
+        return [padding.trimmed(value)] * self._replicas
+
+    def merged(self, name: str, value: Any) -> np.ndarray | None:
+        if name not in self._per_replica[-1] or not isinstance(value, jax.Array):
+            return None
+        replicas, *rows = value.shape
+        return fetched(value).reshape(replicas * rows[0] if rows else replicas, *rows[1:])
+
+    def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
+        if not computed and name not in self._per_replica[at]:
+            return np.asarray(value)
+        return replica_feeds.the_same(name, np.asarray(value))
+
+    def largest(self, at: int, value: Any) -> int:
+        return int(np.max(value))
+
+    # ---- calls ----
+
+    def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if self._own or len(OWN):
+            donated = tuple([self._given(n, v) for n, v in zip(segment.donated, donated)])
+            kept = tuple([self._given(n, v) for n, v in zip(segment.kept, kept)])
+        try:
+            gives, flags = segment.call(donated, kept, key)
+        except NeedsExactRows as error:
+            raise replica_feeds.uneven(error, self._replicas) from error
+        if self._own:
+            gives = tuple([_plain(value) for value in gives])
+        return gives, flags
+
+    def _given(self, name: str, value: Any) -> Any:
+        if name not in self.plan.state:
+            return value
+        stacked = OWN.get(value)
+        if stacked is None and name in self._own:
+            stacked = np.stack([np.asarray(value)] * self._replicas)
+        return value if stacked is None else _OwnValues(None, stacked)
+
+    def settled(self, name: str, value: Any) -> Any:
+        return _OwnValues(value, self._apart[name]) if name in self._apart else value
+
+    # ---- tracing ----
+
+    def lower(
+        self,
+        at: int,
+        env: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known = NOTHING,
+        first: trace.First | None = None,
+    ) -> Env:
+        wrapped = trace.random_key(key)
+        own = {n for n, v in env.items() if isinstance(v, _OwnValues)}
+        env.update((n, env[n].stacked) for n in own)
+        stacked = (own | self._per_replica[at]) & set(env)
+        if first is not None:
+            kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked)
+            if kinds[first.name] is Kind.ALIKE:
+                env[first.name] = apart(env[first.name], self._replicas)
+            return env
+        for phase in self._phases[at]:
+            if phase.per_replica:
+                stacked = self._per_replica_phase(phase, env, stacked, wrapped, watch, known)
+            else:
+                trace.lower(phase.items, env, wrapped, watch, known, on_cpu=True)
+        self._apart = {n: env[n] for n in stacked & set(self.plan.state)}
+        env.update((n, value[0]) for n, value in self._apart.items())
+        return env
+
+    def _per_replica_phase(
+        self,
+        phase: phases.Phase,
+        env: Env,
+        stacked: set[str],
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known,
+    ) -> set[str]:
+        """Run a phase; returns the names that are stacked after it."""
+        kinds = joined.run(
+            phase.items, env, key, watch, known, self._replicas, stacked, on_cpu=True
+        )
+        for name in phase.reduced:
+            if name in env:
+                env[name] = total(env[name], kinds[name], self._replicas)
+        for name in {*phase.per_replica_outputs, *(self._own & set(env))}:
+            if name in env and kinds[name] is Kind.ALIKE:
+                env[name] = apart(env[name], self._replicas)
+        written = {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced)
+        return (stacked - written) | set(phase.per_replica_outputs) | (self._own & set(env))
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, _OwnValues):
+        return value
+    OWN.add(value.first, value.stacked)
+    return value.first
+
+
+def _own_state(plan: Plan, every: Sequence[phases.Phase], own: frozenset[str]) -> frozenset[str]:
+    """Return the state that each replica writes for itself, if it has `own` for itself at first.
+    Raises NotJoined.
+    """
+    fed = {n for n in plan.feeds if not plan.block.vars[n].persistable}
+    while True:
+        stacked, written = fed | own, set(own)
+        for phase in every:
+            if not phase.per_replica:
+                if stacked & set(phase.reads):
+                    raise NotJoined("an update")
+                continue
+            kinds = Kinds(phase.items, stacked)
+            for at in range(len(phase.items)):
+                kinds.follow(at)
+            outs = [*phase.per_replica_outputs, *phase.shared_outputs]
+            new = {n for n in phase.shared_outputs if kinds[n] is Kind.APART}
+            if any(kinds[n] is Kind.TOTAL for n in outs) or not new <= set(plan.state):
+                raise NotJoined("a value that is read later")
+            inside = {n for _, op, _ in phase.items for n in op.output_arg_names}
+            stacked = (stacked - inside - set(phase.reduced)) | new
+            stacked |= set(phase.per_replica_outputs)
+            written |= new
+        if written <= own:
+            return own
+        own |= written

@@ -1,0 +1,1 @@
+"""Hosts, networks and schedulers on one machine, for tests of jobs that run on several."""

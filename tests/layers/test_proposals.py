@@ -1,0 +1,137 @@
+"""Layers of detectors with proposals, in one program."""
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, layers
+
+IMAGES, SIDE, STRIDE = 2, 4, 8
+
+
+def ragged(values, *lengths, dtype="float32"):
+    return fluid.create_lod_tensor(np.array(values, dtype), list(lengths), fluid.CPUPlace())
+
+
+def feeds():
+    rng = np.random.RandomState(3)
+    boxes = np.array([[2, 2, 13, 14], [16, 15, 29, 27], [4, 8, 20, 28]])
+    corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2)
+    return {
+        "features": rng.randn(IMAGES, 3, SIDE, SIDE).astype("float32"),
+        "info": np.array([[32, 32, 1]] * IMAGES, "float32"),
+        "boxes": ragged(boxes, [2, 1]),
+        "classes": ragged([[1], [2], [1]], [2, 1], dtype="int32"),
+        "crowd": ragged([[0], [0], [0]], [2, 1], dtype="int32"),
+        "outlines": ragged(corners, [2, 1], [1, 1, 1], [4, 4, 4]),
+    }
+
+
+def net(random):
+    """What all layers give: (names, variables)."""
+    x = layers.data("features", [3, SIDE, SIDE])
+    info = layers.data("info", [3])
+    boxes = layers.data("boxes", [4], lod_level=1)
+    classes, crowd = (layers.data(n, [1], dtype="int32", lod_level=1) for n in ("classes", "crowd"))
+    outlines = layers.data("outlines", [2], lod_level=3)
+    anchors, variances = layers.anchor_generator(
+        x, anchor_sizes=[8, 16], aspect_ratios=[1.0], variance=[1.0] * 4, stride=[STRIDE] * 2
+    )
+    scores, deltas = layers.conv2d(x, 2, 1), layers.conv2d(x, 8, 1)
+    proposals, chances, ends = layers.generate_proposals(
+        layers.sigmoid(scores),
+        deltas,
+        info,
+        anchors,
+        variances,
+        post_nms_top_n=6,
+        return_rois_num=True,
+    )
+    scores = layers.reshape(layers.transpose(scores, [0, 2, 3, 1]), [0, -1, 1])
+    deltas = layers.reshape(layers.transpose(deltas, [0, 2, 3, 1]), [0, -1, 4])
+    anchors, variances = layers.reshape(anchors, [-1, 4]), layers.reshape(variances, [-1, 4])
+    given = (deltas, scores, anchors, variances, boxes)
+    rpn = layers.rpn_target_assign(*given, crowd, info, rpn_batch_size_per_im=8, use_random=random)
+    retinanet = layers.retinanet_target_assign(*given, classes, crowd, info, num_classes=1)
+    together = layers.collect_fpn_proposals([proposals, boxes], [chances, boxes[:, :1]], 2, 3, 9)
+    drawn = layers.generate_proposal_labels(
+        together,
+        classes,
+        crowd,
+        boxes,
+        info,
+        batch_size_per_im=4,
+        fg_fraction=0.5,
+        class_nums=3,
+        use_random=random,
+    )
+    masks = layers.generate_mask_labels(info, classes, crowd, outlines, *drawn[:2], 3, 7)
+    levels, restore = layers.distribute_fpn_proposals(drawn[0], 2, 3, 2, 12)
+    restored = layers.gather(layers.concat(levels), restore)
+    return {
+        "proposals": proposals,
+        "ends": ends,
+        "scores": rpn[0],
+        "deltas": rpn[1],
+        "label": rpn[2],
+        "number": retinanet[5],
+        "rois": drawn[0],
+        "labels": drawn[1],
+        "masks": masks[2],
+        "restored": restored,
+    }
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The values of two steps with sampling at random."""
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = startup.random_seed = 7
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        variables = net(random=True)
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    exe.run(startup, scope=scope)
+    steps = [
+        exe.run(
+            main, feed=feeds(), fetch_list=list(variables.values()), scope=scope, return_numpy=False
+        )
+        for _ in range(2)
+    ]
+    return [dict(zip(variables, values)) for values in steps]
+
+
+def test_rows_are_those_of_the_images(found):
+    values = found[0]
+    proposals, rois = values["proposals"], values["rois"]
+    assert proposals.lod()[0][1:] == np.array(values["ends"]).tolist()
+    assert 0 < proposals.lod()[0][1] <= 6
+    assert np.array(proposals).min() >= 0 and np.array(proposals).max() <= 31
+    assert max(rois.recursive_sequence_lengths()[0]) <= 4
+    assert np.array(values["labels"]).shape == (len(np.array(rois)), 1)
+    assert (
+        np.array(values["number"]).min() >= 2
+    )  # each object has an anchor, and one more is counted
+    # an image draws 8 anchors: as many scores as labels, objects first
+    labels = np.array(values["label"]).ravel()
+    assert len(np.array(values["scores"])) == len(labels) == 16
+    assert len(np.array(values["deltas"])) >= labels.sum() > 0
+    masks = np.array(values["masks"]).reshape(-1, 3, 49)
+    assert set(np.unique(masks)) == {-1, 0, 1} and (masks[:, 0] == -1).all()
+
+
+def test_levels_are_put_back_in_order(found):
+    np.testing.assert_array_equal(np.array(found[0]["restored"]), np.array(found[0]["rois"]))
+
+
+def test_each_step_draws_others(found):
+    first, second = (np.array(values["scores"]) for values in found)
+    assert first.shape == second.shape and (first != second).any()
+
+
+def test_the_number_of_classes_is_needed():
+    with (
+        fluid.program_guard(fluid.Program()),
+        pytest.raises(errors.AttributeTypeError, match="class_nums"),
+    ):
+        box = layers.data("box", [4], lod_level=1)
+        layers.generate_proposal_labels(box, box, box, box, box)

@@ -1,0 +1,32 @@
+"""Write tests/golden/text_ops.json: what the real Fluid gives for the operators of
+tests/parity/text_ops.py.
+
+Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.text_ops
+"""
+
+import json
+import os
+
+import paddle.fluid as fluid
+
+from tests.parity.ops import run
+from tests.parity.text_ops import CASES
+
+
+def rounded(values):
+    return [float("%.7g" % v) for v in values]
+
+
+result = {}
+for case in CASES:
+    try:
+        result[case[0]] = {n: [rounded(v), s, lod] for n, (v, s, lod) in run(fluid, case).items()}
+    except Exception as e:
+        print(case[0], str(e)[-300:])
+with open(os.path.join(os.path.dirname(__file__), "..", "golden", "text_ops.json"), "w") as f:
+    f.write(
+        "{\n"
+        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
+        + "\n}\n"
+    )
+print(len(result), "of", len(CASES))

@@ -1,0 +1,60 @@
+"""The order of test files in a run of several processes."""
+
+import json
+from collections import OrderedDict
+
+from tests import file_order
+from tests.file_order import ROOT, TABLE, Schedule, table_of
+
+
+def started(workers, files, waiting, seconds):
+    """The files that workers begin with, and then those that the first worker goes on with."""
+    schedule = Schedule.__new__(Schedule)
+    schedule._waiting, schedule._seconds = waiting, seconds
+    schedule.workqueue = OrderedDict((file, {f"{file}::test": False}) for file in files)
+    schedule.assigned_work = {worker: {} for worker in range(workers)}
+
+    def begin(worker):
+        file = schedule._next_file(worker)
+        schedule.assigned_work[worker] = {file: schedule.workqueue.pop(file)}
+        return file
+
+    first = [begin(worker) for worker in range(workers)]
+    return first, [begin(0) for _ in range(len(schedule.workqueue))]
+
+
+def test_long_files_begin_first_and_a_third_of_the_workers_waits():
+    seconds = {"p": 9, "q": 8, "r": 7, "c": 6, "d": 5, "e": 4}
+    files = ["f", "e", "d", "c", "r", "q", "p"]
+    first, rest = started(4, files, {"p", "q", "r"}, seconds)
+    assert first == ["p", "q", "c", "d"] and rest == ["r", "e", "f"]
+    assert started(5, files, {"p", "q", "r"}, seconds)[0] == ["p", "q", "c", "d", "e"]
+    assert started(3, files, {"p", "q", "r"}, seconds)[0] == ["p", "c", "d"]
+    assert started(3, ["p", "q", "r"], {"p", "q", "r"}, seconds)[0] == ["p", "q", "r"]
+    assert started(1, ["c", "p"], {"p"}, seconds) == (["p"], ["c"])
+
+
+def test_the_table_is_made_from_a_report(tmp_path, monkeypatch):
+    cases = {
+        "tests.test_launch.TestRuns": 3.2,
+        "tests.test_launch": 4.1,
+        "tests.ops.test_conv": 5.4,
+        "tests.test_codec": 1.0,
+    }
+    report = "".join(f'<testcase classname="{n}" name="t" time="{s}"/>' for n, s in cases.items())
+    path = tmp_path / "tests.xml"
+    path.write_text(f"<testsuites><testsuite>{report}</testsuite></testsuites>")
+    wanted = {"waiting": {"tests/test_launch.py": 7}, "computing": {"tests/ops/test_conv.py": 5}}
+    assert table_of(path) == wanted
+    monkeypatch.setattr(file_order, "TABLE", tmp_path / "table.json")
+    file_order.main(path)
+    assert json.loads((tmp_path / "table.json").read_text()) == wanted
+
+
+def test_files_of_the_table_are_there():
+    assert [
+        f
+        for files in json.loads(TABLE.read_text()).values()
+        for f in files
+        if not (ROOT / f).exists()
+    ] == []

@@ -1,0 +1,61 @@
+"""The memory of a step is there for the next one."""
+
+import ctypes
+import platform
+import resource
+import types
+
+import numpy as np
+import pytest
+
+from jfluid import heap
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The options that the allocator is given."""
+    options = {}
+    library = types.SimpleNamespace(mallopt=options.__setitem__)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return options
+
+
+def test_steps_keep_larger_blocks_than_messages(given):
+    heap.keep_for_messages()
+    messages = dict(given)
+    heap.keep_for_steps()
+    assert messages == {-3: 4 << 20, -1: 64 << 20}
+    assert given == {-3: 1 << 30, -1: 1 << 30, -8: 1}
+
+
+def test_what_a_user_has_chosen_stays(given, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    heap.keep_for_steps()
+    assert given == {}
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    heap.keep_for_steps()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    heap.keep_for_messages()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
+def test_a_freed_block_is_taken_again_without_page_faults(monkeypatch):
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    heap.keep_for_steps()
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        np.empty(48 << 20, np.uint8).fill(1)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    # 12288 pages each time if the block went back to the system.
+    assert min(faults() for _ in range(5)) < 1000

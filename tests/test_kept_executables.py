@@ -1,0 +1,132 @@
+"""Executables kept on disk: a program that was compiled before runs without being traced."""
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import jfluid as fluid
+from jfluid.compile import kept_executables, trace
+from jfluid.ops import registry
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The folder of kept executables and of JAX's cache, which all of them are worth."""
+    monkeypatch.setattr(kept_executables, "WORTH_KEEPING", 0.0)
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    chosen = fluid.get_flags("FLAGS_compilation_cache_dir")
+    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path)})
+    fluid.Executor(fluid.CPUPlace())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield tmp_path
+    fluid.set_flags(chosen)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """A list with an item for each segment that was traced."""
+    found = []
+
+    def lower(*arguments, **options):
+        found.append(arguments[0])
+        return real(*arguments, **options)
+
+    real = trace.lower
+    monkeypatch.setattr(trace, "lower", lower)
+    return found
+
+
+def net():
+    """A program with a dropout, its startup program and its loss."""
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = startup.random_seed = 7
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.data("x", [None, 3])
+        hidden = fluid.layers.dropout(fluid.layers.fc(x, 4, act="tanh"), 0.5)
+        loss = fluid.layers.mean(hidden)
+        fluid.optimizer.Adam(0.1).minimize(loss)
+    return main, startup, loss
+
+
+def losses(rows=(2, 2, 2)):
+    """What a new Executor, which knows no steps, gives for batches of so many rows."""
+    main, startup, loss = net()
+    with fluid.scope_guard(fluid.Scope()):
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        return [
+            executor.run(main, {"x": np.full((n, 3), 0.5, "float32")}, [loss])[0].item()
+            for n in rows
+        ]
+
+
+def kept(folder):
+    return sorted(folder.glob("step-*"))
+
+
+def test_a_second_start_traces_nothing(folder, traced, monkeypatch):
+    first = losses()
+    assert len(kept(folder)) == 2 and len(traced) == 2
+    assert losses() == first and len(traced) == 2
+    # Another batch size is traced, and what is kept goes on running its own.
+    assert losses((2, 5, 2))[0] == first[0] and len(traced) == 3
+    monkeypatch.setattr(kept_executables, "MOST_OTHERS", 1)
+    assert losses((2, 5, 2, 2))[0] == first[0] and len(traced) == 5
+
+
+def test_what_is_damaged_is_compiled_anew(folder, traced):
+    first = losses()
+    for path in kept(folder):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert losses() == first and len(traced) == 4
+    # XLA would write what it has read from JAX's cache without its functions.
+    assert losses() == first and len(traced) == 6
+
+
+def test_another_release_machine_or_setting_finds_nothing(folder, traced, monkeypatch):
+    first = losses((2,))
+    with jax.default_matmul_precision("highest"):
+        assert losses((2,)) == first and len(traced) == 4
+    for changed in ("_sources", "_machine"):
+        monkeypatch.setattr(kept_executables, changed, lambda: "another")
+        assert losses((2,)) == first
+    assert len(traced) == len(kept(folder)) == 8
+
+
+def test_operators_of_users_are_traced(folder, traced, monkeypatch):
+    own = dict(registry._OPS)
+    monkeypatch.setattr(registry, "_OPS", own)
+    del own["tanh"], own["tanh_grad"]
+    registry.op("tanh", ins=("X",), outs=("Out",))(lambda x: x)
+    losses((2,))
+    assert len(kept(folder)) == 1  # of the startup program
+    losses((2,))
+    assert len(traced) == 3
+
+
+def test_sequences_and_checked_steps_are_traced(folder):
+    x = fluid.data("x", [None, 2], lod_level=1)
+    pooled = fluid.layers.sequence_pool(x, "sum")
+    executor = fluid.Executor(fluid.CPUPlace())
+    rows = fluid.create_lod_tensor(np.ones((3, 2), "float32"), [[1, 2]], fluid.CPUPlace())
+    got = executor.run(feed={"x": rows}, fetch_list=[pooled])[0]
+    assert got.tolist() == [[1, 1], [2, 2]] and kept(folder) == []
+
+
+def test_the_oldest_go_first(folder, monkeypatch):
+    monkeypatch.setattr(kept_executables, "MOST_FILES", 1)
+    losses((2,))
+    assert len(kept(folder)) == 1
+
+
+def test_a_cache_of_the_users_is_left_alone(folder, traced):
+    jax.config.update("jax_compilation_cache_dir", str(folder / "other"))
+    losses((2,))
+    assert kept(folder) == []

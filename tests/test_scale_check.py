@@ -1,0 +1,106 @@
+"""The simulation of jobs that share a machine, against formulas, and against jobs that it plays."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def check():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        spec = importlib.util.spec_from_file_location("scale_check", BENCHMARKS / "scale_check.py")
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, "scale_check", module)
+        spec.loader.exec_module(module)
+        yield module
+        sys.modules.pop("scale", None)
+
+
+def work(check, **fields):
+    nothing = dict.fromkeys(("own", "talk", "call", "asked", "shared", "update", "pull"), 0.0)
+    return check.Work(**{**nothing, "cores": 1.0, **fields})
+
+
+def seconds(check, trainers, servers, given, cores=2, steps=5):
+    return check.SharedJob(trainers, servers, given, cores, spread=0.0).seconds(steps)
+
+
+def test_one_trainer_does_one_thing_after_the_other(check):
+    given = work(
+        check, own=8.0, cores=2.0, talk=1.0, call=0.5, asked=0.25, shared=2.0, update=3.0, pull=0.25
+    )
+    assert seconds(check, 1, 1, given) == pytest.approx(8 / 2 + 1.5 + 2.25 + 3)
+    # two servers work at the same time, each on its share
+    share = check.shares(2).max()
+    expected = 8 / 2 + 2 + 0.25 + 2 * share + 3 * share
+    assert seconds(check, 1, 2, given) == pytest.approx(expected, rel=0.01)
+
+
+def test_trainers_share_the_processors(check):
+    assert seconds(check, 2, 1, work(check, own=4.0)) == pytest.approx(4)
+    assert seconds(check, 4, 1, work(check, own=4.0)) == pytest.approx(8)
+    assert seconds(check, 3, 1, work(check, own=4.0, cores=2.0)) == pytest.approx(6)
+    assert seconds(check, 4, 1, work(check, own=4.0), cores=8) == pytest.approx(4)
+
+
+def test_a_server_does_one_thing_at_a_time(check):
+    assert seconds(check, 4, 1, work(check, asked=1.0)) == pytest.approx(4)
+    assert seconds(check, 4, 2, work(check, asked=1.0)) == pytest.approx(4)
+    assert seconds(check, 4, 2, work(check, asked=1.0), cores=1) == pytest.approx(8)
+
+
+def test_slow_steps_hold_up_the_others(check):
+    even = check.SharedJob(4, 1, work(check, own=1.0), 4, spread=0.0).seconds(200)
+    uneven = check.SharedJob(4, 1, work(check, own=1.0), 4, spread=0.1).seconds(200)
+    draws = np.random.RandomState(0).randn(4, 100_000).max(0).mean()  # of the slowest of four
+    assert uneven / even == pytest.approx(1 + 0.1 * draws, abs=0.02)
+
+
+def played(check, truth, spread=0.0):
+    """What jobs would take for which a step takes `truth`, and varies."""
+
+    def measure(trainers, servers):
+        step = check.SharedJob(trainers, servers, truth, 2, spread).seconds()
+        exchange = truth.talk + servers * truth.call + truth.asked + truth.shared + truth.update
+        return {
+            "step": step,
+            "processor": truth.own + truth.talk + servers * truth.call,
+            "servers": trainers * (servers * truth.asked + truth.shared) + truth.update,
+            "parts": {
+                "rows": truth.pull * exchange,
+                "exchange": (1 - truth.pull) * exchange,
+            },
+        }
+
+    return measure
+
+
+def test_three_jobs_tell_of_the_others(check, capsys):
+    truth = check.Work(0.02, 1.5, 0.001, 0.002, 0.003, 0.001, 0.002, 0.25)
+    measure = played(check, truth)
+    found = check.work_of(*(measure(*size) for size in check.MEASURED))
+    np.testing.assert_allclose(found.own, truth.own, rtol=0.05)
+    np.testing.assert_allclose(
+        [found.call, found.asked, found.shared, found.update, found.pull],
+        [truth.call, truth.asked, truth.shared, truth.update, truth.pull],
+        rtol=1e-6,
+    )
+    _, _, rows = check.compare([(2, 1), (4, 3)], played(check, truth, spread=0.4), 2)
+    for _, _, measured, simulated in rows:
+        assert simulated / measured == pytest.approx(1, abs=0.05)
+    assert not check.beyond(rows)
+    assert "  given" in capsys.readouterr().out
+    far = [(4, 3, 1.0, 1.21), (2, 1, 1.0, 5.0), (3, 3, 1.0, 0.81)]
+    assert check.beyond(far) == far[:1], "those that were given do not count"
+
+
+def test_snapshots_take_processors_from_the_job(check):
+    without = {"step": 0.010, "servers": 0.004, "processor": 0.016}
+    found = {"step": 0.0125, "servers": 0.008, "processor": 0.017}
+    assert check.compare_snapshots(without, found, 2) == pytest.approx((1.25, 1.25, 0.4))
