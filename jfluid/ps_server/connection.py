@@ -55,6 +55,8 @@ _READERS: dict[str, Callable[[bytes | memoryview], Any]] = {
 _NOTHING = IncomingPullReply(memoryview(b""))
 # How long, and how often, to wait for an answer that nothing depends on.
 _ASIDE_S, _ASIDE_TRIES = 5.0, 3
+# Its own, since retries happen in threads: a script's numbers are those of its seed.
+_JITTER = random.Random()
 logger = logging.getLogger(__name__)
 
 
@@ -441,7 +443,7 @@ class ServerConnection:
                 logger.info(
                     "%s: %s: no answer (%s); trying again", self.endpoint, method, error.details()
                 )
-            self._closed.wait(min(0.05 * 2 ** min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
+            self._closed.wait(min(0.05 * 2 ** min(attempt, 6), 2.0) * _JITTER.uniform(0.5, 1.0))
             attempt += 1
 
     def _refusal(self, method: str, error: grpc.RpcError) -> errors.ServerError:

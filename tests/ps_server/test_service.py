@@ -1,6 +1,7 @@
 """Servers and clients over real sockets."""
 
 import contextlib
+import random
 import shutil
 import socket
 import threading
@@ -256,6 +257,7 @@ def test_a_connection_that_is_cut_during_pushes(job):
 
 
 def test_a_server_that_is_not_there(job):
+    before = random.getstate()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(
@@ -263,6 +265,7 @@ def test_a_server_that_is_not_there(job):
         match=rf"127.0.0.1:{port}: Create: no answer within 0.5 s .*is it running",
     ):
         job.client([f"127.0.0.1:{port}"], timeout_s=0.5).create([TABLE])
+    assert random.getstate() == before, "a script's random numbers are those of its seed"
 
 
 def test_an_earlier_life_is_refused(job):
