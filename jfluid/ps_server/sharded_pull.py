@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,13 @@ class RowRequest(dict[str, Array]):
     """Ids of rows by table (int64 [n], which may repeat), with what the caller can do until they come.
 
     Args:
-        meanwhile: called once, by the caller's thread, when the requests to all servers are on their
-            way; by none where nothing is asked for. It must not raise.
+        meanwhile: called with this once, by the caller's thread, when the requests to all servers are
+            on their way; by none where nothing is asked for. It must not raise.
     """
 
-    def __init__(self, ids: Mapping[str, Array], meanwhile: Callable[[], None] | None = None):
+    def __init__(
+        self, ids: Mapping[str, Array], meanwhile: "Callable[[RowRequest], None] | None" = None
+    ):
         super().__init__(ids)
         self.meanwhile = meanwhile
         self._distinct: dict[str, tuple[Array, Array]] = {}
@@ -76,7 +79,8 @@ class ShardedPull:
         blocks: Sequence[str],
     ):
         rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
-        self._directory, self.meanwhile = directory, rows.meanwhile
+        self._directory = directory
+        self.meanwhile = None if rows.meanwhile is None else partial(rows.meanwhile, rows)
         # Of each table: its ids, their inverse, and each part with its position in the request to
         # its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []

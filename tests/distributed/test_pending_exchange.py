@@ -3,7 +3,9 @@ begins.
 """
 
 import functools
+import gc
 import threading
+import weakref
 from concurrent.futures import Future
 
 import numpy as np
@@ -206,7 +208,7 @@ def test_a_step_is_made_ready_while_servers_are_asked(monkeypatch):
     early = trained(True, 1, SYNC)
     assert made[0] is None and len(made) == 1 + STEPS and all(made[1:])  # first: startup program
     made.clear()
-    monkeypatch.setattr(EarlyStep, "begin", lambda self: None)
+    monkeypatch.setattr(EarlyStep, "begin", lambda self, wanted: None)
     late = trained(True, 1, SYNC)
     assert made == [None] * (1 + STEPS)
     monkeypatch.setattr(EarlyStep, "begin", begin)
@@ -214,6 +216,29 @@ def test_a_step_is_made_ready_while_servers_are_asked(monkeypatch):
         np.testing.assert_array_equal(mine, other)
     for name, value in late[2].items():
         np.testing.assert_array_equal(early[2][name], value)
+
+
+def test_a_step_is_let_go_without_the_collector(monkeypatch):
+    """Its batch, rows and parameters would otherwise stay until a collection."""
+    steps, begin = [], EarlyStep.begin
+
+    def noted(self, wanted):
+        steps.append(weakref.ref(self))
+        begin(self, wanted)
+
+    monkeypatch.setattr(EarlyStep, "begin", noted)
+    with trainer_of(functools.partial(MODEL, True), sync=True) as (executor, program, (loss, *_)):
+        communicator = Communicator(program, SYNC)
+        communicator.start()
+        executor.run(program, feed=clicks(0), fetch_list=[loss])
+        gc.disable()
+        try:
+            for step in range(1, 4):
+                executor.run(program, feed=clicks(step), fetch_list=[loss])
+        finally:
+            gc.enable()
+        assert len(steps) == 4 and [step() for step in steps[:3]] == [None] * 3
+        communicator.stop()
 
 
 def test_a_bad_feed_costs_the_step_before_nothing():

@@ -21,7 +21,7 @@ def test_it_is_done_while_all_servers_work(job, servers):
     first, second = job.start(servers, trainers=2).ready(), job.ready(trainer=1)
     done, other = [], []
 
-    def meanwhile():
+    def meanwhile(_):
         done.append(threading.current_thread())
         other.append(threading.Thread(target=second.push, args=[gradients()], kwargs={"round": 1}))
         other[0].start()
@@ -40,7 +40,7 @@ def test_it_is_done_once_where_no_round_is_waited_for(job, servers):
         lambda rows: client.pull(rows),
         lambda rows: client.exchange(gradients(), {}, rows),
     ):
-        call(RowRequest({"t": np.arange(40)}, lambda: done.append(threading.current_thread())))
+        call(RowRequest({"t": np.arange(40)}, lambda _: done.append(threading.current_thread())))
     assert done == [threading.current_thread()] * 2
 
 
@@ -56,9 +56,9 @@ def test_ids_are_made_distinct_once(job):
 def test_a_refusal_is_told_all_the_same(job, servers):
     client, done = job.start(servers).ready(), []
     client.place_table("unknown", 4)
-    wanted = RowRequest({"unknown": np.arange(40)}, lambda: done.append(1))
+    wanted = RowRequest({"unknown": np.arange(40)}, lambda _: done.append(1))
     with pytest.raises(UnknownNameError, match="unknown"):
         client.pull(wanted)
     assert done == [1]
-    wanted = RowRequest({"t": IDS}, lambda: done.append(1))
+    wanted = RowRequest({"t": IDS}, lambda _: done.append(1))
     assert len(client.pull(wanted).rows["t"].ids) == 4 and done == [1, 1]

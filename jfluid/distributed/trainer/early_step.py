@@ -10,7 +10,7 @@ from jfluid.engine import Prepared
 from jfluid.ir.variable import Variable
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import PulledRows
+    from jfluid.ps_server.client import PulledRows, RowRequest
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Any]
@@ -25,8 +25,8 @@ class EarlyStep:
     """A step whose feeds are checked and padded before the values of rows and parameters are known.
 
     Args:
-        fill: returns the feed without parameters, the buffers of the tables' rows that are in it,
-            and where the ids of the batch are in them.
+        fill: returns the feed without parameters for the rows that are asked for, the buffers of the
+            tables' rows that are in it, and where the ids of the batch are in them.
         prepare: prepares the program with a feed that nobody else holds.
         parameters: variables whose values come from servers before the step.
 
@@ -36,7 +36,7 @@ class EarlyStep:
 
     def __init__(
         self,
-        fill: Callable[[], tuple[Feed, dict[str, Array], Any]],
+        fill: "Callable[[RowRequest], tuple[Feed, dict[str, Array], Any]]",
         prepare: Callable[[Feed], Prepared],
         parameters: Sequence[Variable],
     ):
@@ -46,10 +46,10 @@ class EarlyStep:
         self._failed: Exception | None = None
         self.inverse: Any = None
 
-    def begin(self) -> None:
+    def begin(self, wanted: "RowRequest") -> None:
         """Make the step ready. What goes wrong is raised by `finish`."""
         try:
-            feed, self._rows, self.inverse = self._fill()
+            feed, self._rows, self.inverse = self._fill(wanted)
             # nothing but their form is looked at
             forms = {v.name: np.broadcast_to(v.np_dtype.type(0), v.shape) for v in self._parameters}
             self._prepared = self._prepare(feed | forms)

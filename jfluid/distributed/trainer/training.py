@@ -280,21 +280,8 @@ class Trainer(Runner):
         known = self.program.local.global_block().vars
         wanted = RowRequest({table: ids for table, (ids, _) in asked.items()})
 
-        def fill() -> tuple[Feed, dict[str, Array], dict[str, dict[str, list[Array]]]]:
-            rows: dict[str, Array] = {}
-            inverse = {}
-            for look_up in self.program.look_ups:
-                ids, where = wanted.distinct(look_up.table)
-                feeds[0][look_up.table] = rows[look_up.table] = buffer_of(
-                    len(ids), self.program.tables[look_up.table].width
-                )
-                inverse[look_up.table] = self._positions(
-                    look_up, where, asked[look_up.table][1], feeds
-                )
-            return feeds[0], rows, inverse
-
         early = EarlyStep(
-            fill,
+            functools.partial(self._fill, feeds, asked),
             lambda feed: self._prepare(step_input, [feed], names, devices),
             [known[name] for name in self._only_read],
         )
@@ -302,6 +289,23 @@ class Trainer(Runner):
         if self.program.trains and devices is None and step_input.owned and step_input.divides:
             wanted.meanwhile = early.begin
         return wanted, early
+
+    def _fill(
+        self,
+        feeds: list[Feed],
+        asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
+        wanted: "RowRequest",
+    ) -> tuple[Feed, Feed, dict[str, dict[str, list[Array]]]]:
+        """The feed of the only device with buffers for rows and with their positions, these buffers,
+        and the positions by table.
+        """
+        rows, inverse = {}, {}
+        for look_up in self.program.look_ups:
+            ids, where = wanted.distinct(look_up.table)
+            rows[look_up.table] = buffer_of(len(ids), self.program.tables[look_up.table].width)
+            inverse[look_up.table] = self._positions(look_up, where, asked[look_up.table][1], feeds)
+        feeds[0].update(rows)
+        return feeds[0], rows, inverse
 
     def _prepare(
         self,
