@@ -31,7 +31,7 @@ LAYERS = (
         "surface",
         "trainer_desc",
     },
-    {"places", "progress"},
+    {"kept_files", "places", "progress"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"launch", "ps_server", "scope"},

@@ -6,6 +6,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
+from jfluid import kept_files
 from jfluid.compile import kept_executables, trace
 from jfluid.ops import registry
 
@@ -94,8 +95,8 @@ def test_another_release_machine_or_setting_finds_nothing(folder, traced, monkey
     first = losses((2,))
     with jax.default_matmul_precision("highest"):
         assert losses((2,)) == first and len(traced) == 4
-    for changed in ("_sources", "_machine"):
-        monkeypatch.setattr(kept_executables, changed, lambda: "another")
+    for module, changed in ((kept_files, "sources"), (kept_executables, "_machine")):
+        monkeypatch.setattr(module, changed, lambda: "another")
         assert losses((2,)) == first
     assert len(traced) == len(kept(folder)) == 8
 

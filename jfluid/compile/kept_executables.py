@@ -3,9 +3,7 @@
 JAX's own cache is keyed by what tracing gives, and for most programs tracing takes longer than
 loading. These files are keyed by all that tracing depends on: the program, the segment's inputs and
 outputs with shapes and dtypes, the source files of this package, the versions of JAX and jaxlib,
-JAX's configuration, flags, XLA's options and the processors. They lie beside JAX's cache, are as
-trusted as it is, since both hold machine code, and are used only where that cache is the one that
-FLAGS_compilation_cache_dir says.
+JAX's configuration, flags, XLA's options and the processors.
 """
 
 import contextlib
@@ -14,10 +12,8 @@ import hashlib
 import os
 import pickle
 import platform
-import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +24,15 @@ import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jfluid import environment, flags, installation
+from jfluid import environment, kept_files
 from jfluid.compile.plan import Plan
+from jfluid.ir import schema
 from jfluid.ops import registry
 
 # Seconds to trace and compile from which on an executable is worth a file.
 WORTH_KEEPING = 0.3
 MOST_FILES = 500  # the oldest go first
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
-_DIRECTORY = "FLAGS_compilation_cache_dir"
 
 
 class Entry:
@@ -85,6 +81,7 @@ class Entry:
         # XLA writes an executable that it has read without its functions.
         if not hits and time.perf_counter() - start >= WORTH_KEEPING:
             _save(path, compiled)
+            schema.current().keep()
         return Loaded(compiled, jitted)
 
 
@@ -114,9 +111,8 @@ def entry(
     Args:
         names: of its inputs and outputs.
     """
-    directory = flags.get(_DIRECTORY)
-    folder = Path(os.path.expanduser(directory)) if directory else None
-    if folder is None or jax.config.jax_compilation_cache_dir != str(folder):  # type: ignore[attr-defined]  # a field made by JAX's import
+    folder = kept_files.folder()
+    if folder is None:
         return None
     program = plan.block.program
     definitions = (registry.find(op.type) for block in program.blocks for op in block.ops)
@@ -155,13 +151,7 @@ def _form(value: Any) -> Any:
 
 def _settings() -> tuple[Any, ...]:
     """What tracing and compiling depends on beside the program."""
-    config = [
-        (name, getattr(jax.config, name, value))  # as this thread has it
-        for name, value in sorted(jax.config.values.items())
-        if "cache" not in name
-    ]
-    chosen = [(name, flags.get(name)) for name in sorted(flags.EFFECTIVE) if name != _DIRECTORY]
-    return config, chosen, environment.text("XLA_FLAGS", ""), _machine(), _sources()
+    return kept_files.settings(), environment.text("XLA_FLAGS", ""), _machine()
 
 
 @functools.cache
@@ -173,27 +163,10 @@ def _machine() -> tuple[Any, ...]:
     return (
         platform.python_version(),
         platform.machine(),
-        jax.__version__,
         jaxlib.version.__version__,
         sorted(lines) or platform.processor(),  # which asks a process of its own
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     )
-
-
-@functools.cache
-def _sources() -> str:
-    """A digest of when the source files of this package were written, and of their sizes."""
-
-    def files(folder: str) -> Iterator[tuple[str, int, int]]:
-        for found in os.scandir(folder):
-            if found.is_dir():
-                yield from files(found.path)
-            elif found.name.endswith(".py"):
-                stat = found.stat()
-                yield found.path, stat.st_mtime_ns, stat.st_size
-
-    stated = sorted(files(str(Path(__file__).parents[1])))
-    return hashlib.sha256(repr((installation.VERSION, stated)).encode()).hexdigest()
 
 
 def _plain(count: int) -> Any:
@@ -203,14 +176,9 @@ def _plain(count: int) -> Any:
 
 def _load(path: Path, arguments: tuple[Any, Any, Any], device: jax.Device) -> Any:
     """The executable in a file; None if there is none, or it is damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError:
+    body = kept_files.read(path)
+    if body is None:
         return None
-    digest, packed = content[:32], content[32:]
-    if hashlib.sha256(packed).digest() != digest:
-        return None
-    body = zlib.decompress(packed)
     try:
         return serialize_executable.deserialize_and_load(
             body[4:],
@@ -232,17 +200,4 @@ def _save(path: Path, compiled: Any) -> None:
         payload = serialize_executable.serialize(compiled)[0]
     except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
         return  # it holds arrays that it was traced with
-    packed = zlib.compress(count.to_bytes(4, "little") + payload, 1)
-    with contextlib.suppress(OSError):  # the disk is full, or not writable
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(packed).digest() + packed)
-        os.replace(name, path)
-        _forget_oldest(path.parent)
-
-
-def _forget_oldest(folder: Path) -> None:
-    found = list(folder.glob("step-*"))
-    if len(found) > MOST_FILES:
-        for path in sorted(found, key=lambda p: p.stat().st_mtime)[:-MOST_FILES]:
-            path.unlink(missing_ok=True)
+    kept_files.write(path, count.to_bytes(4, "little") + payload, MOST_FILES)

@@ -18,6 +18,9 @@ class Schema(Protocol[Op]):
     def infer(self, op: Op) -> None:
         """Set shape and dtype of the variables that `op` writes."""
 
+    def keep(self) -> None:
+        """Keep on disk what was inferred, for processes that build the same programs."""
+
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
         """Return (whether the attribute has a default, the default)."""
 

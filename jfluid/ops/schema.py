@@ -14,6 +14,7 @@ from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
 from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
+from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
 
@@ -63,7 +64,7 @@ class RegistrySchema:
     """The registry, behind the IR's hook (`jfluid.ir.schema.Schema`)."""
 
     def __init__(self) -> None:
-        self._inferred: dict[Any, Any] = {}
+        self._inferred = KeptShapes()
 
     def check(self, op: Operator) -> None:
         definition = registry.find(op.type)
@@ -164,9 +165,9 @@ class RegistrySchema:
             tuple(tuple((v.shape, v.dtype, v.lod_level, v.type) for v in vs) for vs in ins),
             tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)),
         )
-        result = self._inferred.get(key)
-        if result is None:
-            result = self._inferred[key] = _infer(op, definition, ins)
+        result = self._inferred.get_or_infer(
+            key, registry.is_built_in(definition), lambda: _infer(op, definition, ins)
+        )
         for slot, specs in zip(definition.outs, result):
             names = op.outputs.get(slot.name, ())
             if specs is None or slot.name in definition.inplace:
@@ -179,6 +180,9 @@ class RegistrySchema:
             for name, spec in zip(names, specs):
                 if name != EMPTY_NAME and spec is not None:
                     spec.describe(block.var_recursive(name))
+
+    def keep(self) -> None:
+        self._inferred.keep()
 
 
 def _hashable(value: Any) -> Any:

@@ -1,0 +1,84 @@
+"""Files in which later processes find what this one has found out: executables, shapes.
+
+They lie beside JAX's cache, are as trusted as it is, since that holds machine code, and are used
+only where that cache is the one that FLAGS_compilation_cache_dir says.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jfluid import flags, installation
+
+_DIRECTORY = "FLAGS_compilation_cache_dir"
+
+
+def folder() -> Path | None:
+    """Where they lie; None where none are kept. The first engine names the folder to JAX."""
+    directory = flags.get(_DIRECTORY)
+    found = Path(os.path.expanduser(directory)) if directory else None
+    others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # a field made by JAX's import
+    return found if others in (None, str(found)) else None
+
+
+def read(path: Path) -> bytes | None:
+    """The content of a file; None if there is none, or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, packed = content[:32], content[32:]
+    return zlib.decompress(packed) if hashlib.sha256(packed).digest() == digest else None
+
+
+def write(path: Path, content: bytes, most: int) -> None:
+    """Write a file, if it can be. Of those with the same beginning of their names, up to a "-", the
+    `most` newest stay.
+    """
+    packed = zlib.compress(content, 1)
+    with contextlib.suppress(OSError):  # the disk is full, or not writable
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(packed).digest() + packed)
+        os.replace(name, path)
+        found = list(path.parent.glob(f"{path.name.partition('-')[0]}-*"))
+        if len(found) > most:
+            for old in sorted(found, key=lambda p: p.stat().st_mtime)[:-most]:
+                old.unlink(missing_ok=True)
+
+
+def settings() -> tuple[Any, ...]:
+    """What tracing depends on beside the program: JAX's configuration as this thread has it, flags,
+    this package.
+    """
+    config = [
+        (name, getattr(jax.config, name, value))
+        for name, value in sorted(jax.config.values.items())
+        if "cache" not in name
+    ]
+    chosen = [(name, flags.get(name)) for name in sorted(flags.EFFECTIVE) if name != _DIRECTORY]
+    return config, chosen, jax.__version__, sources()
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of when the source files of this package were written, and of their sizes."""
+
+    def files(folder: str) -> Iterator[tuple[str, int, int]]:
+        for found in os.scandir(folder):
+            if found.is_dir():
+                yield from files(found.path)
+            elif found.name.endswith(".py"):
+                stat = found.stat()
+                yield found.path, stat.st_mtime_ns, stat.st_size
+
+    stated = sorted(files(str(Path(__file__).parent)))
+    return hashlib.sha256(repr((installation.VERSION, stated)).encode()).hexdigest()
