@@ -176,6 +176,7 @@ def test_slots_of_a_line(example):
 
 
 @pytest.mark.process
+@pytest.mark.partly_optimised
 @pytest.mark.parametrize("loss", ["nce", "hsigmoid"])
 def test_word2vec(tmp_path, loss):
     few = {
@@ -325,7 +326,7 @@ def test_collective_digits(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.optimised
+@pytest.mark.partly_optimised
 def test_gan_digits(tmp_path):
     few = {"epochs": 5, "reader_epochs": 6, "minimum_share": 0.3}
     result = run_example("gan_digits", tmp_path, **few)
