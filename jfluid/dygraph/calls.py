@@ -10,6 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile import trace
+from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph.values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -179,7 +180,7 @@ def _chosen(out: Any, wanted: tuple[bool, ...], many: bool) -> Any:
     return out if wanted[0] else None
 
 
-_calls: dict[Any, Call] = {}
+_calls = LruCache[Call](8192)
 
 
 def call_of(
@@ -197,17 +198,18 @@ def call_of(
     Raises UnsupportedOpError, ProgramError or AttributeTypeError as `Block.append_op` does.
     """
     key = (type_, inputs, wanted, frozen(attrs) if attrs else (), shared)
-    found = _calls.get(key)
-    if found is None:
-        found = _calls[key] = _checked(type_, inputs, wanted, attrs, shared)
-    return found
+    return _calls.get_or_make(key, lambda: _checked(type_, inputs, wanted, attrs, shared))
 
 
 def frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a key of attributes; those that are None are left out."""
-    return tuple(
-        [(n, v if type(v) in _PLAIN else _frozen(v)) for n, v in attrs.items() if v is not None]
-    )
+    key: list[Any] = []
+    for name, value in attrs.items():
+        if value is not None:
+            key.append(name)
+            plain = type(value) in _PLAIN or (type(value) is float and value)
+            key.append(value if plain else _frozen(value))
+    return tuple(key)
 
 
 def _frozen(value: Any) -> Any:

@@ -119,16 +119,13 @@ class EagerBlock(Block):
     ) -> Any:
         """Run an operator at once; see `Block.append_op`."""
         tracer = self.program.tracer
-        given = {
-            slot: [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
-            for slot, v in (inputs or {}).items()
-            if v is not None
-        }
-        made = {
-            slot: [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
-            for slot, v in (outputs or {}).items()
-            if v is not None
-        }
+        given: dict[str, list[VarBase]] = {}
+        made: dict[str, list[VarBase]] = {}
+        for named, lists in ((inputs, given), (outputs, made)):
+            if named:
+                for slot, v in named.items():
+                    if v is not None:
+                        lists[slot] = [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
         if stop_gradient:
             for variables in made.values():
                 for v in variables:

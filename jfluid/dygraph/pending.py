@@ -153,11 +153,18 @@ class Pending:
             outputs: what `Call.outputs` says of such inputs.
             draw: (seed, number) of the random numbers of an operator that draws some.
         """
-        leaves = self._leaves
-        sources = self._sources(inputs)
-        if self._leaves is not leaves:  # an input was pending on another device: all has run
-            leaves, sources = self._leaves, self._sources(inputs)
-        outs = self._outs
+        leaves, outs = self._leaves, self._outs
+        named = []
+        for v in inputs:
+            if v is None:
+                named.append(_NONE)
+            elif v.owner is leaves:
+                named.append(v.source)
+            else:
+                named.append(self._source(v))
+                if self._leaves is not leaves:  # it was pending on another device: all has run
+                    return self.add(call, outputs, inputs, draw)
+        sources = tuple(named)
         values: list[Any] = []
         numbers: list[Any] = []
         for out in outputs:
@@ -231,15 +238,6 @@ class Pending:
         self._key += [(r.call.number, r.inputs) for r in records]
         if len(self.records) >= _MOST_PENDING:
             self.run()
-
-    def _sources(self, inputs: Sequence[Value | None]) -> tuple[int, ...]:
-        leaves = self._leaves
-        return tuple(
-            [
-                _NONE if v is None else v.source if v.owner is leaves else self._source(v)
-                for v in inputs
-            ]
-        )
 
     def _source(self, value: Value) -> int:
         """Return how a value that is not an input or output of what is pending is named from now on."""

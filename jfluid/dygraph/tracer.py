@@ -26,6 +26,7 @@ Variables = Mapping[str, Sequence[VarBase | None]]
 _GRAD = gradients.GRAD
 _SMALL = 64  # elements: numbers up to here are computed at once where they are known
 _MOST_PREPARED = 8192
+_OUTPUTS = ""  # stands before the outputs in a key: no slot has this name
 _MOST_KNOWN = 4096  # elements of an input that an operator may have to know
 
 
@@ -415,23 +416,27 @@ def _kind(
     type_: str, inputs: Variables, outputs: Variables, attrs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], list[Value | None]]:
     """Return what is equal for calls that do the same with values of the same kinds, and the values."""
-    values = [
-        # `held` raises for one without a value
-        None if v is None else v._value or v.held
-        for given in inputs.values()
-        for v in given
-    ]
-    key = (
-        type_,
-        *inputs,
-        *map(len, inputs.values()),
-        *[None if v is None else v.aval.number for v in values],
-        *outputs,
-        *map(len, outputs.values()),
-        *[v is None for made in outputs.values() for v in made],
-        frozen(attrs) if attrs else (),
-    )
-    return key, values
+    # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
+    key: list[Any] = [type_]
+    values: list[Value | None] = []
+    for slot, given in inputs.items():
+        key.append(slot)
+        for v in given:
+            if v is None:
+                values.append(None)
+                key.append(None)
+            else:
+                value = v._value or v.held  # `held` raises for one without a value
+                values.append(value)
+                key.append(value.aval.number)
+    key.append(_OUTPUTS)
+    for slot, made in outputs.items():
+        key.append(slot)
+        for v in made:
+            key.append(v is None)
+    if attrs:
+        key.append(frozen(attrs))
+    return tuple(key), values
 
 
 def _node(
@@ -453,7 +458,7 @@ def _node(
         for v in given:
             edge = None
             if flows and v is not None and not v._stop_gradient:
-                edge, wanted = v.edge(), True
+                edge, wanted = v._edge or v.edge(), True
             entries.append((values[at], edge))
             at += 1
         node_inputs[slot] = entries

@@ -39,16 +39,20 @@ class Tape:
             if not pending.has(out.held):
                 return None
             goes += (out.held.slot, self.place(out.edge()))
+        places = self._places
         for node in self.nodes:
-            made = next(
-                (v for given in node.outputs.values() for v in given if v is not None), None
-            )
+            made = _first(node.outputs)
             if node.released or made is None or not pending.has(made):
                 return None
             goes.append(made.slot)  # says which call it is
             for given in node.inputs.values():
                 for _, edge in given:
-                    goes.append(None if edge is None else self.place(edge))
+                    if edge is None:
+                        goes.append(None)
+                    elif edge.node is not None:
+                        goes.append((places[id(edge.node)], edge.slot, edge.index))
+                    else:
+                        goes.append(self.place(edge))
         return pending.recorded(), tuple(goes)
 
     def place(self, edge: Edge) -> Place:
@@ -68,6 +72,14 @@ class Tape:
             return self._leaf_variables[index]
         found = self.nodes[node].variables.get((slot, index))
         return None if found is None else found()
+
+
+def _first(outputs: Mapping[str, Sequence[Value | None]]) -> Value | None:
+    for given in outputs.values():
+        for value in given:
+            if value is not None:
+                return value
+    return None
 
 
 @dataclass(frozen=True)

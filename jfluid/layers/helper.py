@@ -113,9 +113,10 @@ def emit(
         if not isinstance(value, Variable):
             check_variable(value, op_type, slot)
     temporary = f"{prefix}.tmp"
-    made: dict[str, Any]
+    made: dict[str, Any] = {}
     if isinstance(outs, tuple):
-        made = {slot: block.temporary(unique_name.generate(temporary)) for slot in outs}
+        for slot in outs:
+            made[slot] = block.temporary(unique_name.generate(temporary))
     else:
         made = {
             slot: [block.temporary(unique_name.generate(temporary)) for _ in range(count)]

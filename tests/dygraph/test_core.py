@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.dygraph import pending
+from jfluid.dygraph import calls, pending
 from jfluid.dygraph.base import enabled, grad, guard, no_grad, to_variable
 
 X = np.arange(6, dtype="float32").reshape(2, 3) + 1
@@ -105,6 +105,49 @@ def test_a_loop_is_one_compiled_step():
     assert compiled <= 2  # first values, the step
     again, compiled = trained(6)
     assert again == losses and compiled == 0
+
+
+def function_calls(run):
+    """How many functions of Python `run` calls."""
+    found = []
+    sys.setprofile(lambda frame, event, _: found.append(frame.f_code) if event == "call" else None)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+def test_an_operator_and_its_gradient_take_few_function_calls():
+    with guard():
+        x = variable()
+        pending = fluid.default_main_program().tracer.pending
+
+        def forward():
+            y = x
+            for _ in range(20):
+                y = layers.elementwise_add(layers.scale(y, 2.0), x)
+            return layers.reduce_sum(y)
+
+        for _ in range(2):
+            forward().backward()
+            pending.run()
+        held = []
+        assert function_calls(lambda: held.append(forward())) <= 38 * 41
+        assert function_calls(held[0].backward) <= 6.5 * 41
+        pending.run()
+
+
+def test_the_calls_that_are_kept_are_bounded():
+    for i in range(8200):
+        calls.call_of("scale", (("X", 1),), (("Out", (True,)),), {"scale": float(i)}, False)
+    assert len(calls._calls) <= 8192
+
+
+def test_attributes_of_equal_keys_mean_the_same():
+    different = [{"a": 0.0}, {"a": -0.0}, {"a": 1.5}, {"b": 1.5}, {"a": [0.0]}, {"a": [-0.0]}, {}]
+    assert len({calls.frozen(attrs) for attrs in different}) == len(different)
+    assert calls.frozen({"a": 1.5, "b": None}) == calls.frozen({"a": 1.5})
 
 
 def test_nothing_is_kept_of_steps_that_are_over():
