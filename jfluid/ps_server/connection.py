@@ -182,10 +182,8 @@ class ServerConnection:
                 return self._methods[method](b"".join(parts), timeout_s, sent)
             again = True
             try:
-                request = pb.LocalRequest(
-                    lane=buffer.name, method=method, bytes=buffer.write_request(parts)
-                )
-                reply = self._methods["Local"](request.SerializeToString(), timeout_s, sent)
+                request = pb.LocalRequest(method=method, bytes=buffer.write_request(parts))
+                reply = self._through(buffer, request, timeout_s, sent)
                 data = reply.reply or buffer.reply(reply.bytes)
                 read = _READERS.get(method)
                 found = read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
@@ -196,6 +194,19 @@ class ServerConnection:
             return found
 
         return self._tried(method, send, waits)
+
+    def _through(
+        self,
+        buffer: SharedBuffer,
+        request: pb.LocalRequest,
+        timeout_s: float | None,
+        sent: Callable[[], None] | None,
+    ) -> pb.LocalReply:
+        assert buffer.pipes is not None  # a client's buffer has them
+        data = request.SerializeToString()
+        return pb.LocalReply.FromString(
+            buffer.pipes.call(data, timeout_s, sent, self._closed.is_set)
+        )
 
     # ---- a server that starts again ----
 

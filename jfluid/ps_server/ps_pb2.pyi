@@ -179,20 +179,24 @@ class ExchangeReply(_message.Message):
     def __init__(self, push: _Optional[_Union[PushReply, _Mapping]] = ..., pull: _Optional[_Union[PullReply, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("client", "process", "file", "proof", "capacity", "used")
+    __slots__ = ("client", "process", "file", "proof", "capacity", "used", "reads", "writes")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
     client: int
     process: int
     file: int
     proof: bytes
     capacity: int
     used: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
+    reads: int
+    writes: int
+    def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("lane",)
@@ -201,14 +205,12 @@ class AttachReply(_message.Message):
     def __init__(self, lane: _Optional[int] = ...) -> None: ...
 
 class LocalRequest(_message.Message):
-    __slots__ = ("lane", "method", "bytes")
-    LANE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("method", "bytes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    lane: int
     method: str
     bytes: int
-    def __init__(self, lane: _Optional[int] = ..., method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
     __slots__ = ("bytes", "reply")

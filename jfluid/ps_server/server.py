@@ -178,7 +178,10 @@ class Server:
     def stop(self, grace_s: float = 5.0) -> None:
         """Take no more calls; those under way have `grace_s` seconds."""
         self._ended.set()
-        self._grpc.stop(grace_s).wait()
+        stopped = self._grpc.stop(grace_s)
+        self.service.buffers.stop()
+        self.service.buffers.end(grace_s)
+        stopped.wait()
         if self._metrics_server is not None:
             self._metrics_server.stop()
 

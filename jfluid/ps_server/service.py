@@ -30,10 +30,10 @@ from jfluid.ps_server.errors import (
 )
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.pipe_calls import CallError, refuse
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.shared_memory import (
     AttachedBuffers,
-    BufferLostError,
     SharedBuffer,
     random_name,
 )
@@ -48,7 +48,6 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     StateError: grpc.StatusCode.FAILED_PRECONDITION,
     RestartedError: grpc.StatusCode.DATA_LOSS,
     JobFailedError: grpc.StatusCode.ABORTED,
-    BufferLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT,
     OSError: grpc.StatusCode.INTERNAL,
     MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -89,7 +88,7 @@ class Service:
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""
-        self._buffers = AttachedBuffers(wire.LARGEST_MESSAGE)
+        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, self._local)
         self.ready = threading.Event()
         self.ready.set()
         self.round_snapshots: RoundSnapshots | None = None
@@ -307,7 +306,7 @@ class Service:
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
         # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
         # of the trainer of that number.
-        return pb.AttachReply(lane=self._buffers.attach(request))
+        return pb.AttachReply(lane=self.buffers.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
@@ -325,7 +324,7 @@ class Service:
         self._heard(request.caller)
         self.trainer_group.leave(request.caller.trainer, request.knows)
         if request.knows:
-            self._buffers.leave(request.client)
+            self.buffers.leave(request.client)
         whose = request.caller.trainer, request.caller.incarnation
         return pb.LeaveReply(
             durable=self._durable.get(whose, 0),
@@ -488,10 +487,6 @@ class Service:
             n: grpc.unary_unary_rpc_method_handler(self._unary(n, function))
             for n, function in functions.items()
         }
-        through_lanes = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
-        methods["Local"] = grpc.unary_unary_rpc_method_handler(
-            functools.partial(self._local, through_lanes)
-        )
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
@@ -506,7 +501,7 @@ class Service:
 
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
             parts = self._answered(
-                name, context, len(data), lambda: function(parsed(data), context.is_active)
+                name, context.abort, len(data), lambda: function(parsed(data), context.is_active)
             )
             with self.metrics.part("reply"):
                 return b"".join(parts)
@@ -514,32 +509,38 @@ class Service:
         return answer
 
     def _local(
-        self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext
-    ) -> bytes:
+        self, buffer: SharedBuffer, data: bytes, alive: Alive
+    ) -> tuple[grpc.StatusCode, bytes]:
         """A call whose request lies in shared memory."""
-        buffer: SharedBuffer | None = None
+        functions: dict[str, Callable[..., Any]] = {
+            "Pull": self.pull,
+            "Push": self.push,
+            "Exchange": self.exchange,
+        }
         asked = pb.LocalRequest()
         with contextlib.suppress(errors.ServerError):
             asked = wire.parsed(pb.LocalRequest, data)
 
         def answer() -> Any:
-            nonlocal buffer
             if asked.method not in functions:
                 raise errors.ServerError(
                     f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}"
                 )
-            buffer = self._buffers.find(asked.lane)
             with self.metrics.part("parse"):
                 request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
-            return functions[asked.method](request, context.is_active)
+            return functions[asked.method](request, alive)
 
         name = asked.method if asked.method in functions else "Local"
-        parts = self._answered(name, context, len(data) + asked.bytes, answer)
-        assert buffer is not None  # otherwise the call was refused
+        try:
+            parts = self._answered(name, refuse, len(data) + asked.bytes, answer)
+        except CallError as refused:
+            return refused.code(), refused.details().encode()
         if sum(map(len, parts)) > buffer.capacity:
-            return pb.LocalReply(reply=b"".join(parts)).SerializeToString()
-        with self.metrics.part("reply"):
-            return pb.LocalReply(bytes=buffer.write_reply(parts)).SerializeToString()
+            reply = pb.LocalReply(reply=b"".join(parts))
+        else:
+            with self.metrics.part("reply"):
+                reply = pb.LocalReply(bytes=buffer.write_reply(parts))
+        return grpc.StatusCode.OK, reply.SerializeToString()
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         def exchange() -> wire.ExchangeReply:
@@ -550,10 +551,14 @@ class Service:
                 None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL)
             )
 
-        yield from wire.chunked(b"".join(self._answered("Stream", context, 0, exchange)))
+        yield from wire.chunked(b"".join(self._answered("Stream", context.abort, 0, exchange)))
 
     def _answered(
-        self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]
+        self,
+        name: str,
+        abort: Callable[[grpc.StatusCode, str], Any],
+        size: int,
+        function: Callable[[], Any],
     ) -> list[Any]:
         """The serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
@@ -568,7 +573,7 @@ class Service:
             status = next(code for kind, code in CODES.items() if isinstance(error, kind))
             if not isinstance(error, errors.ServerError):
                 logger.exception("%s failed", name)
-            context.abort(status, f"{type(error).__name__}: {error}"[:4096])
+            abort(status, f"{type(error).__name__}: {error}"[:4096])
             raise  # not reached: abort raises
         finally:
             self.metrics.calls.labels(name, status.name).inc()

@@ -1,16 +1,16 @@
 """Shared memory as a transport between a client and a server on the same machine.
 
 The network stack copies each byte of a message half a dozen times. With a shared buffer the client
-writes the request to memory, the call itself carries only its size, and the server writes the reply
-beside it.
+writes the request to memory, the call itself, through pipes of the buffer (see pipe_calls.py),
+carries only its size, and the server writes the reply beside it.
 
 A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through
 /proc. It has no other owner and vanishes with the two processes; a server releases the buffers of
 processes that have ended. The server accepts only a file of its own user that is sealed against
 shrinking: access to a mapping beyond the end of a file would kill the process.
 
-One incarnation of one server knows a buffer by a random name: after a restart, and on another
-server, a call that names it is refused, and the client sends it again over the network.
+One incarnation of one server has the other ends of a buffer's pipes: when it ends, or gives the
+buffer up, a call is lost, and the client sends it again over the network.
 """
 
 import mmap
@@ -18,22 +18,22 @@ import os
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jfluid import errors
+import grpc
+
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.errors import TooLargeError
+from jfluid.ps_server.cancellation import Alive
+from jfluid.ps_server.errors import NotReadyError, TooLargeError
+from jfluid.ps_server.pipe_calls import CallPipes, ServedPipes
 
 SMALLEST = 1 << 16  # smaller messages are as fast over the network
 MOST = 4  # buffers of one client, and so its concurrent calls through shared memory
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
 _NAME = "jfluid-lane"
-
-
-class BufferLostError(errors.ServerError):
-    """The server does not know this buffer (any more): send the call over the network."""
 
 
 class SharedBuffer:
@@ -43,10 +43,11 @@ class SharedBuffer:
     Attributes:
         capacity: the most bytes of a request, and of a reply.
         name: identifies the buffer at the server.
+        pipes: of a client's buffer: through which it calls.
     """
 
-    def __init__(self, file: int, capacity: int):
-        self.capacity, self.name = capacity, 0
+    def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
+        self.capacity, self.name, self.pipes = capacity, 0, pipes
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
 
@@ -163,17 +164,23 @@ class SharedBuffers:
                 return None
             os.pwrite(file, proof, 0)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            buffer = SharedBuffer(file, capacity)
-            name = self._attach(
-                pb.AttachRequest(
-                    client=self.client,
-                    process=os.getpid(),
-                    file=file,
-                    proof=proof,
-                    capacity=capacity,
-                    used=used,
+            pipes = CallPipes()
+            buffer = SharedBuffer(file, capacity, pipes)
+            try:
+                name = self._attach(
+                    pb.AttachRequest(
+                        client=self.client,
+                        process=os.getpid(),
+                        file=file,
+                        proof=proof,
+                        capacity=capacity,
+                        used=used,
+                        reads=pipes.theirs[0],
+                        writes=pipes.theirs[1],
+                    )
                 )
-            )
+            finally:
+                pipes.close_theirs()
         finally:
             os.close(file)
         if name == 0:
@@ -185,14 +192,23 @@ class SharedBuffers:
 # ---- of a server ----
 
 
-class AttachedBuffers:
-    """The buffers of a server. Safe for threads."""
+# What answers a request that came through a pipe: (buffer, request, whether the caller is there) to a
+# status of gRPC, and the answer or the reason for a refusal.
+Answering = Callable[[SharedBuffer, bytes, Alive], tuple[grpc.StatusCode, bytes]]
 
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
+
+class AttachedBuffers:
+    """The buffers of a server, and a thread for each that waits for calls. Safe for threads."""
+
+    def __init__(self, largest: int, answering: Answering) -> None:
+        self._largest, self._answering = largest, answering
         self._lock = threading.Lock()
         self._buffers: dict[int, SharedBuffer] = {}
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
+        self._threads: dict[int, threading.Thread] = {}
+        # the first hangs up when the second is closed
+        self._stopping: tuple[int, int] | None = None
+        self._stopped = self._ended = False
 
     def attach(self, request: pb.AttachRequest) -> int:
         """Return the name of a new buffer; 0 when its file is not found: the caller is on another
@@ -214,25 +230,71 @@ class AttachedBuffers:
                 self._forget(self._clients.pop(other)[1])
             _, known = self._clients.get(request.client, (0, set()))
             keep = known & set(request.used)
+            if self._stopped:
+                raise NotReadyError("this server stops")
             if len(keep) >= MOST:
+                return 0
+            if self._stopping is None:
+                self._stopping = os.pipe()
+            try:
+                pipes = ServedPipes(
+                    request.process, request.reads, request.writes, self._stopping[0]
+                )
+            except OSError:
                 return 0
             self._forget(known - keep)
             buffer.name = random_name()
             self._buffers[buffer.name] = buffer
             self._clients[request.client] = request.process, keep | {buffer.name}
+            thread = threading.Thread(
+                target=self._serve, args=[buffer, pipes], name="jfluid-ps-lane", daemon=True
+            )
+            self._threads[buffer.name] = thread
+            thread.start()
             return buffer.name
-
-    def find(self, name: int) -> SharedBuffer:
-        """Raises BufferLostError when there is no such buffer."""
-        with self._lock:
-            if name not in self._buffers:
-                raise BufferLostError(f"there is no buffer {name}")
-            return self._buffers[name]
 
     def leave(self, client: int) -> None:
         """Release a client's buffers."""
         with self._lock:
             self._forget(self._clients.pop(client, (0, set[int]()))[1])
+
+    def stop(self) -> None:
+        """Take no more calls."""
+        with self._lock:
+            if self._stopping is not None and not self._stopped:
+                os.close(self._stopping[1])
+            self._stopped = True
+
+    def end(self, grace_s: float) -> None:
+        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for
+        their answers.
+        """
+        end = time.monotonic() + grace_s
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+        self._ended = True
+
+    def _serve(self, buffer: SharedBuffer, pipes: ServedPipes) -> None:
+        """Answer calls until the caller ends, or the buffer is given up."""
+
+        def alive() -> bool:
+            return pipes.there() and not self._ended
+
+        try:
+            while (request := pipes.receive()) and buffer.name in self._buffers:
+                answer = self._answering(buffer, request, alive)
+                if self._ended:  # the call is made again, of the server that comes after this one
+                    break
+                pipes.answer(*answer)
+        except OSError:  # the caller has ended
+            pass
+        finally:
+            pipes.close()
+            with self._lock:
+                self._forget({buffer.name})
+                self._threads.pop(buffer.name, None)
 
     def _forget(self, names: set[int]) -> None:
         for name in names:

@@ -36,7 +36,6 @@ METHODS = {
         "Exchange",
         "LookUp",
         "Attach",
-        "Local",
         "Barrier",
         "Heartbeat",
         "Shrink",

@@ -14,7 +14,7 @@ from jfluid.compile.device_feeds import DeviceTensor
 from jfluid.distributed.programs.trainer_program import read
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.training import Trainer
-from jfluid.distributed.wire import connections
+from jfluid.distributed.wire import connections, pending_exchange
 from jfluid.ps_server.client import Client
 from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
 from tests.distributed.test_readers import as_rows
@@ -113,7 +113,8 @@ def test_rows_are_copied_to_the_device_ahead(tmp_path, calls, monkeypatch):
     assert all(np.isfinite(v).all() for v in found.values())
 
 
-def test_synchronous_steps_see_all_that_went_before(tmp_path, calls):
+def test_synchronous_steps_see_all_that_went_before(tmp_path, calls, monkeypatch):
+    monkeypatch.setattr(pending_exchange, "PATIENCE_S", 20.0)
     found, asked = trained(tmp_path, 2, calls, SYNC)
     assert asked == ["pull"] + ["exchange"] * STEPS  # an exchange brings the next batch's rows
     plain, _ = trained(tmp_path, 0, calls, SYNC)

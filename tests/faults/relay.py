@@ -14,7 +14,6 @@ not from another.
 
 import asyncio
 import contextlib
-import math
 import random
 import threading
 import time
@@ -36,7 +35,6 @@ class Conditions:
         most: bytes of a piece, which has 1 to so many: with few of them a message dribbles in.
         cut_after: a connection ends when so many bytes, between these, have come from the client;
             (0, 0) for never.
-        cuts: how many more connections end so.
         refuses: connections are closed as they come.
     """
 
@@ -44,7 +42,6 @@ class Conditions:
     bytes_per_s: float = 0.0
     most: int = _PIECE
     cut_after: tuple[int, int] = (0, 0)
-    cuts: float = math.inf
     refuses: bool = False
 
 
@@ -82,11 +79,8 @@ class Relay:
         """End all connections at once."""
         self._do(self._cut_all, "cut")
 
-    def cut_every(self, low: int, high: int, times: float = math.inf) -> None:
-        """End each of the next `times` connections when `low` to `high` bytes, drawn for each, have
-        come from the client.
-        """
-        self._set("cuts", times)
+    def cut_every(self, low: int, high: int) -> None:
+        """End each connection when `low` to `high` bytes, drawn for each, have come from the client."""
         self._set("cut_after", (low, high))
 
     def delay(self, low_s: float, high_s: float) -> None:
@@ -216,11 +210,10 @@ class Relay:
                     due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s)
                 )
                 await under_way.put((due_s, data))
-                if counted and self._conditions.cut_after[1] and self._conditions.cuts:
+                if counted and self._conditions.cut_after[1]:
                     left = (left or self._bytes_until_cut()) - len(data)
                     if left <= 0:
                         await under_way.join()
-                        self._conditions = replace(self._conditions, cuts=self._conditions.cuts - 1)
                         self._note("cut after so many bytes")
                         self._cut(connection)
                         return

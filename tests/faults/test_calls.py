@@ -23,12 +23,6 @@ ALL = dict.fromkeys(Fault, 0.08)
 CHANCES = {fault.name.lower(): {fault: 0.3} for fault in Fault} | {"all": ALL}
 
 
-@pytest.fixture(params=[False, True], ids=["network", "shared memory"])
-def share_memory(request, monkeypatch):
-    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", str(int(request.param)))
-    return request.param
-
-
 @contextlib.contextmanager
 def client_of(chances, share_memory, servers=2, seed=0):
     """(a client, the relays between it and its servers)."""

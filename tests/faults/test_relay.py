@@ -134,20 +134,12 @@ def test_a_connection_is_cut_after_as_many_bytes_as_the_seed_says():
 # ---- jobs ----
 
 
-@pytest.fixture(params=["0", "1"], ids=["network", "shared memory"])
-def share_memory(request, monkeypatch):
-    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", request.param)
-    return request.param == "1"
-
-
 def test_connections_are_cut(share_memory, network):
     """Also between a push and its answer: the push is sent again, and applied once."""
 
     def through(endpoint, trainer):
         relay = network.relay(endpoint, f"trainer {trainer}, relay {len(network.relays)}")
-        # A call through shared memory that was cut off is made again over the network, where it is
-        # large.
-        relay.cut_every(*((500, 5000, 5) if share_memory else (100_000, 600_000)))
+        relay.cut_every(100_000, 600_000)
         return relay.endpoint
 
     assert_same(trained(through), undisturbed())

@@ -283,12 +283,8 @@ REQUESTS = {
         proof=st.binary(max_size=40),
         capacity=UINT64,
         used=st.lists(UINT64, max_size=3),
-    ),
-    "Local": st.builds(
-        pb.LocalRequest,
-        lane=UINT64,
-        method=st.sampled_from(["Pull", "Push", "Exchange", "Local", "", "Save"]),
-        bytes=UINT64,
+        reads=st.integers(0, 20) | UINT32,
+        writes=st.integers(0, 20) | UINT32,
     ),
     "Barrier": st.builds(
         pb.BarrierRequest, caller=callers(), name=NAMES, number=UINT64, passed=st.booleans()

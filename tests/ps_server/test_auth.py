@@ -18,7 +18,7 @@ from jfluid.ps_server.server import Server, Settings
 from tests.security.wiretap import Wiretap
 
 SECRET = "a-secret-of-the-job"
-METHODS = [*wire.METHODS, "Local", "Stream", "Unknown"]
+METHODS = [*wire.METHODS, "Stream", "Unknown"]
 LIMIT = 120
 
 

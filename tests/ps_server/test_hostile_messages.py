@@ -184,18 +184,6 @@ HOSTILE = [
         "no such directory",
     ),
     ("Attach", pb.AttachRequest(client=1, capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
-    (
-        "Local",
-        pb.LocalRequest(lane=1, method="Push", bytes=9),
-        "UNAVAILABLE",
-        "there is no buffer 1",
-    ),
-    (
-        "Local",
-        pb.LocalRequest(lane=1, method="Save"),
-        "INVALID_ARGUMENT",
-        "one of Pull, Push, Exchange, found 'Save'",
-    ),
 ]
 
 

@@ -142,7 +142,7 @@ def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
         thread.join()
     assert not failures
     np.testing.assert_allclose(client.look_up("t", IDS), before + 10, rtol=1e-5)
-    assert len(server.service._buffers._buffers) <= shared_memory.MOST
+    assert len(server.service.buffers._buffers) <= shared_memory.MOST
 
 
 class NoAnswer(grpc.RpcError):
@@ -159,7 +159,7 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
     client = client_of()
     trained(client, 1)
     connection, before = client._connections[0], client.look_up("t", IDS)
-    local, lost, taken = connection._methods["Local"], [], SharedBuffers.take
+    local, lost, taken = connection._through, [], SharedBuffers.take
 
     def lose_the_answer(*call):
         reply = local(*call)
@@ -175,7 +175,7 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
         return used[-1]
 
     monkeypatch.setattr(SharedBuffers, "take", take)
-    monkeypatch.setitem(connection._methods, "Local", lose_the_answer)
+    monkeypatch.setattr(connection, "_through", lose_the_answer)
     for times in (1, 2, 3):
         client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
         np.testing.assert_allclose(client.look_up("t", IDS), before + times, rtol=1e-5)
@@ -186,18 +186,18 @@ def test_a_lane_that_the_server_lost(server, client_of, monkeypatch):
     """The call goes over the network, the next one has a new buffer."""
     client = client_of()
     trained(client)
-    server.service._buffers.leave(client._connections[0]._buffers.client)
-    assert not server.service._buffers._buffers
+    server.service.buffers.leave(client._connections[0]._buffers.client)
+    assert not server.service.buffers._buffers
     before, sizes = client.look_up("t", IDS), on_the_network(monkeypatch)
     client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
     np.testing.assert_allclose(client.look_up("t", IDS), before + 1, rtol=1e-5)
     trained(client)
-    assert len(server.service._buffers._buffers) == 1 and sum(size > 300_000 for size in sizes) == 0
+    assert len(server.service.buffers._buffers) == 1 and sum(size > 300_000 for size in sizes) == 0
 
 
 def test_lanes_grow_and_go_with_their_trainer(server, client_of):
     client = client_of()
-    buffers = server.service._buffers._buffers
+    buffers = server.service.buffers._buffers
     trained(client)
     assert [found.capacity for found in buffers.values()] == [1 << 20]
     many = np.arange(100_000)
@@ -213,10 +213,10 @@ def test_one_who_only_reads_does_not_end_the_life_of_a_trainer(server, client_of
     trainer, reader = client_of(), client_of()
     trained(trainer, 1)
     before = reader.pull({"t": IDS}, ["w"], train=False).rows["t"].all()
-    assert len(server.service._buffers._buffers) == 2
+    assert len(server.service.buffers._buffers) == 2
     trained(trainer, 1)
     assert not np.array_equal(reader.pull({"t": IDS}, train=False).rows["t"].all(), before)
-    assert len(server.service._buffers._buffers) == 2
+    assert len(server.service.buffers._buffers) == 2
 
 
 @pytest.fixture
@@ -225,8 +225,23 @@ def asked():
     file = os.memfd_create("jfluid-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, mmap.PAGESIZE + 2 * 4096)
     os.pwrite(file, b"p" * 32, 0)
-    yield pb.AttachRequest(client=1, process=os.getpid(), file=file, proof=b"p" * 32, capacity=4096)
-    os.close(file)
+    asks, answers = os.pipe(), os.pipe()
+    yield pb.AttachRequest(
+        client=1,
+        process=os.getpid(),
+        file=file,
+        proof=b"p" * 32,
+        capacity=4096,
+        reads=asks[0],
+        writes=answers[1],
+    )
+    for each in (file, *asks, *answers):
+        os.close(each)
+
+
+def attached_to():
+    """What a server attaches. Its threads end with the pipes of the callers."""
+    return AttachedBuffers(LARGEST, lambda *_: (grpc.StatusCode.OK, b""))
 
 
 def seal(request):
@@ -234,10 +249,10 @@ def seal(request):
 
 
 def test_only_files_of_this_kind_are_attached(asked, tmp_path):
-    attached = AttachedBuffers(LARGEST)
+    attached = attached_to()
     assert attached.attach(asked) == 0  # it could still shrink
     seal(asked)
-    assert attached.find(attached.attach(asked)).capacity == 4096
+    assert attached._buffers[attached.attach(asked)].capacity == 4096
     with open(tmp_path / "file", "w+b") as ordinary:
         ordinary.write(b"p" * (mmap.PAGESIZE + 2 * 4096))
         ordinary.flush()
@@ -250,6 +265,8 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
             {"capacity": 8192},
             {"file": ordinary.fileno()},
             {"file": reader},
+            {"reads": ordinary.fileno()},
+            {"writes": 10**6},
         ]
         for change in wrong:
             request = pb.AttachRequest()
@@ -260,8 +277,6 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
             assert attached.attach(request) == 0, change
         os.close(reader)
         os.close(writer)
-    with pytest.raises(shared_memory.BufferLostError, match="no buffer 7"):
-        attached.find(7)
     with pytest.raises(TooLargeError, match="the limit is 16777216"):
         attached.attach(pb.AttachRequest(capacity=LARGEST + 1))
 
@@ -271,12 +286,12 @@ def test_a_lane_of_another_user_is_not_taken(asked):
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
     os.fchown(asked.file, 12345, -1)
-    assert AttachedBuffers(LARGEST).attach(asked) == 0
+    assert attached_to().attach(asked) == 0
 
 
 def test_a_caller_has_few_lanes(asked):
     seal(asked)
-    attached = AttachedBuffers(LARGEST)
+    attached = attached_to()
     for _ in range(shared_memory.MOST):
         asked.used.append(attached.attach(asked))
     assert attached.attach(asked) == 0 and len(set(asked.used) - {0}) == shared_memory.MOST
@@ -294,11 +309,9 @@ def test_a_caller_has_few_lanes(asked):
 def test_no_two_servers_know_lanes_by_the_same_names(asked):
     """A name from one life of a server means nothing to the next, whatever both have attached."""
     seal(asked)
-    lives = [AttachedBuffers(LARGEST) for _ in range(2)]
+    lives = [attached_to() for _ in range(2)]
     names = [{life.attach(asked) for _ in range(8)} for life in lives]
     assert not names[0] & names[1] and all(len(some) == 8 and min(some) > 1 << 20 for some in names)
-    with pytest.raises(shared_memory.BufferLostError):
-        lives[1].find(names[0].pop())
 
 
 def test_lanes_are_given_up_when_the_server_has_started_again(asked):
@@ -354,8 +367,8 @@ def test_a_call_that_finds_no_lane_left_asks_for_none():
 
 def test_sizes_beyond_a_lane_are_refused(asked):
     seal(asked)
-    attached = AttachedBuffers(LARGEST)
-    found = attached.find(attached.attach(asked))
+    attached = attached_to()
+    found = attached._buffers[attached.attach(asked)]
     with pytest.raises(TooLargeError, match="5000 bytes in a buffer of 4096"):
         found.request(5000)
     found.write_request([b"ab", memoryview(b"c"), np.frombuffer(b"de", np.uint8).data])

@@ -34,7 +34,7 @@ RARE = specs.TableSpec(
 EVERY = np.arange(ROWS, dtype=np.int64)
 FEW = 12
 ONE = np.ones(BLOCK.shape, np.float32)
-CALLS = ("Push", "Pull", "Exchange", "Local", "LookUp")
+CALLS = ("Push", "Pull", "Exchange", "LookUp")
 
 # Calls of a few rows, and of all, which go through shared memory.
 some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
@@ -81,17 +81,18 @@ class Job(RuleBasedStateMachine):
         for connection in client._connections:
             for name in CALLS:
                 connection._methods[name] = self.over_the_wire(name, connection._methods[name])
+            connection._through = self.over_the_wire("Local", connection._through)
         return client
 
     def over_the_wire(self, name, real):
-        def call(data, timeout_s, *sent):
+        def call(data, *rest):
             with self.lock:
                 fault = self.faults.pop(0) if self.faults else None
                 if name != "Local":  # what lies in a buffer is another request by now
                     self.sent.append((real, data))
             if fault == "request":
                 raise Lost
-            answer = real(data, timeout_s, *sent)
+            answer = real(data, *rest)
             if fault == "answer":
                 raise Lost
             return answer

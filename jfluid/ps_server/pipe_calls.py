@@ -1,0 +1,174 @@
+"""Calls between a client and a server of one machine through two pipes.
+
+A call through gRPC takes a millisecond, most of it in threads that wake one another. Here the caller
+writes to a pipe on which a thread of the server waits, and reads the answer from another; each side
+learns from its pipe, too, when the other has ended. Messages are small: what is large lies in memory
+that both have (see shared_memory.py).
+
+The client makes the pipes, and the server opens its ends through /proc, as it does with the memory.
+"""
+
+import os
+import select
+import stat
+import struct
+import time
+import weakref
+from collections.abc import Callable
+
+import grpc
+
+from jfluid.ps_server.auth import PROOF
+
+# A request is written and read whole: so many bytes are one piece in every pipe of POSIX.
+LARGEST = 512
+_ANSWER = struct.Struct("<IQ")  # the number of a status of gRPC, and the bytes that follow
+_STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+_LOOK_S = 0.5  # between two looks whether the client was closed
+
+
+class CallError(grpc.RpcError):  # type: ignore[misc]
+    """A call that failed, as gRPC tells it.
+
+    Args:
+        told: whether the server said so.
+    """
+
+    def __init__(self, code: grpc.StatusCode, details: str, told: bool = False):
+        super().__init__(details)
+        self._code, self._details, self._told = code, details, told
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """Return what tells the service's own refusals from those of the network."""
+        return ((PROOF, b""),) if self._told else ()
+
+
+def refuse(code: grpc.StatusCode, details: str) -> None:
+    """Refuse a call, as the abort of a call through gRPC does. Raises CallError."""
+    raise CallError(code, details, told=True)
+
+
+class CallPipes:
+    """A client's ends of the pipes, for one call at a time. They are closed with this object.
+
+    Attributes:
+        theirs: the file descriptors that the server opens: where it reads, and where it writes.
+    """
+
+    def __init__(self) -> None:
+        reads, self._out = os.pipe2(os.O_CLOEXEC)
+        self._in, writes = os.pipe2(os.O_CLOEXEC)
+        self.theirs = reads, writes
+        weakref.finalize(self, _close, self._out, self._in)
+
+    def close_theirs(self) -> None:
+        """Leave the server's ends to the server, without which a call would wait for ever."""
+        _close(*self.theirs)
+
+    def call(
+        self,
+        request: bytes,
+        timeout_s: float | None,
+        sent: Callable[[], None] | None = None,
+        closed: Callable[[], bool] = lambda: False,
+    ) -> bytes:
+        """Return the answer to a request of at most LARGEST bytes. `sent` is called when it is on its
+        way.
+
+        Raises CallError where the server refuses, has ended, or does not answer in time; ValueError,
+        as gRPC does, when the client is `closed` meanwhile.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            os.write(self._out, request)
+            if sent is not None:
+                sent()
+            code, size = _ANSWER.unpack(self._read(_ANSWER.size, end, closed))
+            data = self._read(size, end, closed)
+        except BrokenPipeError:
+            raise _lost() from None
+        if code:
+            raise CallError(_STATUS[code], data.decode(errors="replace"), told=True)
+        return data
+
+    def _read(self, size: int, end: float | None, closed: Callable[[], bool]) -> bytes:
+        found = bytearray()
+        ready = select.poll()
+        ready.register(self._in, select.POLLIN)
+        while len(found) < size:
+            left_s = _LOOK_S if end is None else min(end - time.monotonic(), _LOOK_S)
+            if ready.poll(max(left_s, 0.0) * 1e3):
+                data = os.read(self._in, size - len(found))
+                if not data:
+                    raise _lost()
+                found += data
+            elif closed():
+                raise ValueError("the client was closed")
+            elif left_s <= 0:
+                raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+        return bytes(found)
+
+
+class ServedPipes:
+    """A server's ends of the pipes of one caller, to be used by one thread.
+
+    Raises OSError where these file descriptors of the caller's process are no pipes of this user.
+
+    Args:
+        stopping: a file descriptor that hangs up when the server stops.
+    """
+
+    def __init__(self, process: int, reads: int, writes: int, stopping: int):
+        self._files: list[int] = []
+        try:
+            for number, mode in ((reads, os.O_RDONLY), (writes, os.O_WRONLY)):
+                # not blocking: nobody may have its other end
+                path, flags = f"/proc/{process}/fd/{number}", mode | os.O_CLOEXEC | os.O_NONBLOCK
+                if not os.readlink(path).startswith("pipe:"):
+                    raise OSError(f"{path} is no pipe")
+                self._files.append(os.open(path, flags))
+                about = os.fstat(self._files[-1])
+                if not stat.S_ISFIFO(about.st_mode) or about.st_uid != os.geteuid():
+                    raise OSError(f"{path} is no pipe of this user")
+                os.set_blocking(self._files[-1], True)
+        except OSError:
+            self.close()
+            raise
+        self._waiting, self._hung_up = select.poll(), select.poll()
+        self._waiting.register(self._files[0], select.POLLIN)
+        self._waiting.register(stopping, 0)
+        self._hung_up.register(self._files[0], 0)
+
+    def receive(self) -> bytes:
+        """Return the next request; nothing where the caller has ended, or the server stops."""
+        ready = dict(self._waiting.poll())
+        mine = ready.pop(self._files[0], 0)
+        return os.read(self._files[0], LARGEST) if mine & select.POLLIN and not ready else b""
+
+    def answer(self, code: grpc.StatusCode, data: bytes) -> None:
+        """Answer a request. Raises OSError where the caller has ended."""
+        data = _ANSWER.pack(code.value[0], len(data)) + data
+        while data:
+            data = data[os.write(self._files[1], data) :]
+
+    def there(self) -> bool:
+        """Return whether the caller has its ends still."""
+        return not self._hung_up.poll(0)
+
+    def close(self) -> None:
+        _close(*self._files)
+
+
+def _lost() -> CallError:
+    return CallError(grpc.StatusCode.UNAVAILABLE, "the server, or its end of the pipe, is gone")
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)
