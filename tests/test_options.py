@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import options
+from jfluid.compile import options, placement
 
 CPU = jax.devices("cpu")[0]
 NAME = "xla_cpu_experimental_ynn_fusion_type"
@@ -24,8 +25,34 @@ def test_options_of_a_program(monkeypatch):
     assert long == {NAME, "xla_backend_optimization_level"}
     short = set(options.options(CPU, quickly=True, operators=100))
     assert short == long | {"xla_cpu_use_fusion_emitters"}
+    level = "xla_backend_optimization_level"
+    found = [options.options(CPU, quickly=True, numbers=n)[level] for n in (None, 10, 1 << 21)]
+    assert found == [1, 0, 1]
+    assert level not in options.options(CPU, numbers=10)
     monkeypatch.setattr(options.platform, "machine", lambda: "aarch64")
     assert options.options(CPU) == {}
+
+
+def test_startup_programs_of_few_numbers_are_compiled_without_passes(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        placement, "options", lambda device, **others: given.append(others["numbers"]) or {}
+    )
+    x = fluid.data("x", [None, 3])
+    loss = fluid.layers.mean(fluid.layers.fc(x, 4))
+    fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+    executor.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[loss])
+    assert set(given) == {2 * (3 * 4 + 4) + 1, None}  # with velocities and the learning rate
+    given.clear()
+    with fluid.program_guard(fluid.Program()):
+        count = fluid.layers.fill_constant([1], "int64", 0)
+        fluid.layers.while_loop(lambda i: i < 9, lambda i: [i + 1], [count])
+        noise = fluid.layers.create_global_var([1], 0.0, "float32", persistable=True)
+        fluid.layers.assign(fluid.layers.uniform_random([1]), noise)
+        executor.run(fetch_list=[])
+    assert set(given) == {None}
 
 
 def test_the_users_flag_goes_before(monkeypatch):

@@ -30,7 +30,7 @@ from jfluid.ir import schema
 from jfluid.ops import registry
 
 # Seconds to trace and compile from which on an executable is worth a file.
-WORTH_KEEPING = 0.3
+WORTH_KEEPING = 0.15
 MOST_FILES = 500  # the oldest go first
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
 

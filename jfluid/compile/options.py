@@ -12,8 +12,10 @@ from jfluid import environment, flags
 # With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN
 # and Eigen, which are faster on x86: see "XLA's options" in docs/performance.md.
 _LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-# LLVM's last passes take most of the time to compile a program for the CPU.
-_QUICK: dict[str, str | int] = {"xla_backend_optimization_level": 1}
+# LLVM's passes take most of the time to compile a program for the CPU. Without any a startup program
+# compiles in a third of the time, and takes 0.1 us more for each number; some differ in the last bit.
+_LEVEL = "xla_backend_optimization_level"
+_FEW_NUMBERS = 1 << 20
 # Without MLIR fusions take two thirds of the processor time, and give the same numbers. But it grows
 # with the square of the program: six times as much for 3000 operators.
 _SMALL: dict[str, str | int] = {"xla_cpu_use_fusion_emitters": False}
@@ -22,19 +24,24 @@ _DETERMINISTIC = "FLAGS_cudnn_deterministic"  # its steps on GPUs give the same 
 _KNOWN = (0, 10)  # the versions of JAX whose XLA has all of these
 
 
-def options(device: jax.Device, quickly: bool = False, operators: int = 0) -> dict[str, str | int]:
+def options(
+    device: jax.Device, quickly: bool = False, operators: int = 0, numbers: int | None = None
+) -> dict[str, str | int]:
     """`compiler_options` of `jax.jit` for programs on a device.
 
     Args:
         quickly: the program runs once: compile it fast rather than well.
         operators: how many the program has.
+        numbers: how many it gives; None if its work is more than to give each of them a value.
     """
     if device.platform != "cpu":
         # No others: steps that were compiled for an H200 with and without XLA's latency hiding
         # had the same schedule, and gradients come in buckets that no threshold combines further.
         deterministic = flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]
         return {"xla_gpu_deterministic_ops": True} if deterministic else {}
-    found = dict(_QUICK) if quickly else {}
+    found: dict[str, str | int] = {}
+    if quickly:
+        found[_LEVEL] = 0 if numbers is not None and numbers <= _FEW_NUMBERS else 1
     if quickly and operators <= _FEW:
         found |= _SMALL
     if platform.machine().lower() in ("x86_64", "amd64"):
