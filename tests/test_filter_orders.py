@@ -1,11 +1,15 @@
-"""Filters that a step on a CPU holds in another order: users see Fluid's."""
+"""Filters that a step holds in another order: users see Fluid's."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import filter_orders
+from jfluid import engine
+from jfluid.compile import filter_orders, plan
 from jfluid.compile.filter_orders import Held
+from tests.gpu.ahead import TracedAsForH200
 
 
 def _net():
@@ -70,9 +74,15 @@ def _history(folder, holds):
     return seen
 
 
-def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(monkeypatch, tmp_path):
-    found = _history(tmp_path / "held", True)
-    monkeypatch.setattr(filter_orders, "of", lambda plan: {})
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["on a CPU", "as on a GPU"])
+def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(
+    on_gpu, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patched:
+        if on_gpu:
+            patched.setattr(engine, "of_device", TracedAsForH200)
+        found = _history(tmp_path / "held", True)
+    monkeypatch.setattr(filter_orders, "of", lambda plan, device: {})
     expected = _history(tmp_path / "given", False)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -88,6 +98,33 @@ def test_filters_and_what_their_optimizer_keeps_are_held():
     held = {n: p.value.shape for n, p in pending.items() if isinstance(p, Held)}
     names = {f"conv2d_{i}.w_0{more}" for i in range(3) for more in ("", "_velocity_0")}
     assert held.keys() == names and held[WEIGHT] == (3, 3, 4, 40)
+
+
+@pytest.mark.parametrize("capability", ["9.0", "12.1", "8.9", "gfx942", None])
+def test_gpus_of_which_xla_wants_channels_last(capability):
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.data("x", [2, 3, 8, 8])
+        y = fluid.layers.conv2d(x, 4, 3, bias_attr=False)
+        y = fluid.layers.conv2d(y, 6, 1, bias_attr=False)  # it has no windows
+        y = fluid.layers.conv2d(y, 6, 3, groups=6, bias_attr=False)  # and this one channel
+        y = fluid.layers.conv2d_transpose(y, 5, filter_size=2, bias_attr=False)
+        y = fluid.layers.unsqueeze(y, [2])
+        y = fluid.layers.conv3d(y, 2, [1, 2, 2], bias_attr=False)
+        fluid.optimizer.Adam(0.1).minimize(fluid.layers.mean(y))
+    planned = plan.plan(main, ["x"], [])
+    device = SimpleNamespace(platform="gpu", compute_capability=capability)
+    found = filter_orders.of(planned, device)
+    if capability not in ("9.0", "12.1"):
+        assert not found
+        return
+    moments = ("", "_moment1_0", "_moment2_0")
+    assert {name: order for name, order in found.items() if name.startswith("conv2d_0")} == {
+        f"conv2d_0.w_0{more}": (0, 2, 3, 1) for more in moments
+    }
+    assert {name: order for name, order in found.items() if not name.startswith("conv2d_0")} == {
+        f"conv2d_transpose_0.w_0{more}": (1, 2, 3, 0) for more in moments
+    }
 
 
 def test_shapes_that_follow_from_a_convolution(monkeypatch):
@@ -111,7 +148,7 @@ def test_shapes_that_follow_from_a_convolution(monkeypatch):
             return [exe.run(main, feed=_FEED, fetch_list=[end, part, loss]) for _ in range(3)]
 
     found = sizes()
-    monkeypatch.setattr(filter_orders, "of", lambda plan: {})
+    monkeypatch.setattr(filter_orders, "of", lambda plan, device: {})
     for step, expected in zip(found, sizes(), strict=True):
         for a, b in zip(step, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)

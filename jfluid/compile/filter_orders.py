@@ -1,13 +1,13 @@
-"""The filters of convolutions on CPUs: held between steps in the order that the products of a step want
-them in.
+"""The filters of convolutions: held between steps in the order that the products of a step want them in.
 
 A step that takes Fluid's order turns each filter round before its convolution, and its gradient back:
-a tenth of a step of YOLOv3. So a tensor of the Scope may be pending on a `Held`: whoever else reads it
-finds Fluid's order.
+on CPUs a tenth of a step of YOLOv3, on GPUs two or three kernels for each filter. So a tensor of the
+Scope may be pending on a `Held`: whoever else reads it finds Fluid's order.
 """
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, contains, is_
 
@@ -17,34 +17,69 @@ import numpy as np
 from jfluid.compile.image_convolution import HELD
 from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.plan import Plan
+from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.lod_tensor import LoDTensor
 
 _PENDING = attrgetter("_pending")
-_CONVOLUTIONS = ("conv2d", "depthwise_conv2d", "conv3d")
+_ON_CPUS = ("conv2d", "depthwise_conv2d", "conv3d")
+_ON_GPUS: dict[str, Order] = {"conv2d": (0, 2, 3, 1), "conv2d_transpose": (1, 2, 3, 0)}
+# The compute capability of NVIDIA's GPUs from which on XLA has images and filters of all dtypes channels
+# last for cuDNN.
+_HOPPER = 9.0
 
 
-def of(plan: Plan) -> dict[str, Order]:
+def of(plan: Plan, device: jax.Device) -> dict[str, Order]:
     """Return the order of each filter that a plan's convolutions read from the Scope, and of what
     its optimizer keeps for that filter. Only of a plan of one XLA segment, and of no filter that is fetched.
     """
     if len(plan.segments) != 1 or plan.segments[0].host:
         return {}
     ops = [op for _, op, _ in plan.segments[0].ops]
-    filters = {op.input("Filter")[0] for op in ops if op.type in _CONVOLUTIONS}
+    if device.platform == "cpu":
+        filters = _on_cpus(plan.block, ops)
+    elif _capability(device) >= _HOPPER:
+        filters = _on_gpus(plan.block, ops)
+    else:
+        return {}
+    orders = dict(filters)
+    for op in ops:
+        if "Param" in op.inputs and op.input("Param")[0] in filters:
+            orders.update(dict.fromkeys(op.input_arg_names, filters[op.input("Param")[0]]))
     found = {}
-    for name in (*filters, *_states(ops, filters)):
+    for name, order in orders.items():
         var = plan.block.find_var_recursive(name)
         if var is not None and var.persistable and name in plan.state and name not in plan.fetches:
-            if var._shape is not None and len(var._shape) in HELD:
-                found[name] = HELD[len(var._shape)]
+            if var._shape is not None and len(var._shape) == len(order):
+                found[name] = order
     return found
 
 
-def _states(ops: Iterable[Operator], filters: set[str]) -> Iterable[str]:
-    for op in ops:
-        if "Param" in op.inputs and op.input("Param")[0] in filters:
-            yield from op.input_arg_names
+def _on_cpus(block: Block, ops: Sequence[Operator]) -> dict[str, Order]:
+    found = {}
+    for name in [op.input("Filter")[0] for op in ops if op.type in _ON_CPUS]:
+        var = block.find_var_recursive(name)
+        if var is not None and var._shape is not None and len(var._shape) in HELD:
+            found[name] = HELD[len(var._shape)]
+    return found
+
+
+def _on_gpus(block: Block, ops: Sequence[Operator]) -> dict[str, Order]:
+    found = {}
+    for op in [op for op in ops if op.type in _ON_GPUS]:
+        (name,), order = op.input("Filter"), _ON_GPUS[op.type]
+        var = block.find_var_recursive(name)
+        if var is not None and var._shape is not None:
+            moved = [d for d in order if var._shape[d] > 1]
+            if moved != sorted(moved):  # it is not the same in both orders
+                found[name] = order
+    return found
+
+
+def _capability(device: jax.Device) -> float:
+    """Return the compute capability of one of NVIDIA's GPUs, 0 of another device."""
+    found = str(getattr(device, "compute_capability", ""))
+    return float(found) if re.fullmatch(r"\d+\.\d", found) else 0.0
 
 
 class Held:
@@ -122,7 +157,7 @@ def _holds(tensor: LoDTensor, order: Order, home: jax.sharding.Sharding) -> bool
 
 
 def turned(value: jax.Array, order: Order) -> jax.Array:
-    """Return an array of a CPU with its dimensions in another order, without compiling anything."""
+    """Return an array with its dimensions in another order, by way of the host: nothing is compiled."""
     array = np.ascontiguousarray(np.asarray(value).transpose(order))
     return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 operators.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, update_order
+from jfluid.compile import control, scalars, update_order
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
@@ -69,6 +69,8 @@ class Lowering:
         self.counting = control.NOT_COUNTING
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
+        self._parts: dict[str, tuple[Any, Any]] = {}  # their values, and as parts
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values, outputs included."""
@@ -83,7 +85,7 @@ class Lowering:
                 self._know(known, env)
             try:
                 with jax.named_scope(op.type):
-                    given = self._after(at, op, env) if at in self.awaited else env
+                    given = self._for_update(at, op, env)
                     outs = self._apply(at, op, definition, given)
             except Reached:
                 raise
@@ -95,11 +97,19 @@ class Lowering:
                 self._store(op, definition, outs, env)
         return env
 
-    def _after(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
-        """The values for an update, which waits for what is computed from its parameter."""
-        rate = op.input(update_order.RATE)[0]
-        values = [env[n] for n in self.awaited[at] if n in env]
-        return env | {rate: update_order.after(env[rate], values)}
+    def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
+        """The values for an operator. An update waits for what is computed from its parameter."""
+        rates = op.inputs.get(update_order.RATE, ())
+        if at not in self.awaited and self.shared_rates.isdisjoint(rates):
+            return env
+        name = op.input(update_order.RATE)[0]
+        rate = env[name]
+        if name in self.shared_rates:
+            if self._parts.get(name, (None,))[0] is not rate:
+                self._parts[name] = rate, scalars.part(rate)
+            rate = self._parts[name][1]
+        values = [env[n] for n in self.awaited.get(at, ()) if n in env]
+        return env | {name: update_order.after(rate, values)}
 
     def _draw(self) -> None:
         """Draw the numbers of all operators that only draw, all of one distribution at once."""

@@ -2,7 +2,6 @@
 several.
 """
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -198,9 +197,16 @@ class OneDevice(Placement):
         first: trace.First | None = None,
     ) -> Env:
         if first is None:
-            items, on_cpu = self.plan.segments[at].ops, self.device.platform == "cpu"
+            items, own = self.plan.segments[at].ops, trace.random_key(key)
             return trace.lower(
-                items, env, trace.random_key(key), watch, known, on_cpu=on_cpu, held=self.held
+                items,
+                env,
+                own,
+                watch,
+                known,
+                on_cpu=not self.on_gpus,
+                on_gpu=self.on_gpus,
+                held=self.held,
             )
         env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
@@ -216,10 +222,8 @@ class OneDevice(Placement):
         return kept_executables.entry(self.plan, at, names, self.device, self._options())
 
     def _options(self) -> dict[str, str | int]:
-        plan = self.plan
-        once = not plan.state and not plan.feeds  # a program that reads nothing
-        numbers = _initialised(plan) if once else None
-        return options(self.device, quickly=once, operators=len(plan.block.ops), numbers=numbers)
+        once = not self.plan.state and not self.plan.feeds  # a program that reads nothing
+        return options(self.device, quickly=once, operators=len(self.plan.block.ops))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call the segment; when an operator does not support padded rows, without padding from now
@@ -272,9 +276,9 @@ class Processes(OneDevice):
             else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
         )
         if first is None:
-            on_cpu = self.device.platform == "cpu"
+            items = collective_jit.fused(segment.ops)
             return trace.lower(
-                collective_jit.fused(segment.ops), env, own, watch, known, on_cpu=on_cpu
+                items, env, own, watch, known, on_cpu=not self.on_gpus, on_gpu=self.on_gpus
             )
         env.update(trace.lower_first(first, env, own, known))
         return env
@@ -317,19 +321,8 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     if processes.count() > 1:
         return Processes(plan, device)
     found = OneDevice(plan, device)
-    if not found.on_gpus:
-        found.held = filter_orders.of(plan)
+    found.held = filter_orders.of(plan, device)
     return found
-
-
-def _initialised(plan: Plan) -> int | None:
-    """How many numbers a startup program gives the Scope; None for one that may do more, or whose
-    variables have no fixed shapes.
-    """
-    shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
-    if plan.fetches or len(plan.block.program.blocks) > 1 or any(-1 in s for s in shapes):
-        return None
-    return sum(map(math.prod, shapes))
 
 
 def _unwrapped(value: Any) -> Any:

@@ -1,10 +1,15 @@
-"""State of one element each, such as the powers of Adam's betas, read as one array."""
+"""Values of one element on GPUs, such as learning rates and the powers of Adam's betas: read as parts of
+an array.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jfluid.compile.plan import Item
+from jfluid.compile.update_order import RATE
 
 FEWEST = 4
 
@@ -26,3 +31,24 @@ def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
             # without the barrier XLA would read each value by itself again
             whole = jax.lax.optimization_barrier(jnp.concatenate([env[n] for n in alike]))
             env.update((n, whole[i : i + 1]) for i, n in enumerate(alike))
+
+
+def shared_rates(items: Iterable[Item]) -> set[str]:
+    """Return the learning rates of many updates of parameters of few shapes, which read no state of one
+    element.
+    """
+    shapes: dict[str, list[Any]] = {}
+    for _, op, _ in items:
+        if len(op.inputs.get(RATE, ())) == 1 and "Beta1Pow" not in op.inputs:
+            var = op.block.find_var_recursive(op.input("Param")[0])
+            shapes.setdefault(op.input(RATE)[0], []).append(var and var._shape)
+    return {name for name, found in shapes.items() if len(found) - len(set(found)) >= FEWEST}
+
+
+def part(value: Any) -> Any:
+    """Return an array of one element as a part of a longer one: XLA makes one kernel of updates of one
+    shape that read the same array, but does not count one of one element.
+    """
+    if not isinstance(value, jax.Array) or value.shape != (1,):
+        return value
+    return jax.lax.optimization_barrier(jnp.concatenate([value, value]))[:1]

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfluid.compile import image_layout, update_order
+from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
-from jfluid.compile.image_layout import Order
+from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.plan import Item
 
@@ -33,6 +33,7 @@ def lower(
     known: Known = NOTHING,
     keys: Mapping[int, Any] = MappingProxyType({}),
     on_cpu: bool = False,
+    on_gpu: bool = False,
     reversible: bool = False,
     held: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
@@ -45,14 +46,18 @@ def lower(
             name.
         keys: JAX keys of operators that have one of their own, by place in `items`.
         on_cpu: the program is for a CPU, where convolutions want images with channels last.
+        on_gpu: it is for a GPU, where one kernel makes all updates of parameters of one shape.
         reversible: make loops so that gradients can be taken through all of it.
-        held: which values have their dimensions in another order, before and after; on CPUs only.
+        held: which values have their dimensions in another order, before and after.
 
     Raises OpError, with the operator's place in the user's script, for one that fails.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
     lowering.reversible = reversible
+    if on_gpu:
+        lowering.awaited = update_order.awaited(items, of_filters=True)
+        lowering.shared_rates = scalars.shared_rates(items)
     return run(lowering, env, on_cpu, held)
 
 
@@ -69,11 +74,14 @@ def run(
     with _without_collector():
         # What is watched belongs to the trace that it was found in.
         if on_cpu and convolves and lowering.watch is None:
-            turned = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: lowering.run(env | given), turned))
+            images = {n: (env[n], order) for n, order in held.items() if n in env}
+            env.update(image_layout.channels_last(lambda given: lowering.run(env | given), images))
             return env
-        assert not held  # `filter_orders` gives no order where images stay as they are
-        return lowering.run(env)
+        turned = {n: order for n, order in held.items() if n in env}
+        env.update((n, jax.lax.transpose(env[n], inverse(order))) for n, order in turned.items())
+        env = lowering.run(env)
+        env.update((n, jax.lax.transpose(env[n], order)) for n, order in turned.items())
+        return env
 
 
 @dataclass(frozen=True)

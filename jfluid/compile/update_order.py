@@ -22,14 +22,20 @@ RATE = "LearningRate"
 MOST = 16
 
 
-def awaited(items: Iterable[Item]) -> dict[int, list[str]]:
+def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[str]]:
     """Return, by the place of each update of a parameter, the gradients of other variables that were
     computed from that parameter.
+
+    Args:
+        of_filters: only those of convolutions, which are arrays in any case. XLA:GPU copies few other
+            parameters, and a gradient that somebody else reads does not become part of a kernel.
     """
     found: dict[int, list[str]] = {}
     beside: dict[str, list[str]] = {}  # parameter -> those gradients, so far
     for at, (_, op, definition) in enumerate(items):
         if definition.forward is not None:
+            if of_filters and not definition.forward.convolves:
+                continue
             pairs = [
                 (name, grad)
                 for slot in definition.forward.reads

@@ -4,6 +4,7 @@ plugin what it gives needs none either.
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jfluid as fluid
-from jfluid.compile import placement, plan
+from jfluid.compile import filter_orders, placement, plan
+from jfluid.compile.plan import Plan
 from jfluid.compile.step import CompiledSegment, Step
 from jfluid.engine import Engine
 from jfluid.ops.collective import AXIS
@@ -29,12 +31,22 @@ def step_of(program: Any, feed: Any, fetches: list[str]) -> tuple[Step, dict[str
     """
     prepared = Engine(fluid.CPUPlace()).prepare(program, feed, fetches)
     step, block = prepared.step, program.global_block()
-    step.placement.held = {}  # as on GPUs
     values = dict(step.placement.enter(prepared.feeds))
     for name in step.plan.state:
         var = block.var(name)
         values[name] = jax.ShapeDtypeStruct(var.shape, var.np_dtype)
     return step, values
+
+
+class TracedAsForH200(placement.OneDevice):
+    """A device that is traced for as if it were an H200."""
+
+    def __init__(self, plan: Plan, device: jax.Device):
+        super().__init__(plan, device)
+        self.on_gpus, self.keeps = True, False
+        self.held = filter_orders.of(
+            plan, SimpleNamespace(platform="gpu", compute_capability="9.0")
+        )
 
 
 def arguments_of(segment: CompiledSegment, values: dict[str, Any], rng: bool) -> tuple[Any, ...]:
@@ -57,10 +69,18 @@ def lowered_for_cuda(function: Any, arguments: tuple[Any, ...]) -> str:
     return text
 
 
-def one_device(step: Step, device: jax.Device) -> CompiledSegment:
-    """The first segment of a step, for another device."""
-    there = placement.OneDevice(step.plan, device)
-    return CompiledSegment(0, step.plan, there, False, "step")
+def one_device(
+    step: Step, values: dict[str, Any], device: Any
+) -> tuple[CompiledSegment, dict[str, Any]]:
+    """The first segment of a step, for a GPU, and the values as it reads them. A CPU is traced for as
+    if it were an H200.
+    """
+    made = TracedAsForH200 if device.platform == "cpu" else placement.of_device
+    there, found = made(step.plan, device), dict(values)
+    for name, order in there.held.items():
+        shape = tuple(values[name].shape[d] for d in order)
+        found[name] = jax.ShapeDtypeStruct(shape, values[name].dtype)
+    return CompiledSegment(0, step.plan, there, False, "step"), found
 
 
 class _Lowering:

@@ -12,13 +12,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid.check_device import cases, structure
-from jfluid.compile.step import CompiledSegment
 from jfluid.ops import registry
 from jfluid.places import CPUPlace
 from tests.gpu.ahead import (  # lowers_for_cuda is a fixture
     arguments_of,
     lowered_for_cuda,
     lowers_for_cuda,  # noqa: F401
+    one_device,
     step_of,
 )
 
@@ -87,8 +87,8 @@ def test_benchmarked_programs_lower(model):
     main = fluid.default_main_program()
     loss, feed = fluid_models.MODELS[model](fluid, **SMALL.get(model, {}))
     step, values = step_of(main, feed(np.random.RandomState(0)), [loss.name])
-    (segment,) = step.segments
-    assert isinstance(segment, CompiledSegment) and segment.donated
+    segment, values = one_device(step, values, jax.devices("cpu")[0])
+    assert len(step.segments) == 1 and segment.donated
     text = lowered_for_cuda(segment.call.plain, arguments_of(segment, values, step.plan.rng))
     # constants may be f64 scalars, which are converted when XLA compiles
     assert not re.search(r"\dxf64", text) and "callback" not in text
