@@ -72,9 +72,9 @@ def test_xla_has_all_of_them_or_does_without(monkeypatch):
 
 def test_steps_on_gpus_are_deterministic_where_the_flag_says_so():
     gpu = SimpleNamespace(platform="gpu")
-    assert options.options(gpu) == {}
+    assert options.options(gpu) == {"xla_gpu_ftz": True}
     fluid.set_flags({"FLAGS_cudnn_deterministic": True})
     try:
-        assert options.options(gpu) == {"xla_gpu_deterministic_ops": True}
+        assert options.options(gpu) == {"xla_gpu_ftz": True, "xla_gpu_deterministic_ops": True}
     finally:
         fluid.set_flags({"FLAGS_cudnn_deterministic": False})

@@ -20,6 +20,10 @@ _FEW_NUMBERS = 1 << 20
 # with the square of the program: six times as much for 3000 operators.
 _SMALL: dict[str, str | int] = {"xla_cpu_use_fusion_emitters": False}
 _FEW = 1000  # operators of a small program
+# Numbers below 1.2e-38 are zero on GPUs, as they are in XLA's programs for CPUs and in additions of CUDA to a
+# place in memory. Where they are not, XLA adds a row to a table by comparing and exchanging each number
+# until nobody else has changed it: for thousands of times the same id, each after the other.
+_ADDS: dict[str, str | int] = {"xla_gpu_ftz": True}
 _DETERMINISTIC = "FLAGS_cudnn_deterministic"  # its steps on GPUs give the same bits each time
 _KNOWN = (0, 10)  # the versions of JAX whose XLA has all of these
 
@@ -34,19 +38,21 @@ def options(
         operators: how many the program has.
         numbers: how many it gives; None if its work is more than to give each of them a value.
     """
+    given = environment.text("XLA_FLAGS", "")
     if device.platform != "cpu":
         # No others: steps that were compiled for an H200 with and without XLA's latency hiding
         # had the same schedule, and gradients come in buckets that no threshold combines further.
-        deterministic = flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]
-        return {"xla_gpu_deterministic_ops": True} if deterministic else {}
-    found: dict[str, str | int] = {}
+        found: dict[str, str | int] = dict(_ADDS)
+        if flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]:
+            found["xla_gpu_deterministic_ops"] = True
+        return {name: value for name, value in found.items() if name not in given}
+    found = {}
     if quickly:
         found[_LEVEL] = 0 if numbers is not None and numbers <= _FEW_NUMBERS else 1
     if quickly and operators <= _FEW:
         found |= _SMALL
     if platform.machine().lower() in ("x86_64", "amd64"):
         found |= _LIBRARIES
-    given = environment.text("XLA_FLAGS", "")
     found = {name: value for name, value in found.items() if name not in given}
     return (
         found

@@ -84,7 +84,13 @@ class SelectedRows:
         )
         group = jnp.cumsum(first, dtype=jnp.int32) - 1
         values = jax.ops.segment_sum(self.values[order], group, n, indices_are_sorted=True)
-        kept = jnp.full(n, self.height, rows.dtype).at[group].min(rows, indices_are_sorted=True)
+        # each place once, which GPUs need no atomic instructions for
+        places = jnp.where(first, group, n)
+        kept = (
+            jnp.full(n, self.height, rows.dtype)
+            .at[places]
+            .set(rows, mode="drop", unique_indices=True)
+        )
         return SelectedRows(kept, values, self.height, unique=True)
 
     def settled(self) -> "SelectedRows":
@@ -115,13 +121,14 @@ class SelectedRows:
 
     def added_to(self, table: Any) -> Any:
         """Return the table with the values added to their rows."""
-        return table.at[self.rows].add(self.values.astype(table.dtype), mode="drop")
+        values = self.values.astype(table.dtype)
+        return table.at[self.rows].add(values, mode="drop", unique_indices=self.unique)
 
     def put(self, table: Any, values: Any) -> Any:
         """Return the table with these rows replaced by `values`; each row must occur once
         (`merged`).
         """
-        return table.at[self.rows].set(values.astype(table.dtype), mode="drop")
+        return table.at[self.rows].set(values.astype(table.dtype), mode="drop", unique_indices=True)
 
 
 def joined(parts: list[SelectedRows]) -> SelectedRows:
