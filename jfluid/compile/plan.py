@@ -133,21 +133,22 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
     written: set[str] = set()
     state: dict[str, None] = {}
     for segment in segments:
-        inside: set[str] = set()
+        inside, reads = set[str](), dict[str, None]()
         for _, op, definition in segment.ops:
             for name in (
                 _structure_reads(op, inside | written)
                 if op.sub_blocks()
                 else op.input_arg_names + _kept_outputs(op, definition)
             ):
-                if name in inside or name == EMPTY_NAME or name in segment.reads:
+                if name in inside or name == EMPTY_NAME or name in reads:
                     continue
                 if op.type.endswith("_grad") and block.find_var_recursive(name) is None:
                     continue
-                segment.reads.append(name)
+                reads[name] = None
                 if name not in written and name not in feeds:
                     state[name] = None
             inside |= writes_of(op)
+        segment.reads = list(reads)
         written |= inside
     for name in fetches:
         if name not in written and name not in feeds:
