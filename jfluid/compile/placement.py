@@ -2,6 +2,7 @@
 several.
 """
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -222,8 +223,10 @@ class OneDevice(Placement):
         return kept_executables.entry(self.plan, at, names, self.device, self._options())
 
     def _options(self) -> dict[str, str | int]:
-        once = not self.plan.state and not self.plan.feeds  # a program that reads nothing
-        return options(self.device, quickly=once, operators=len(self.plan.block.ops))
+        plan = self.plan
+        once = not plan.state and not plan.feeds  # a program that reads nothing
+        numbers = _initialised(plan) if once else None
+        return options(self.device, quickly=once, operators=len(plan.block.ops), numbers=numbers)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call the segment; when an operator does not support padded rows, without padding from now
@@ -323,6 +326,16 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     found = OneDevice(plan, device)
     found.held = filter_orders.of(plan, device)
     return found
+
+
+def _initialised(plan: Plan) -> int | None:
+    """How many numbers a startup program gives the Scope; None for one that may do more, or whose
+    variables have no fixed shapes.
+    """
+    shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
+    if plan.fetches or len(plan.block.program.blocks) > 1 or any(-1 in s for s in shapes):
+        return None
+    return sum(map(math.prod, shapes))
 
 
 def _unwrapped(value: Any) -> Any:
