@@ -144,9 +144,9 @@ def test_time_grows_with_size():
         pickle.Pickler(out, 2).dump({str(i): np.ones(1) for i in range(count)})
         best = []
         for _ in range(3):
-            started = time.process_time()
+            started = time.thread_time()
             unpickling.load(out.getvalue())
-            best.append(time.process_time() - started)
+            best.append(time.thread_time() - started)
         return min(best)
 
     assert seconds(3200) < 16 * 4 * seconds(200)

@@ -72,29 +72,24 @@ def added(ids):
 
 
 def seconds(distinct_ids, table_ids, times=5):
-    """Of `distinct`, of new rows, and of looking them up again."""
+    """Of `distinct`, and of looking rows up."""
     there = added(table_ids)
     return [
-        least_s(work, times)
-        for work in (
-            lambda: kernels.distinct(distinct_ids),
-            lambda: added(table_ids),
-            lambda: there.look_up(table_ids),
-        )
+        least_s(lambda: kernels.distinct(distinct_ids), times),
+        least_s(lambda: there.look_up(table_ids), times),
     ]
 
 
 def test_ids_that_collide_under_one_secret_do_not_under_another(monkeypatch):
+    """They take hundreds of times as long where they collide. Adding rows is not timed: that is
+    the time to get their memory."""
     plain = np.random.default_rng(0).integers(-(2**62), 2**62, COUNT)
     seconds(plain[:9], plain[:9])  # compiled
     usual, chosen = seconds(plain, plain), seconds(*hostile(KNOWN))
-    assert all(found < 2 * expected + 0.002 for found, expected in zip(chosen, usual)), (
-        chosen,
-        usual,
-    )
     monkeypatch.setattr(kernels, "SECRET", KNOWN)  # the ids were chosen well
     slow = seconds(*hostile(KNOWN), times=1)
-    assert all(found > 5 * expected for found, expected in zip(slow, usual)), (slow, usual)
+    for found in usual, chosen:
+        assert all(8 * fast < late for fast, late in zip(found, slow)), (usual, chosen, slow)
 
 
 def test_each_process_has_a_secret_of_its_own():
