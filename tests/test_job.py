@@ -4,10 +4,11 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jfluid.job import Job, JobError, read_job, script_job
+from tests.fuzz.harness import fuzzed
 
 KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
 
@@ -439,9 +440,7 @@ def test_wrong_overrides(override, expected):
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@fuzzed(60)
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,5}", fullmatch=True),

@@ -9,12 +9,13 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jfluid import launch
 from jfluid.job import CollectiveJob, JobError, ParameterServerJob, Snapshots, read_job
 from jfluid.launch.kubernetes import kubernetes_manifest, name_of
+from tests.fuzz.harness import fuzzed
 from tests.launch_case import write
 
 VERSIONS = ("1.28", "1.32", "1.37")
@@ -147,7 +148,7 @@ def test_a_job_set():
 _ANY_TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))
 
 
-@settings(max_examples=25, deadline=None)
+@fuzzed(25)
 @given(
     name=st.text("abzAZ019_.-é日", min_size=1, max_size=120),
     arguments=st.lists(_ANY_TEXT | st.integers() | st.booleans(), max_size=4),

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jfluid.dataset.multislot import BadLine, Parser, Slot, joined
+from tests.fuzz.harness import fuzzed
 
 SLOTS = [Slot("ids", False), Slot("dense", True, (3,)), Slot("label", False, (1,))]
 
@@ -139,7 +140,7 @@ def decimal(word):
 
 
 @pytest.mark.filterwarnings("ignore:dataset slot dense")
-@settings(deadline=None, max_examples=300)
+@fuzzed(300)
 @given(
     st.lists(
         st.one_of(
@@ -162,7 +163,7 @@ def test_any_text_gives_records_or_errors(lines):
     assert feed["label"].reshape(-1).tolist() == [value for r in want for value in r[2]]
 
 
-@settings(deadline=None, max_examples=200)
+@fuzzed(200)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_floats_come_back(value):
     feed, bad = parse(f"1 {value!r}\n1 {value:.9e}\n1 {value:.60f}\n".encode(), [Slot("x", True)])

@@ -1,12 +1,13 @@
 """Random programs give the same values and gradients eagerly as they do when a program holds them."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import layers
 from jfluid.dygraph import grad, guard, to_variable
+from tests.fuzz.harness import fuzzed
 
 RNG = np.random.RandomState(3)
 X, W = (RNG.uniform(-1, 1, shape).astype("float32") for shape in ((3, 4), (4, 4)))
@@ -66,7 +67,7 @@ def eagerly(program):
 
 
 @given(PROGRAMS)
-@settings(max_examples=12, deadline=None)
+@fuzzed(12)
 def test_random_programs(program):
     (loss, gradients), (wanted, expected) = eagerly(program), statically(program)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5, atol=1e-6)

@@ -335,7 +335,7 @@ def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, serv
 
 
 def test_barriers_and_the_end_of_the_job(job):
-    job.start(2, trainers=2, end_with_trainers=True, silence_s=10)
+    job.start(2, trainers=2, end_with_trainers=True)
     first, second = job.client(trainer=0), job.client(trainer=1)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(first.barrier)
