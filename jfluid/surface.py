@@ -12,13 +12,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jfluid import errors
+from jfluid import collector, errors
 
 # Fluid's path (behind "jfluid.") -> the modules that hold its names. What is not found there is
 # looked for in jfluid itself.
@@ -219,7 +218,7 @@ _HINTS = {
 def _read_table() -> dict[str, frozenset[str]]:
     """Fluid's public names by path; "" is `paddle.fluid` itself, with `paddle`'s own."""
     table: dict[str, set[str]] = {}
-    for line in files("jfluid").joinpath("fluid_names.txt").read_text().splitlines():
+    for line in Path(__file__).with_name("fluid_names.txt").read_text().splitlines():
         heading, _, names = line.partition(":")
         path = heading.removeprefix("paddle").removeprefix(".fluid").removeprefix(".")
         table.setdefault(path, set()).update(names.split())
@@ -232,7 +231,7 @@ NAMES = _read_table()
 def _read_modules() -> dict[str, list[str]]:
     """The lines of `fluid_modules.txt`, without the path that each starts with, by path."""
     table: dict[str, list[str]] = {}
-    for line in files("jfluid").joinpath("fluid_modules.txt").read_text().splitlines():
+    for line in Path(__file__).with_name("fluid_modules.txt").read_text().splitlines():
         path, _, rest = line.partition(":" if ":" in line.split(" ", 1)[0] else " ")
         table.setdefault("" if path == "fluid" else path, []).append(rest)
     return table
@@ -387,7 +386,7 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
     module.__dict__.update(__getattr__=get, __dir__=names)
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
     """Makes the modules of the table that are no files. It stands last, so that files come
     first.
     """
@@ -396,7 +395,8 @@ class _Finder(MetaPathFinder, Loader):
         inner = fullname.removeprefix("jfluid.")
         if inner == fullname or not _is_module(inner):
             return None
-        return ModuleSpec(fullname, self, is_package=inner in _PACKAGES)
+        loader: Any = self  # not of importlib.abc, which imports much else
+        return ModuleSpec(fullname, loader, is_package=inner in _PACKAGES)
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
@@ -407,7 +407,7 @@ class _Finder(MetaPathFinder, Loader):
         complete(module, path, ALIASES.get(path, ()))
 
 
-class _Completer(MetaPathFinder):
+class _Completer:
     """Completes the modules that are files, and that Fluid has too, when they are imported. It
     stands first.
     """
@@ -424,8 +424,11 @@ class _Completer(MetaPathFinder):
 
 
 def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleType) -> None:
-    """Execute the file of a module, then complete it."""
-    execute(module)
+    """Execute the file of a module, then complete it. With the first ones come JAX and all operators,
+    of which the collector of garbage would look through each object several times.
+    """
+    with collector.paused(settle=True):
+        execute(module)
     complete(module, path, _WIDER.get(path, ()))
     for function in FUNCTIONS_TOO:
         if function.rpartition(".")[0] == path:

@@ -15,7 +15,7 @@ Graph = Mapping[str, set[str]]
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines
 # only.
 LAYERS = (
-    {"errors", "fetched_array", "field_types", "protobuf_fields", "startup"},
+    {"collector", "errors", "fetched_array", "field_types", "protobuf_fields", "startup"},
     {"environment"},
     {
         "average",

@@ -1,5 +1,7 @@
 """Executables kept on disk: a program that was compiled before runs without being traced."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import kept_files
-from jfluid.compile import kept_executables, trace
+from jfluid.compile import kept_executables, loaded_ahead, trace
 from jfluid.ops import registry
 
 
@@ -131,3 +133,29 @@ def test_a_cache_of_the_users_is_left_alone(folder, traced):
     jax.config.update("jax_compilation_cache_dir", str(folder / "other"))
     losses((2,))
     assert kept(folder) == []
+
+
+def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, traced, monkeypatch):
+    real, loads = kept_executables._AHEAD._load, []
+
+    def load(path, device):
+        loads.append((path.name, threading.current_thread() is threading.main_thread()))
+        return real(path, device)
+
+    def start(rows):
+        """The losses of a start, and the files that it loaded: by the main thread, and by another."""
+        loads.clear()
+        found = losses((rows,))
+        for thread in threading.enumerate():
+            if thread.name == loaded_ahead.THREAD:
+                thread.join()
+        return found, [n for n, main in loads if main], [n for n, main in loads if not main]
+
+    monkeypatch.setattr(kept_executables._AHEAD, "_load", load)
+    two, (step,), ahead = start(2)
+    assert ahead == []
+    assert start(2) == (two, [], [step]) and len(traced) == 2
+    # What is loaded ahead and not wanted is not run, and what came instead is noted.
+    five, (other,), ahead = start(5)
+    assert ahead == [step] and other != step
+    assert start(5) == (five, [], [other]) and len(traced) == 3

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
-from jax.extend import core
 
 from jfluid.compile import image_convolution
 from jfluid.compile.image_convolution import HELD, Filter
@@ -176,6 +175,8 @@ def channels_last(
 
 
 def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
+    from jax.extend import core  # it comes with Pallas, which a second start does without
+
     env: dict[Any, _Value] = dict(zip(jaxpr.constvars, map(_Value, consts)))
     env.update(zip(jaxpr.invars, arguments, strict=True))
 

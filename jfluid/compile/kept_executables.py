@@ -25,6 +25,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from jfluid import environment, kept_files
+from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Plan
 from jfluid.ir import schema
 from jfluid.ops import registry
@@ -71,7 +72,11 @@ class Entry:
         text = repr((self._identity, [len(group) for group in arguments[:2]], forms, _settings()))
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = self._folder / f"step-{digest}"
-        loaded = _load(path, arguments, self._device)
+        if any(arguments[:2]):
+            loaded = _AHEAD.load(path, self._device)
+        else:  # a startup program
+            _AHEAD.begin(path, self._device)
+            loaded = _load(path, self._device)
         if loaded is not None:
             return Loaded(loaded, jitted)
         start = time.perf_counter()
@@ -80,7 +85,7 @@ class Entry:
             compiled = named(digest[:12]).lower(*arguments).compile()
         # XLA writes an executable that it has read without its functions.
         if not hits and time.perf_counter() - start >= WORTH_KEEPING:
-            _save(path, compiled)
+            _save(path, arguments, compiled)
             schema.current().keep()
         return Loaded(compiled, jitted)
 
@@ -174,30 +179,31 @@ def _plain(count: int) -> Any:
     return jax.tree.structure(((0,) * count, ()))
 
 
-def _load(path: Path, arguments: tuple[Any, Any, Any], device: jax.Device) -> Any:
+def _load(path: Path, device: jax.Device) -> Any:
     """The executable in a file; None if there is none, or it is damaged."""
     body = kept_files.read(path)
     if body is None:
         return None
     try:
+        arguments, results, payload = pickle.loads(body)
         return serialize_executable.deserialize_and_load(
-            body[4:],
-            jax.tree.structure((arguments, {})),
-            _plain(int.from_bytes(body[:4], "little")),
-            backend=device.client,
-            execution_devices=[device],
+            payload, arguments, results, backend=device.client, execution_devices=[device]
         )
     except (jax.errors.JaxRuntimeError, pickle.UnpicklingError, ValueError):
         return None  # another XLA wrote it, or for other processors
 
 
-def _save(path: Path, compiled: Any) -> None:
-    """Write an executable to a file, if it can be."""
-    count = compiled.out_tree.num_leaves
-    if compiled.out_tree != _plain(count):
+_AHEAD = LoadedAhead(_load)
+
+
+def _save(path: Path, arguments: tuple[Any, Any, Any], compiled: Any) -> None:
+    """Write an executable to a file, if it can be, with the structures of its arguments and results."""
+    results = compiled.out_tree
+    if results != _plain(results.num_leaves):
         return
     try:
         payload = serialize_executable.serialize(compiled)[0]
     except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
         return  # it holds arrays that it was traced with
-    kept_files.write(path, count.to_bytes(4, "little") + payload, MOST_FILES)
+    content = (jax.tree.structure((arguments, {})), results, payload)
+    kept_files.write(path, pickle.dumps(content), MOST_FILES)

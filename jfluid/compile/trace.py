@@ -1,8 +1,6 @@
 """Operators as a pure function of values: the only place that lowers them for XLA."""
 
-import contextlib
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jfluid import collector
 from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.image_layout import Order, inverse
@@ -71,7 +70,7 @@ def run(
     if on_cpu:
         lowering.awaited = update_order.awaited(lowering.items)
     convolves = any(definition.convolves for _, _, definition in lowering.items)
-    with _without_collector():
+    with collector.paused():  # nearly all objects that tracing makes live until its end
         # What is watched belongs to the trace that it was found in.
         if on_cpu and convolves and lowering.watch is None:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
@@ -105,7 +104,7 @@ def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> di
     """Trace operators that run before a segment; returns the values with that of `first.name`."""
     if first.counting.name:
         env[first.name] = jnp.int64(0)
-    with _without_collector():
+    with collector.paused():
         lowering = Lowering(first.items, key, None, known)
         lowering.counting = first.counting
         lowering.until = (first.until, first.name) if first.until else None
@@ -113,17 +112,3 @@ def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> di
             return lowering.run(env)
         except Reached as reached:
             return env | {first.name: reached.value}
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause garbage collection: tracing creates very many objects, nearly all of which live until
-    its end.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
