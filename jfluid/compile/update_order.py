@@ -48,7 +48,7 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
                 beside.setdefault(read, []).extend(grad for name, grad in pairs if name != read)
         elif "Param" in op.inputs and len(op.inputs.get(RATE, ())) == 1:
             names = beside.get(op.input("Param")[0])
-            if names and len(names) <= MOST and op.input("Param") == op.outputs.get("ParamOut"):
+            if names and len(names) <= MOST:
                 found[at] = names
     return found
 

@@ -29,6 +29,7 @@ from jfluid.compile.early_results import Divided, divide
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
+from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Aval, Value, aval_of, constant
 from jfluid.ir.operator import Operator
@@ -285,7 +286,7 @@ class Pending:
         live = tuple(holders)
         kinds = tuple([v.aval.number for v in leaves])
         arrays = [v.array for v in leaves]
-        donated = _donated(leaves, list(holders.values()))
+        donated = donation.donated(leaves, list(holders.values()))
         first = live.index(first) if first in holders else -1
         # without `first`: a loop that reads a number in some of its steps compiles them once
         whole_key = _Key((tuple(key), live, kinds, donated))
@@ -299,7 +300,7 @@ class Pending:
                 taken = set(donated)
                 kept = [a for i, a in enumerate(arrays) if i not in taken]
                 if known is None:
-                    function = self._compile(records, donated, live, first, (given, kept, seeds))
+                    function = self._compile(records, donated, holders, first, (given, kept, seeds))
                     known = self._whole.get_or_make(whole_key, lambda: (whole_key, function))
                 else:
                     self._whole.move_to_end(
@@ -340,7 +341,7 @@ class Pending:
         self,
         records: Sequence[Record],
         donated: Sequence[int],
-        live: Sequence[int],
+        holders: Mapping[int, Value],
         first: int,
         arguments: tuple[list[Any], list[Any], Any],
     ) -> Any:
@@ -348,40 +349,57 @@ class Pending:
 
         Args:
             donated: the places of leaves that it overwrites.
-            live: the numbers of its results.
+            holders: its results, by their numbers.
             first: the place among them of that which is computed first; -1 for none.
             arguments: the first ones it is called with.
         """
         self.compiled += 1
         items, drawing, constants = _program(records)
-        leaves = len(arguments[0]) + len(arguments[1])
-        places = [*donated, *(i for i in range(leaves) if i not in set(donated))]
+        given, kept, _ = arguments
+        places = [*donated, *(i for i in range(len(given) + len(kept)) if i not in set(donated))]
+        order = donation.beside(
+            [(f"l{i}", aval_of(v).number) for i, v in zip(donated, given)],
+            [(f"v{i}", v.aval.number) for i, v in holders.items()],
+            donation.replaced(items),
+        )
+        live = list(holders)
+        on_cpu = self.device.platform == "cpu"
 
         def function(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
             env = {f"l{i}": v for i, v in zip(places, [*given, *kept])}
             env.update(constants)
             keys = {at: _key_of(seeds[place]) for at, place in drawing}
-            on_cpu = self.device.platform == "cpu"
             found = trace.lower(items, env, keys=keys, on_cpu=on_cpu)
-            return [found[f"v{i}"] for i in live]
+            return [found[f"v{live[i]}"] for i in order]
 
-        if first >= 0 and all(v.plain for v in map(aval_of, [*arguments[0], *arguments[1]])):
+        if first >= 0 and all(v.plain for v in map(aval_of, [*given, *kept])):
             traced, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
             one_each = len(jax.tree.leaves(results)) == len(live)
-            if one_each and (divided := divide(traced, first)) is not None:
-                return self._in_two(divided, len(live), donated)
-        return self._jit(function, donate_argnums=(0,))
+            if one_each and (divided := divide(traced, order.index(first))) is not None:
+                return self._in_two(divided, order, len(donated))
+        whole = self._jit(function, donate_argnums=(0,))
+        back = sorted(range(len(order)), key=order.__getitem__)
 
-    def _in_two(self, divided: Divided, results: int, donated: Sequence[int]) -> Any:
-        """Return a function that calls both parts, of which neither waits."""
+        def called(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
+            made = whole(given, kept, seeds)
+            return [made[i] for i in back]
+
+        return called
+
+    def _in_two(self, divided: Divided, order: Sequence[int], donated: int) -> Any:
+        """Return a function that calls both parts, of which neither waits.
+
+        Args:
+            order: which results the parts give, early and late ones together.
+            donated: how many of the first arguments are overwritten.
+        """
         first = self._jit(core.jaxpr_as_fun(divided.first))
-        second = self._jit(
-            core.jaxpr_as_fun(divided.second), donate_argnums=tuple(range(len(donated)))
-        )
-        early, late = divided.early, [i for i in range(results) if i not in set(divided.early)]
+        second = self._jit(core.jaxpr_as_fun(divided.second), donate_argnums=tuple(range(donated)))
+        early = [order[i] for i in divided.early]
+        late = [place for i, place in enumerate(order) if i not in set(divided.early)]
 
         def function(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
-            found: list[Any] = [None] * results
+            found: list[Any] = [None] * len(order)
             made = first(*given, *kept, seeds)
             for place, value in zip(early, made):
                 found[place] = value
@@ -440,28 +458,6 @@ class Pending:
             compiler_options=options(self.device),
             **wishes,
         )
-
-
-def _donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
-    """Return the places of leaves that may be overwritten, since nobody holds them any more and a
-    result has the same shape. Empties `leaves`.
-    """
-    room: dict[int, int] = {}
-    for value in holders:
-        room[value.aval.number] = room.get(value.aval.number, 0) + 1
-    chosen = [
-        (i, ref(v))
-        for i, v in enumerate(leaves)
-        if v.aval.large and v.aval.number in room and not isinstance(v.array, np.ndarray)
-    ]
-    avals = [v.aval.number for v in leaves]
-    leaves.clear()
-    places = []
-    for i, held in chosen:
-        if held() is None and room[avals[i]]:
-            room[avals[i]] -= 1
-            places.append(i)
-    return tuple(places)
 
 
 def _seeds(draws: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -1,0 +1,71 @@
+"""Which inputs of a step its results are written over."""
+
+from collections.abc import Iterable, Sequence
+from weakref import ref
+
+import numpy as np
+
+from jfluid.compile.plan import Item
+from jfluid.dygraph.values import Value
+
+
+def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
+    """Return the places of leaves that may be overwritten, since nobody holds them any more and a
+    result has the same shape. Empties `leaves`.
+    """
+    room: dict[int, int] = {}
+    for value in holders:
+        room[value.aval.number] = room.get(value.aval.number, 0) + 1
+    chosen = [
+        (i, ref(v))
+        for i, v in enumerate(leaves)
+        if v.aval.large and v.aval.number in room and not isinstance(v.array, np.ndarray)
+    ]
+    avals = [v.aval.number for v in leaves]
+    leaves.clear()
+    places = []
+    for i, held in chosen:
+        if held() is None and room[avals[i]]:
+            room[avals[i]] -= 1
+            places.append(i)
+    return tuple(places)
+
+
+def replaced(items: Iterable[Item]) -> dict[str, str]:
+    """Return the names of results by the names of the variables that operators replace by them."""
+    return {
+        old: new
+        for _, op, definition in items
+        for written, read in definition.inplace.items()
+        for new, old in zip(op.outputs.get(written, ()), op.inputs.get(read, ()))
+    }
+
+
+def beside(
+    given: Sequence[tuple[str, int]], made: Sequence[tuple[str, int]], replaced: dict[str, str]
+) -> list[int]:
+    """Return the places of results, in an order in which each replaces the input that it should.
+
+    JAX gives the memory of the first donated input of a kind to the first result of that kind,
+    whatever is computed from which. A parameter whose memory another one gets is copied.
+
+    Args:
+        given: name and kind of each input that is donated.
+        made: name and kind of each result.
+        replaced: names of results, by those of inputs.
+    """
+    left = dict.fromkeys(range(len(made)))
+    places = {name: at for at, (name, _) in enumerate(made)}
+    chosen: list[int | None] = []
+    for name, kind in given:
+        at = places.get(replaced.get(name, ""))
+        if at is not None and (at not in left or made[at][1] != kind):
+            at = None
+        if at is not None:
+            del left[at]
+        chosen.append(at)
+    for i, (_, kind) in enumerate(given):
+        if chosen[i] is None:
+            chosen[i] = other = next(at for at in left if made[at][1] == kind)
+            del left[other]
+    return [*(at for at in chosen if at is not None), *left]

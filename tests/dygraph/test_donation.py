@@ -1,0 +1,110 @@
+"""A step's results are written over what they replace, and nothing is copied for that."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid.compile import update_order
+from jfluid.dygraph import donation, pending
+from jfluid.dygraph.pending import Pending
+
+
+def test_results_stand_where_the_inputs_that_they_replace_stand():
+    given = [("weight", 7), ("bias", 3), ("moment", 7)]
+    made = [("loss", 1), ("moment'", 7), ("bias'", 3), ("weight'", 7)]
+    replaced = {"weight": "weight'", "bias": "bias'", "moment": "moment'"}
+    assert donation.beside(given, made, replaced) == [3, 2, 1, 0]
+
+
+def test_an_input_that_nothing_replaces_leaves_the_others_their_places():
+    given = [("batch", 7), ("weight", 7)]
+    made = [("weight'", 7), ("hidden", 7), ("weight''", 3)]
+    order = donation.beside(given, made, {"weight": "weight'"})
+    assert order == [1, 0, 2]  # the batch's memory is for what replaces nothing
+    # one that is replaced by another kind, and two that the same result replaces
+    assert donation.beside(given, made, {"weight": "weight''"}) == [0, 1, 2]
+    assert donation.beside(given, made, {"batch": "hidden", "weight": "hidden"}) == [1, 0, 2]
+
+
+class _Net(fluid.dygraph.Layer):
+    """Layers of one shape, which the optimizer updates in the order of their names: 10 before 2."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [fluid.dygraph.Linear(12, 12, act="tanh") for _ in range(11)]
+        self.layers = fluid.dygraph.Sequential(*layers)
+
+    def forward(self, x):
+        return fluid.layers.mean(fluid.layers.square(self.layers(x)))
+
+
+def _steps(optimizer, reads_loss):
+    """The compiled texts of a training loop, and its losses."""
+    compiled = {}
+    jitted = Pending._jit
+
+    def noted(self, function, **wishes):
+        made = jitted(self, function, **wishes)
+
+        def call(*arguments):
+            shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), arguments)
+            compiled[call] = made, shapes
+            return made(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Pending, "_jit", noted)
+        patched.setattr(pending, "_pending", {})  # nothing is compiled yet
+        losses = _losses(optimizer, reads_loss)
+        with jax.enable_x64(True):
+            return [made.lower(*s).compile().as_text() for made, s in compiled.values()], losses
+
+
+def _losses(optimizer, reads_loss):
+    with fluid.dygraph.guard(fluid.CPUPlace()):
+        fluid.default_main_program().random_seed = 5
+        net = _Net()
+        minimizer = optimizer(net.parameters())
+        x = np.random.RandomState(0).randn(4, 12).astype("float32")
+        losses = []
+        for _ in range(4):
+            loss = net(fluid.dygraph.to_variable(x))
+            loss.backward()
+            minimizer.minimize(loss)
+            net.clear_gradients()
+            if reads_loss:
+                losses.append(loss.numpy())
+        losses.append(loss.numpy())
+        return losses
+
+
+def _copies(texts):
+    """The shapes of matrices that programs copy."""
+    return [
+        shape
+        for text in texts
+        for shape in re.findall(r"= (\w+\[[\d,]+\])\S* copy\(", text[text.index("\nENTRY") :])
+        if "," in shape
+    ]
+
+
+@pytest.mark.parametrize("reads_loss", [True, False])
+def test_no_parameter_is_copied(reads_loss, monkeypatch):
+    def momentum(parameters):
+        return fluid.optimizer.Momentum(0.1, 0.9, parameter_list=parameters)
+
+    texts, losses = _steps(momentum, reads_loss)
+    assert not _copies(texts)
+    for module, name, other in (
+        (donation, "beside", lambda given, made, _: list(range(len(made)))),
+        (update_order, "awaited", lambda items: {}),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, other)
+            texts, expected = _steps(momentum, reads_loss)
+        assert _copies(texts)  # otherwise XLA has learned it, and this can go
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
