@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import row_initializers, specs
-from jfluid.ps_server.update_rule import rule_of
+from jfluid.ps_server.update_rule import Rule, rule_of
 
 Array = np.ndarray[Any, Any]
 _ROW = np.zeros(1, np.int64)
@@ -38,6 +38,22 @@ class SavedBlock(Block, Protocol):
     def state(self) -> dict[str, Any]: ...
     def check(self, state: dict[str, Any]) -> None: ...
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def updated(rule: Rule, numbers: Array, gradient: Array, rate: np.float32) -> Array:
+    """Return the numbers of a block after an update by a gradient of the block's shape: the values, then
+    the optimizer's slots, float32 [n].
+    """
+    # it is None for the optimizer program, which only tables have
+    assert rule.update is not None
+    # of one kind, for which the kernel is compiled: messages are read where they lie
+    flat = np.require(gradient, requirements=["C", "A"]).reshape(1, -1).view()
+    flat.flags.writeable = False
+    new = numbers.copy()
+    rule.update(
+        np.array([new.ctypes.data]), 0, len(new), gradient.size, _ROW, _ROW, flat, rate, rule.hyper
+    )
+    return new
 
 
 class DenseBlock:
@@ -78,24 +94,10 @@ class DenseBlock:
         """Update by a gradient (float32, of the block's shape); returns the new version."""
         self._check("gradient", gradient)
         with self._lock:
-            # it is None for the optimizer program, which only tables have
-            assert self.rule.update is not None
-            numbers = self._numbers.copy()
             self.step += 1
             base = self.learning_rate if learning_rate is None else learning_rate
             rate = self.rule.rate(base, self.step, sparse=False)
-            self.rule.update(
-                np.array([numbers.ctypes.data]),
-                0,
-                len(numbers),
-                self.spec.size,
-                _ROW,
-                _ROW,
-                np.require(gradient, requirements=["C", "W"]).reshape(1, -1),
-                rate,
-                self.rule.hyper,
-            )
-            return self._take(numbers)
+            return self._take(updated(self.rule, self._numbers, gradient, rate))
 
     def add(self, difference: Array) -> int:
         """Add to the value, without the optimizer; returns the new version."""

@@ -1,7 +1,7 @@
 """What a server counts, for Prometheus."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -31,62 +31,67 @@ _SECONDS = (
 _STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 
 
+class _Labelled(dict[str | tuple[str, ...], Any]):
+    """A metric's parts by their label, or labels: Prometheus itself checks these at each look-up."""
+
+    def __init__(self, metric: Any):
+        self._metric = metric
+
+    def __missing__(self, labels: str | tuple[str, ...]) -> Any:
+        every = (labels,) if isinstance(labels, str) else labels
+        return self.setdefault(labels, self._metric.labels(*every))
+
+
 class Metrics:
-    """Counters and histograms of one server, in a registry of their own."""
+    """Counters and histograms of one server, in a registry of their own: parts of them by labels."""
 
     def __init__(self, store: Store):
         self.registry = CollectorRegistry()
-        more: dict[str, Any] = {"registry": self.registry}
-        self.calls = Counter(
-            "jfluid_ps_calls", "Calls that were answered", ["method", "status"], **more
-        )
-        self.seconds = Histogram(
+
+        def counter(name: str, text: str, *labels: str) -> _Labelled:
+            return _Labelled(Counter(name, text, labels, registry=self.registry))
+
+        def histogram(name: str, text: str, label: str, buckets: Sequence[float]) -> _Labelled:
+            return _Labelled(
+                Histogram(name, text, [label], registry=self.registry, buckets=buckets)
+            )
+
+        self.calls = counter("jfluid_ps_calls", "Calls that were answered", "method", "status")
+        self.seconds = histogram(
             "jfluid_ps_call_seconds",
             "Seconds from a call's arrival to its answer",
-            ["method"],
-            buckets=_SECONDS,
-            **more,
+            "method",
+            _SECONDS,
         )
-        self.bytes = Counter(
-            "jfluid_ps_bytes", "Bytes of messages", ["method", "direction"], **more
-        )
-        self.rows = Counter(
-            "jfluid_ps_rows", "Rows that were read or changed", ["table", "kind"], **more
-        )
-        self.parts = Counter(
+        self.bytes = counter("jfluid_ps_bytes", "Bytes of messages", "method", "direction")
+        self.rows = counter("jfluid_ps_rows", "Rows that were read or changed", "table", "kind")
+        self.parts = counter(
             "jfluid_ps_part_seconds",
             "Seconds that pulls and pushes spent in one part of a call: parse, apply (with what waits "
             "for other trainers), read, reply",
-            ["part"],
-            **more,
+            "part",
         )
-        self.waited = Histogram(
+        self.waited = histogram(
             "jfluid_ps_wait_seconds",
             "Seconds that a call waited for other trainers",
-            ["kind"],
-            buckets=_SECONDS,
-            **more,
+            "kind",
+            _SECONDS,
         )
-        self.staleness = Histogram(
+        self.staleness = histogram(
             "jfluid_ps_staleness_steps",
             "Updates of a table or block by others between a trainer's pull and its push",
-            ["name"],
-            buckets=_STEPS,
-            **more,
+            "name",
+            _STEPS,
         )
         self.registry.register(_State(store))
 
-        self._by_part = {
-            part: self.parts.labels(part) for part in ("parse", "apply", "read", "reply")
-        }
-
     def waiting(self, kind: str) -> "_Timed":
         """Return a context whose duration is counted as waiting for other trainers."""
-        return _Timed(self.waited.labels(kind).observe)
+        return _Timed(self.waited[kind].observe)
 
     def part(self, part: str) -> "_Timed":
         """Return a context whose duration is counted as that part of a call."""
-        return _Timed(self._by_part[part].inc)
+        return _Timed(self.parts[part].inc)
 
 
 class _Timed:

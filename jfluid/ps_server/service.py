@@ -7,10 +7,9 @@ import os
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -19,6 +18,7 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
+from jfluid.ps_server.dense import Block
 from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
@@ -54,6 +54,16 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     Exception: grpc.StatusCode.INTERNAL,
 }
 logger = logging.getLogger(__name__)
+
+
+class _CheckedPull(NamedTuple):
+    """A pull that can be answered: whose it is, None for one that changes nothing, and what it asks
+    for.
+    """
+
+    call: Call | None
+    wanted: list[Wanted]
+    blocks: list[Block]
 
 
 class Service:
@@ -98,8 +108,8 @@ class Service:
         # the shows of its pulls.
         self._durable: dict[tuple[int, int], int] = {}
         self._durable_pulls: dict[tuple[int, int], int] = {}
-        # The step of a table, or the version of a block, when a trainer last pulled from it.
-        self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+        # By trainer: the step of each table, and the version of each block, when it last pulled.
+        self._pulled: dict[int, dict[str, int]] = {}
 
     # ---- tables and blocks ----
 
@@ -141,13 +151,7 @@ class Service:
         with self.metrics.part("apply"):
             applied = self._applied(call, request, rows, blocks, alive)
         if applied:
-            for update in rows:
-                self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
-                table = self.store.tables[update.table]
-                if update.change == Change.GRADIENT:
-                    self._observe_staleness(table, update.table, table.step, call.trainer)
-            for block in [self.store.block(b.block) for b in blocks if b.change == Change.GRADIENT]:
-                self._observe_staleness(block, block.name, block.version, call.trainer)
+            self._count(rows, blocks, call.trainer)
         return pb.PushReply(
             applied=applied,
             rounds=self.store.rounds,
@@ -185,31 +189,51 @@ class Service:
                 f"this server has started again, as incarnation {self.incarnation}"
             )
 
-    def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
-        """Observe how many other updates were applied between a trainer's pull and its gradient,
-        whose update is `step`.
+    def _count(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int) -> None:
+        """Count what was applied, and how many other updates were between a trainer's pull and its
+        gradients.
         """
-        pulled = self._pulled.get(held, {}).get(trainer)
-        if pulled is not None:
-            self.metrics.staleness.labels(name).observe(max(step - 1 - pulled, 0))
+        pulled = self._pulled.get(trainer, {})
+        steps = [
+            (u.table, self.store.tables[u.table].step) for u in rows if u.change == Change.GRADIENT
+        ]
+        steps += [
+            (b.block, self.store.block(b.block).version)
+            for b in blocks
+            if b.change == Change.GRADIENT and b.block in pulled
+        ]
+        for update in rows:
+            self.metrics.rows[update.table, "pushed"].inc(len(update.ids))
+        for name, step in steps:
+            if name in pulled:
+                self.metrics.staleness[name].observe(max(step - 1 - pulled[name], 0))
 
     def pull(
         self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
     ) -> wire.PullReply:
-        call, wanted = self._checked_pull(request, limit)
-        if request.confirm and call:
-            self.trainer_group.confirm(call.trainer, call.incarnation, request.round)
+        return self._pulled_after(request, self._checked_pull(request, limit), alive)
+
+    def _pulled_after(
+        self, request: pb.PullRequest, checked: "_CheckedPull", alive: Alive
+    ) -> wire.PullReply:
+        """What a pull asks for, when its round was applied."""
+        if request.confirm and checked.call:
+            self.trainer_group.confirm(
+                checked.call.trainer, checked.call.incarnation, request.round
+            )
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.trainer_group.wait_for_round(request.round, alive)
         with self.metrics.part("read"):
-            return self._pulled_now(request, call, wanted, alive)
+            return self._pulled_now(request, checked, alive)
 
     def _pulled_now(
-        self, request: pb.PullRequest, call: Call | None, wanted: list[Wanted], alive: Alive
+        self, request: pb.PullRequest, checked: "_CheckedPull", alive: Alive
     ) -> wire.PullReply:
         """What a checked pull asks for, as it is now."""
+        call, wanted, blocks = checked
         reply = wire.PullReply(self.store.rounds, self.incarnation)
+        pulled = self._pulled.setdefault(call.trainer, {}) if call else {}
         if call and wanted:
             reply.message.durable = self._durable_pulls.get(call[:2], 0)
             # Entry rules must give the same ids rows after a restore: shows and their record are in
@@ -223,23 +247,18 @@ class Service:
             with once(call, alive) as first:
                 self._read(wanted, first, reply)
             for table, _, _ in wanted:
-                self._pulled.setdefault(table, {})[call.trainer] = table.step
+                pulled[table.spec.name] = table.step
         else:
             self._read(wanted, False, reply)
-        for message in request.blocks:
-            value, version = self.store.read(message.block, call.trainer if call else None)
+        values = self.store.read(blocks, call.trainer if call else None)
+        for message, (value, version) in zip(request.blocks, values, strict=True):
+            pulled[message.block] = version
             known = message.known == version + 1 and message.server_incarnation == self.incarnation
-            if call:
-                self._pulled.setdefault(self.store.block(message.block), {})[call.trainer] = version
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
-    def _checked_pull(
-        self, request: pb.PullRequest, limit: int
-    ) -> tuple[Call | None, list[Wanted]]:
-        """The call and the wanted rows of a pull. Raises ServerError for one that cannot be
-        answered.
-        """
+    def _checked_pull(self, request: pb.PullRequest, limit: int) -> "_CheckedPull":
+        """A pull that can be answered. Raises ServerError for another."""
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
             self._heard(request.caller)
@@ -248,35 +267,37 @@ class Service:
             raise errors.ServerError(
                 "confirm: expected the trainer whose gradients are meant (caller)"
             )
-        for message in request.blocks:
-            self.store.block(message.block)
-        return call, wire.wanted_rows(request, self.store, limit)
+        return _CheckedPull(call, *wire.wanted(request, self.store, limit))
 
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
         with self.store.reserve(wanted=wanted if train else ()):
             reply.rows += [table.look_up(ids, counts, train) for table, ids, counts in wanted]
         for table, ids, _ in wanted:
-            self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
+            self.metrics.rows[table.spec.name, "pulled"].inc(len(ids))
 
     def exchange(
         self, request: pb.ExchangeRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
     ) -> wire.ExchangeReply:
+        call = wire.call_of(request.push.caller)
         self._heard(request.push.caller)
-        # before the push is applied
-        with self.store.ledger.refusing(wire.call_of(request.push.caller)):
-            call, wanted = self._checked_pull(request.pull, limit)
+        with self.store.ledger.refusing(call):
+            # before the push is applied
+            checked = self._checked_pull(request.pull, limit)
             if request.pull.confirm:
                 raise errors.ServerError("confirm: expected a pull of its own, not an exchange")
-            self.store.check_capacity(wanted=wanted if call else ())
-        push = self.push(request.push, alive)
-        return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
+            self.store.check_capacity(wanted=checked.wanted if checked.call else ())
+            layout = self.store.layout
+            push = self._pushed(call, request.push, alive)
+        if self.store.layout != layout:  # restored, while the push waited for other trainers
+            checked = self._checked_pull(request.pull, limit)
+        return wire.ExchangeReply(push, self._pulled_after(request.pull, checked, alive))
 
     def look_up(self, request: pb.LookUpRequest, alive: Alive = always) -> pb.LookUpReply:
         self._meant(request.server_incarnation)
         table = self.store.table(request.table)
         ids = wire.numbers(request.ids, "<i8", f"table {request.table}: ids")
         wire.check_size(4 * len(ids) * table.spec.width + wire.OVERHEAD, wire.LARGEST_MESSAGE)
-        self.metrics.rows.labels(request.table, "looked up").inc(len(ids))
+        self.metrics.rows[request.table, "looked up"].inc(len(ids))
         if not request.slot:
             return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
         slots = table.slots(ids)
@@ -566,8 +587,8 @@ class Service:
             if not (self.ready.is_set() or name == "Recovery"):
                 raise NotReadyError("this server still reads its snapshot; call again")
             parts = wire.parts_of(function())
-            self.metrics.bytes.labels(name, "in").inc(size)
-            self.metrics.bytes.labels(name, "out").inc(sum(map(len, parts)))
+            self.metrics.bytes[name, "in"].inc(size)
+            self.metrics.bytes[name, "out"].inc(sum(map(len, parts)))
             return parts
         except Exception as error:
             status = next(code for kind, code in CODES.items() if isinstance(error, kind))
@@ -576,8 +597,8 @@ class Service:
             abort(status, f"{type(error).__name__}: {error}"[:4096])
             raise  # not reached: abort raises
         finally:
-            self.metrics.calls.labels(name, status.name).inc()
-            self.metrics.seconds.labels(name).observe(time.perf_counter() - start)
+            self.metrics.calls[name, status.name].inc()
+            self.metrics.seconds[name].observe(time.perf_counter() - start)
 
 
 def _folder(path: str, root: Path | None) -> Path:

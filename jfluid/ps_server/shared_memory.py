@@ -264,6 +264,7 @@ class AttachedBuffers:
             if self._stopping is not None and not self._stopped:
                 os.close(self._stopping[1])
             self._stopped = True
+            self._forget_stopping()
 
     def end(self, grace_s: float) -> None:
         """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for
@@ -295,6 +296,13 @@ class AttachedBuffers:
             with self._lock:
                 self._forget({buffer.name})
                 self._threads.pop(buffer.name, None)
+                self._forget_stopping()
+
+    def _forget_stopping(self) -> None:
+        """Close what hung up, when no thread looks at it any more."""
+        if self._stopped and not self._threads and self._stopping is not None:
+            os.close(self._stopping[0])
+            self._stopping = None
 
     def _forget(self, names: set[int]) -> None:
         for name in names:

@@ -136,6 +136,7 @@ class Store:
         ledger: the mutations that were applied.
         shown: the pulls whose shows were counted.
         synchronous: gradients are accepted in rounds only.
+        layout: changes with each table that takes the place of another.
         trainer_states: by trainer its serialized TrainerState after the last round.
         cap: bounds the rows of all tables together, and the bytes of these and of the blocks that
             `create_block` makes.
@@ -148,7 +149,7 @@ class Store:
         self.blocks: dict[str, SavedBlock] = {}
         self.ledger = Ledger()
         self.shown = Ledger(count_lost=False)
-        self.rounds = 0
+        self.rounds = self.layout = 0
         self.trainer_states: dict[int, bytes] = {}
         self.cap = Cap(
             "this server",
@@ -187,6 +188,7 @@ class Store:
         `exclusive`.
         """
         self.tables[name] = table
+        self.layout += 1
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
         """Return the block of a spec, created unless it exists. Raises ServerError when the name is
@@ -280,9 +282,9 @@ class Store:
         """Return the blocks of those variables."""
         return []
 
-    def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
-        """Return (value, version) of a block, for a trainer. Raises UnknownNameError."""
-        return self.block(name).read()
+    def read(self, blocks: Sequence[Block], trainer: int | None = None) -> list[tuple[Array, int]]:
+        """Return (value, version) of each of these blocks, for a trainer."""
+        return [block.read() for block in blocks]
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
         """Raise ServerError for updates that cannot be applied although their tables, blocks and

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import zero_copy
+from jfluid.ps_server.dense import Block
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
@@ -115,6 +116,9 @@ def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
     """Return the updates of a push, checked against what the store holds, so that applying them
     cannot fail half-way.
+
+    Gradients of blocks stay where the message lies, until its call ends; those that are held, and all
+    else, are copies.
     """
     rows, blocks = [], []
     for message in request.rows:
@@ -134,40 +138,37 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
         )
     for change in request.blocks:
         block, what = store.block(change.block), f"block {change.block}"
+        kind = _change(change.change, what)
         value = numbers(
             change.values,
             "<f4",
             f"{what}: values {list(block.shape)}",
             math.prod(block.shape),
+            copy=kind != Change.GRADIENT or request.hold,
         )
         blocks.append(
-            BlockUpdate(
-                change.block,
-                _change(change.change, what),
-                value.reshape(block.shape),
-                _rate(change, what),
-            )
+            BlockUpdate(change.block, kind, value.reshape(block.shape), _rate(change, what))
         )
     store.check(rows, blocks)
     return rows, blocks
 
 
-def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wanted]:
-    """Return (table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger
-    than `limit` bytes.
+def wanted(request: pb.PullRequest, store: Store, limit: int) -> tuple[list[Wanted], list[Block]]:
+    """Return (table, ids, counts) of the rows of a pull, and its blocks. Raises UnknownNameError, and
+    TooLargeError when the reply would be larger than `limit` bytes.
     """
-    found, size = [], OVERHEAD
+    blocks = [store.block(message.block) for message in request.blocks]
+    rows, size = [], OVERHEAD + 4 * sum(math.prod(block.shape) for block in blocks)
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
         ids = numbers(message.ids, "<i8", f"{what}: ids")
         counts = (
             numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
         )
-        found.append((table, ids, counts))
+        rows.append((table, ids, counts))
         size += 4 * len(ids) * table.spec.width
-    size += sum(4 * math.prod(store.block(message.block).shape) for message in request.blocks)
     check_size(size, limit)
-    return found
+    return rows, blocks
 
 
 class PullReply:

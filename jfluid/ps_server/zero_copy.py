@@ -25,14 +25,21 @@ _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 _ALIGNMENT = 64  # bytes
 
 
-def head(number: int, size: int) -> bytes:
-    """Return the tag and length that precede the `size` bytes of a bytes field."""
-    start = bytearray([number << 3 | BYTES])
+def head(number: int, size: int, at: int | None = None) -> bytes:
+    """Return the tag and length that precede the `size` bytes of a bytes field.
+
+    Args:
+        at: where they will stand in a message, in whose memory the bytes are to begin at a multiple of
+            4: the tag is written longer than it needs to be.
+    """
+    length = bytearray()
     while size > 127:
-        start.append(size & 127 | 128)
+        length.append(size & 127 | 128)
         size >>= 7
-    start.append(size)
-    return bytes(start)
+    length.append(size)
+    tag = number << 3 | BYTES
+    spare = -(at + 1 + len(length)) % 4 if at is not None else 0
+    return bytes([tag | 128, *[128] * (spare - 1), 0] if spare else [tag]) + length
 
 
 def flat(values: np.ndarray[Any, Any]) -> Any:
@@ -65,6 +72,7 @@ class OutgoingPush:
     def __init__(self) -> None:
         self.message = pb.PushRequest()
         self._changes: list[Any] = []
+        self._size = 0
 
     def add_rows(
         self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any
@@ -78,17 +86,21 @@ class OutgoingPush:
 
     def _add(self, number: int, change: Any, *arrays: tuple[int, np.ndarray[Any, Any]]) -> None:
         parts = [change.SerializeToString()]
+        size = len(parts[0])
         for field, array in arrays:
             if array.size:
-                parts += [head(field, array.nbytes), flat(array)]
-        self._changes += [head(number, sum(map(len, parts))), *parts]
+                parts += [begin := head(field, array.nbytes, size), flat(array)]
+                size += len(begin) + array.nbytes
+        begin = head(number, size, self._size)
+        self._changes += [begin, *parts]
+        self._size += len(begin) + size
 
     def __bool__(self) -> bool:
         return bool(self._changes or self.message.round)
 
     def __len__(self) -> int:
         """Bytes of its changes, and of the trainer's state."""
-        return sum(map(len, self._changes)) + len(self.message.state)
+        return self._size + len(self.message.state)
 
     def own(self) -> None:
         """Copy the arrays that the message still refers to, so that they may be overwritten."""
@@ -140,7 +152,7 @@ class OutgoingRequest:
         )
         for number, there, parts in both:
             if there:
-                found += [head(number, sum(map(len, parts))), *parts]
+                found += [head(number, sum(map(len, parts)), 0 if not found else None), *parts]
         return found
 
 
@@ -152,8 +164,9 @@ def flat_message(kind: Any, data: Any) -> Any:
     too many submessages.
     """
     data = bytes(data)
-    for _ in fields(memoryview(data), MOST_PARTS):
-        pass
+    if len(data) > 2 * MOST_PARTS:  # none takes less than two bytes
+        for _ in fields(memoryview(data), MOST_PARTS):
+            pass
     return kind.FromString(data)
 
 

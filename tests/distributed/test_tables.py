@@ -329,12 +329,14 @@ def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
         store.apply([], [BlockUpdate("v", Change.GRADIENT, gradient)], trainer)
         value = compensated(value, gradient, got[trainer])
         if pulls:
-            np.testing.assert_allclose(store.read("v", trainer)[0], value, rtol=1e-5)
+            np.testing.assert_allclose(
+                store.read([store.block("v")], trainer)[0][0], value, rtol=1e-5
+            )
             got[trainer] = value
         if step == 2:  # what trainers computed with is part of the state
             state, store = store.block("v").state(), corrected_store()
             store.block("v").restore(state)
-    np.testing.assert_allclose(store.read("v")[0], value, rtol=1e-5)
+    np.testing.assert_allclose(store.read([store.block("v")])[0][0], value, rtol=1e-5)
 
 
 def test_gradients_of_no_trainer_cannot_be_corrected():
@@ -343,7 +345,7 @@ def test_gradients_of_no_trainer_cannot_be_corrected():
         errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"
     ):
         store.apply([], [BlockUpdate("v", Change.GRADIENT, np.ones((3, 1), np.float32))])
-    np.testing.assert_array_equal(store.read("v")[0], np.ones((3, 1)))
+    np.testing.assert_array_equal(store.read([store.block("v")])[0][0], np.ones((3, 1)))
 
 
 def test_two_trainers_are_corrected_each_for_itself():

@@ -87,7 +87,7 @@ def test_a_caller_with_another_secret_or_none(server, channel):
         ),
     ):
         other.status()
-    assert not server.service.metrics.calls._metrics, "nothing was done"
+    assert not server.service.metrics.calls, "nothing was done"
 
 
 def test_a_proof_is_good_once_and_for_one_method(server, channel):

@@ -2,6 +2,7 @@
 both have.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -304,6 +305,37 @@ def test_a_caller_has_few_lanes(asked):
     asked.used.append(others[0])
     others.append(attached.attach(asked))
     assert list(attached._buffers) == others
+
+
+def test_a_server_that_stops_leaves_no_files_open(asked):
+    seal(asked)
+    for stops_first in (False, True):
+        before = set(os.listdir("/proc/self/fd"))
+        attached = attached_to()
+        name = attached.attach(asked)
+        assert name and set(os.listdir("/proc/self/fd")) > before
+        (thread,) = attached._threads.values()
+        if stops_first:
+            attached.stop()
+            attached.stop()
+        else:  # the thread ends with its buffer, before the server does
+            attached.leave(asked.client)
+            os.write(_other_end(asked), b"a request")
+        thread.join(60)
+        attached.stop()
+        attached.end(60)
+        assert set(os.listdir("/proc/self/fd")) == before
+
+
+def _other_end(asked):
+    """The end of the pipe of requests at which a client writes."""
+    pipe = os.readlink(f"/proc/self/fd/{asked.reads}")
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # of the listing itself
+            writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+            if writes and os.readlink(f"/proc/self/fd/{file}") == pipe:
+                return file
+    raise AssertionError("a pipe without its other end")
 
 
 def test_no_two_servers_know_lanes_by_the_same_names(asked):

@@ -163,3 +163,32 @@ def test_what_came_is_copied_once_to_where_xla_reads_it_in_place():
         assert array.ctypes.data % 64 == 0 and not array.flags.writeable
     copied = wire.numbers(memoryview(b"x" + bytes(4000))[1:], "<f4", "values", 1000)
     assert copied.ctypes.data % 64 == 0 and copied.flags.writeable
+
+
+@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 31, 32), (40, 5000, 5), (524288, 3, 600000)])
+def test_arrays_of_a_push_begin_where_numbers_may_be_read(sizes, pull):
+    request = zero_copy.OutgoingRequest()
+    for size in sizes:
+        name = "n" * (size % 7 + 1)
+        request.push.add_block(np.full(size, size, np.float32), block=name, change=0)
+        ids = np.arange(size)
+        request.push.add_rows(ids, np.ones((size, 1), np.float32), table=name, change=0)
+    if pull:
+        request.pull.blocks.add(block="w")
+    method, parts = request.single()
+    data = b"".join(parts)
+    memory = zero_copy.aligned_copy(data)
+    found = wire.parsed(wire.METHODS[method][0], memory.data)
+    push = found.push if pull else found
+    for block, size in zip(push.blocks, sizes, strict=True):
+        values = np.frombuffer(block.values, np.float32)
+        assert values.flags.aligned and values.tolist() == [size] * size
+    for rows, size in zip(push.rows, sizes, strict=True):
+        assert np.frombuffer(rows.values, np.float32).flags.aligned
+        np.testing.assert_array_equal(np.frombuffer(bytes(rows.ids), np.int64), np.arange(size))
+    plain = wire.METHODS[method][0].FromString(data)
+    assert [len(b.values) for b in (plain.push if pull else plain).blocks] == [4 * s for s in sizes]
+    assert len(request.push) == sum(map(len, request.push.parts())) - len(
+        request.push.message.SerializeToString()
+    )

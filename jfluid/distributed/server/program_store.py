@@ -10,13 +10,14 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.programs.server_program import Update, updates_of
+from jfluid.distributed.server.block_rule import block_rule_of
 from jfluid.distributed.server.variables_block import Variables, packed, unpacked
 from jfluid.distributed.tables.program_table import ProgramTable, fill_owned, make_table
 from jfluid.distributed.tables.row_updates import RowUpdate
 from jfluid.engine import Engine, Owned
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
-from jfluid.ps_server import dense, snapshot, specs
+from jfluid.ps_server import dense, snapshot, specs, zero_copy
 from jfluid.ps_server.manifest import PiecePart
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
@@ -35,6 +36,7 @@ class ProgramBlock:
         self.name, self.update, self._store = update.param, update, store
         self.shape = tuple(store.tensor(self.name).shape())
         self.version = 0
+        self.rule = block_rule_of(update, store.tensor)
         self._value: Array | None = None
 
     def read(self) -> tuple[Array, int]:
@@ -66,9 +68,11 @@ class ProgramBlock:
             self._store.tensor(self.name).set(value)
             return self.changed()
 
-    def changed(self) -> int:
-        """Note that the value in the scope has changed; returns the new version."""
-        self._value = None
+    def changed(self, value: Array | None = None) -> int:
+        """Note that the value in the scope has changed, to `value` where it is on the host; returns the
+        new version.
+        """
+        self._value = value
         self.version += 1
         return self.version
 
@@ -286,13 +290,15 @@ class ProgramStore(Store):
 
     # ---- updates ----
 
-    def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
-        block = self.block(name)
+    def read(
+        self, blocks: Sequence[dense.Block], trainer: int | None = None
+    ) -> list[tuple[Array, int]]:
         with self.lock:
-            value, version = block.read()
-            if trainer is not None and isinstance(block, ProgramBlock):
-                block.keep(value, trainer)
-            return value, version
+            found = super().read(blocks)
+            for block, (value, _) in zip(blocks, found):
+                if trainer is not None and isinstance(block, ProgramBlock):
+                    block.keep(value, trainer)
+            return found
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
         super().check([u for u in rows if u.table not in self._row_updates], blocks)
@@ -346,27 +352,41 @@ class ProgramStore(Store):
         )
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
-        """Run the blocks of these pieces, all in one program. Raises ServerError where they need to
-        know the trainer.
+        """Run the blocks of these pieces: by rules, the others all in one program. Raises ServerError
+        where they need to know the trainer.
         """
         with self.lock:
             feed = {}
-            pieces = {name: self._piece(name) for name in gradients}
+            pieces = {}
+            rates: dict[str, np.float32] = {}
+            for name, gradient in gradients.items():
+                piece = self._piece(name)
+                if piece.rule is None:
+                    pieces[name] = piece
+                    continue
+                if piece.rule.rate not in rates:
+                    rates[piece.rule.rate] = self._rate(piece.rule.rate)
+                piece.changed(piece.rule.update(gradient, rates[piece.rule.rate]))
+            if not pieces:
+                return
             if any(piece.update.kept for piece in pieces.values()):
                 if trainer is None:
                     raise errors.ServerError(
                         "enable_dc_asgd corrects the gradients of one trainer, and not of a round"
                     )
                 feed["@TRAINER_ID@"] = np.array([trainer], np.int64)
-            key = tuple(sorted(gradients))
+            key = tuple(sorted(pieces))
             if key not in self._compiled:
                 updates = [pieces[name].update for name in key]
                 program = self._alone([op for u in updates for op in u.ops])
                 self._compiled[key] = program, {u.param: u.grad for u in updates}
             program, grads = self._compiled[key]
-            self._run(program, feed | {grads[name]: gradients[name] for name in key})
+            self._run(program, feed | {grads[name]: _own(gradients[name]) for name in key})
             for name in key:
                 pieces[name].changed()
+
+    def _rate(self, name: str) -> np.float32:
+        return np.float32(np.asarray(self.tensor(name).value).reshape(()))
 
     def _piece(self, name: str) -> ProgramBlock:
         block = self.blocks[name]
@@ -412,6 +432,13 @@ class ProgramStore(Store):
             # a schedule makes it in the first step
             if found is not None and found.get_tensor()._is_initialized():
                 table.learning_rate = float(np.array(found.get_tensor()).reshape(()))
+
+
+def _own(gradient: Array) -> Array:
+    """A gradient that is read when the call which brought it may have ended."""
+    if gradient.flags.writeable:
+        return gradient
+    return zero_copy.aligned_copy(zero_copy.flat(gradient)).view(np.float32).reshape(gradient.shape)
 
 
 class WholeTable:
