@@ -30,9 +30,10 @@ SECTIONS: Mapping[str, tuple[Section, float]] = MappingProxyType(
     {
         operators.SECTION: (operators.check, 0.3),
         structure.SECTION: (structure.check, 0.35),
-        goldens.SECTION: (goldens.check, 0.5),
-        together.SECTION: (together.check, 0.6),
-        jobs.SERVERS: (jobs.check, 0.75),
+        goldens.SECTION: (goldens.check, 0.48),
+        goldens.EAGER: (goldens.check_eager, 0.56),
+        together.SECTION: (together.check, 0.64),
+        jobs.SERVERS: (jobs.check, 0.77),
         speed.SECTION: (speed.check, 1.0),
     }
 )

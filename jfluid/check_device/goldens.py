@@ -15,10 +15,11 @@ import jfluid
 from jfluid.check_device.devices import Devices, On
 from jfluid.check_device.report import Row, compared
 
-SECTION = "programs"
+SECTION, EAGER = "programs", "imperative mode"
 CHECKOUT = Path(jfluid.__file__).parents[1]
 _TOLERANCE = 1e-3  # of losses: sums of products in another order, for 20 steps
 _QUICK = ("fit_a_line", "digits_conv", "word2vec")
+_QUICK_EAGER = ("digits", "word2vec")
 _QUICK_STEPS = 5
 _DETECTORS = ("ssd", "deformable", "faster_rcnn", "retrieval")
 
@@ -28,22 +29,38 @@ Run = Callable[[Any], tuple[Values, Values]]
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Repeat each run from Fluid's parameters, and compare its losses, or all that it fetches."""
+    """Repeat each run of a program from Fluid's parameters, and compare its losses, or all that it
+    fetches.
+    """
+    steps = _QUICK_STEPS if devices.quick else None
+    return _compared(SECTION, devices, lambda: runs(steps), _QUICK)
+
+
+def check_eager(devices: Devices) -> Iterator[Row]:
+    """Repeat each training run of imperative mode, and compare its losses and the norms of
+    parameters and of the optimizer's state after it.
+    """
+    return _compared(EAGER, devices, eager_runs, _QUICK_EAGER)
+
+
+def _compared(
+    section: str, devices: Devices, runs: Callable[[], dict[str, Run]], quick: Sequence[str]
+) -> Iterator[Row]:
     if not (CHECKOUT / "tests" / "golden" / "parity.json").exists():
-        yield Row(SECTION, "losses of Fluid 1.8.5", "left out", "they are in a checkout of jfluid")
+        yield Row(section, "numbers of Fluid 1.8.5", "left out", "they are in a checkout of jfluid")
         return
     if str(CHECKOUT) not in sys.path:
         sys.path.append(str(CHECKOUT))
-    every = runs(_QUICK_STEPS if devices.quick else None)
-    for name in _QUICK if devices.quick else every:
+    every = runs()
+    for name in quick if devices.quick else every:
         if devices.clock.left <= 0:
-            yield Row(SECTION, name, "left out", "no time was left")
+            yield Row(section, name, "left out", "no time was left")
             continue
         with jax.default_matmul_precision("float32"):
             found, wanted = map(np.array, every[name](On(devices.places[0])))
         scale = np.maximum(np.abs(wanted), 1e-2)  # of what is nearly zero the absolute difference
         apart = float(np.max(np.abs(found - wanted) / scale, initial=0.0))
-        yield compared(SECTION, name, apart, _TOLERANCE, "relative difference from Fluid's numbers")
+        yield compared(section, name, apart, _TOLERANCE, "relative difference from Fluid's numbers")
 
 
 def runs(steps: int | None = None) -> dict[str, Run]:
@@ -69,6 +86,11 @@ def runs(steps: int | None = None) -> dict[str, Run]:
     return found
 
 
+def eager_runs() -> dict[str, Run]:
+    """Return the runs of imperative mode of a checkout by name."""
+    return {b.__name__: functools.partial(_eager, b) for b in _parity("dygraph.train").PROGRAMS}
+
+
 def _trained(file: str, build: Any, steps: int, engine: Any) -> tuple[Values, Values]:
     losses, _ = _parity("programs").train(engine, build, steps=steps)
     return losses, _golden(file)[build.__name__]["losses"][:steps]
@@ -91,6 +113,13 @@ def _model(name: str, engine: Any) -> tuple[Values, Values]:
 def _fetched(build: Any, engine: Any) -> tuple[Values, Values]:
     found, wanted = _parity("control").run(engine, build), _golden("control")[build.__name__]
     return _joined(found), _joined(wanted)
+
+
+def _eager(build: Any, engine: Any) -> tuple[Values, Values]:
+    losses, state = _parity("dygraph.train").train(build, place=engine.CPUPlace())
+    wanted = _golden("dygraph")[build.__name__]
+    norms = [state[name] for name in wanted["state"]]
+    return [*np.ravel(losses), *norms], [*np.ravel(wanted["losses"]), *wanted["state"].values()]
 
 
 def _joined(fetches: Sequence[tuple[Values, Any, Any]]) -> Values:

@@ -30,6 +30,7 @@ def test_it_checks_and_writes_a_report(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "QUICK_MINUTES", 1e6)  # however busy the machine is
     monkeypatch.setattr(operators, "QUICK_EVERY_ON_CPUS", 60)
     monkeypatch.setattr(goldens, "_QUICK", ("fit_a_line", "cond"))
+    monkeypatch.setattr(goldens, "_QUICK_EAGER", ("word2vec",))
     monkeypatch.setattr(structure, "PROGRAMS", (structure.arrays,))
     monkeypatch.setattr(speed, "QUICK", 1)
     monkeypatch.setattr(speed, "QUICK_STEPS", 2)
@@ -92,6 +93,26 @@ def test_goldens_of_a_checkout_all_have_a_run():
     values, wanted = found["case"](devices.On(CPUPlace()))
     assert len(values) == len(wanted) > 20
     np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_goldens_of_imperative_mode_all_have_a_run_at_the_place_that_is_checked():
+    found = goldens.eager_runs()
+    assert set(found) == set(goldens._golden("dygraph"))
+    asked = []
+    values, wanted = found["word2vec"](
+        types.SimpleNamespace(CPUPlace=lambda: asked.append(0) or CPUPlace())
+    )
+    assert asked and len(values) == len(wanted) > 10
+    np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_training_run_that_goes_elsewhere_is_found(two_cpus, monkeypatch):
+    right = goldens._golden("dygraph")["word2vec"]
+    wrong = {**right, "state": {name: 1.01 * norm for name, norm in right["state"].items()}}
+    monkeypatch.setattr(goldens, "_golden", lambda name: {"word2vec": wrong})
+    monkeypatch.setattr(goldens, "_QUICK_EAGER", ("word2vec",))
+    (row,) = goldens.check_eager(two_cpus)
+    assert row.state == "wrong" and 0.009 < min(row.figures.values()) < 0.011
 
 
 def test_a_program_that_computes_something_else_is_found(two_cpus, monkeypatch):

@@ -74,12 +74,12 @@ def load(case, folder):
             case.optimizers[name].set_dict(state)
 
 
-def train(build, of=eager, folder=None):
+def train(build, of=eager, folder=None, place=None):
     """Train from parameters that depend on their names alone: (losses by step, norms of the state).
 
-    With a folder, what is there halfway is saved in it.
+    With a folder, what is there halfway is saved in it. The place is the CPU unless another one is given.
     """
-    with dygraph.guard(fluid.CPUPlace()):
+    with dygraph.guard(place or fluid.CPUPlace()):
         case = build(of)
         for layer in case.layers.values():
             set_parameters(layer)
