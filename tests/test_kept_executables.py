@@ -9,7 +9,13 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import kept_files
-from jfluid.compile import kept_executables, loaded_ahead, trace
+from jfluid.compile import (
+    direct_convolution,
+    direct_kernels,
+    kept_executables,
+    loaded_ahead,
+    trace,
+)
 from jfluid.ops import registry
 
 
@@ -159,3 +165,30 @@ def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, tr
     five, (other,), ahead = start(5)
     assert ahead == [step] and other != step
     assert start(5) == (five, [], [other]) and len(traced) == 3
+
+
+def _convolves():
+    """The loss of a step of a new Executor, with a convolution that machine code of our own computes."""
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = startup.random_seed = 7
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.data("x", [2, 16, 16, 16])
+        loss = fluid.layers.mean(fluid.layers.conv2d(x, 16, 3, padding=1))
+    with fluid.scope_guard(fluid.Scope()):
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        return exe.run(main, feed={"x": np.ones((2, 16, 16, 16), "float32")}, fetch_list=[loss])[0]
+
+
+@pytest.mark.skipif(
+    not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+)
+def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch):
+    expected, asked = _convolves(), []
+    monkeypatch.setattr(direct_convolution, "registered", lambda: asked.append(1) or True)
+    traced.clear()
+    assert _convolves() == expected
+    assert asked and not traced
+    monkeypatch.setattr(direct_convolution, "registered", lambda: False)
+    assert abs(_convolves() - expected) < 1e-4  # by the library: nothing is loaded
+    assert traced

@@ -54,6 +54,9 @@ def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:
     """
     last = (0, x.ndim - 1, *range(1, x.ndim - 1))
     rhs = params["dimension_numbers"].rhs_spec
+    direct = _directly(x, w, params)
+    if direct is not None:
+        return direct
     folds = _folds(x, w, params)
     if folds > 1:
         return _folded(x, lax.transpose(w.given(), rhs), params, folds)
@@ -105,6 +108,12 @@ def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -
     kernel = [n + low + high - m + 1 for n, m, (low, high) in zip(x.shape[1:], out, pads)]
     if _many_filters(grad, grad.shape[-1], kernel, params):
         return _product_of_windows(x, grad, kernel, held, params)
+    direct = _directly_gradient(x, grad, params)
+    if direct is not None:
+        order = HELD[x.ndim]
+        return (
+            direct if held else lax.transpose(direct, sorted(range(x.ndim), key=order.__getitem__))
+        )
     bands = _bands(grad, kernel, params)
     if bands > 1:
         x, grad, params = _in_bands(x, grad, params, bands)
@@ -136,6 +145,46 @@ def _product_of_windows(
     return _dot(columns, grad, (tuple(range(2, columns.ndim)), positions), params).reshape(
         *kernel, channels, filters
     )
+
+
+def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
+    """Apply a convolution by machine code of our own, if that is faster."""
+    rhs, pads, strides = (
+        params["dimension_numbers"].rhs_spec,
+        params["padding"],
+        params["window_strides"],
+    )
+    low = [before for before, _ in pads]
+    out = [
+        (n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(x.shape[1:], pads, w.shape[2:], strides)
+    ]
+    if not _is_plain(params) or min(low) < 0:
+        return None
+    from jfluid.compile import direct_convolution  # LLVM, which few programs need
+
+    if not direct_convolution.suits(x, w.array, w.shape[rhs[0]], w.array.size, out[-1]):
+        return None
+    order = [w.order.index(rhs[d]) for d in HELD[x.ndim]]
+    return direct_convolution.forward(x, lax.transpose(w.array, order), strides, low, out)
+
+
+def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array | None:
+    """Return a filter's gradient, [*kernel, in, out], by machine code of our own, if that is faster."""
+    pads, strides = params["padding"], params["rhs_dilation"]
+    low = [before for before, _ in pads]
+    kernel = [
+        n + sum(pad) - (m - 1) * s
+        for n, pad, m, s in zip(x.shape[1:], pads, grad.shape[1:], strides)
+    ]
+    if not _is_plain(params | {"rhs_dilation": ()}) or min(*low, *kernel) < 0:
+        return None
+    if any(s != 1 for s in params["window_strides"]):
+        return None
+    from jfluid.compile import direct_convolution  # as above
+
+    if not direct_convolution.suits_gradient(x, grad, kernel):
+        return None
+    return direct_convolution.gradient(x, grad, kernel, strides, low)
 
 
 def _library(x: Array, w: Array, params: dict[str, Any], specs: tuple[Any, Any, Any]) -> Array:

@@ -33,6 +33,7 @@ from jfluid.ops import registry
 # Seconds to trace and compile from which on an executable is worth a file.
 WORTH_KEEPING = 0.15
 MOST_FILES = 500  # the oldest go first
+_DIRECT = b"jfluid_convolution_"  # in the names of the functions of `direct_kernels.py`
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
 
 
@@ -184,6 +185,11 @@ def _load(path: Path, device: jax.Device) -> Any:
     body = kept_files.read(path)
     if body is None:
         return None
+    if _DIRECT in body:
+        from jfluid.compile import direct_convolution  # LLVM, which few programs need
+
+        if not direct_convolution.registered():
+            return None
     try:
         arguments, results, payload = pickle.loads(body)
         return serialize_executable.deserialize_and_load(

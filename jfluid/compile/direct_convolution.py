@@ -1,0 +1,188 @@
+"""Convolutions of images with channels last by machine code of our own (`direct_kernels.py`), for the
+shapes that it is faster for than XLA's library.
+
+The library copies the windows of an image side by side for a matrix product, and turns images and
+gradients round for the gradient of a filter. Here images are read as they are.
+"""
+
+import ctypes
+import functools
+import hashlib
+import math
+import threading
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfluid import kept_files
+from jfluid.compile import direct_kernels, llvm_writer
+from jfluid.compile.direct_kernels import KINDS, TILE
+
+# A filter's gradient is the sum of those of so many parts of a batch, on any machine.
+_PARTS = 8
+# Rows of an image are copied with their borders, so many bytes at a time that a core's cache holds.
+_COPIED = 128 << 10
+# Larger filters are read again from far caches for each row: the library divides them.
+_MOST_FILTERS = 320 << 10  # bytes
+# The gradient of a filter is read and written once for each image: it has to be small for that.
+_BYTES_A_POSITION = 256
+_MOST_FILES = 4
+
+
+def forward(
+    x: Array, w: Array, strides: Sequence[int], low: Sequence[int], out: Sequence[int]
+) -> Array:
+    """Convolve images.
+
+    Args:
+        x: [batch, height, width, channels].
+        w: [height, width, channels, filters].
+        low: zeros before the first row and the first column.
+        out: rows and columns of the result; the zeros behind are as many as they need.
+    """
+    images, filters = x.shape[0], w.shape[3]
+    geometry = _geometry(x.shape, w.shape[:2], filters, strides, low, out)
+    geometry["chunks"] = images * geometry["bands"]
+    return _call("forward", x, w, geometry, (images, *out, filters))
+
+
+def gradient(
+    x: Array, grad: Array, kernel: Sequence[int], strides: Sequence[int], low: Sequence[int]
+) -> Array:
+    """Return the gradient of a convolution's filter, [height, width, channels, filters].
+
+    Args:
+        grad: [batch, rows, columns, filters], of the convolution's result.
+        kernel: height and width of the filter.
+    """
+    channels, filters = x.shape[3], grad.shape[3]
+    geometry = _geometry(x.shape, kernel, filters, strides, low, grad.shape[1:3])
+    geometry["chunks"] = min(_PARTS, x.shape[0])
+    shape = (geometry["chunks"], *kernel, channels, filters)
+    return jnp.sum(_call("gradient", x, grad, geometry, shape), 0)
+
+
+def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
+    """Return whether images should be convolved here.
+
+    Args:
+        x: [batch, height, width, channels].
+        w: the filter; or of a gradient, that of the result.
+        size: of the filter.
+        columns: of the result.
+    """
+    return (
+        x.ndim == 4
+        and x.dtype == w.dtype == np.float32
+        and min(x.shape[0], size) > 0
+        and columns >= TILE
+        and size * 4 <= _MOST_FILTERS
+        and _width(filters) is not None
+        and registered()
+    )
+
+
+def suits_gradient(x: Array, grad: Array, kernel: Sequence[int]) -> bool:
+    """Return whether the gradient of a filter should be computed here.
+
+    Args:
+        x: [batch, height, width, channels].
+        grad: [batch, rows, columns, filters].
+        kernel: height and width of the filter.
+    """
+    size = math.prod(kernel) * x.shape[-1] * grad.shape[-1]
+    return (
+        suits(x, grad, grad.shape[-1], size, grad.shape[2])
+        and size * 4 <= math.prod(grad.shape[1:3]) * _BYTES_A_POSITION
+    )
+
+
+def _width(filters: int) -> int | None:
+    """How many filters are computed at a time."""
+    return next((width for width in _widths() if filters % width == 0), None)
+
+
+def _geometry(
+    x: Sequence[int],
+    kernel: Sequence[int],
+    filters: int,
+    strides: Sequence[int],
+    low: Sequence[int],
+    out: Sequence[int],
+) -> dict[str, int]:
+    images, height, width, channels = x
+    reach = [(n - 1) * s + k for n, s, k in zip(out, strides, kernel)]
+    direct = not any(low) and reach[0] <= height and reach[1] <= width
+    pitch = reach[1] * channels * 4
+    rows = max(1, min(out[0], (_COPIED // pitch - kernel[0]) // strides[0] + 1))
+    bands = -(-out[0] // rows)
+    band = -(-out[0] // bands)
+    copied = ((band - 1) * strides[0] + kernel[0]) * reach[1] * channels
+    return {
+        "memory": 0 if direct else copied,
+        "images": images,
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "rows": out[0],
+        "columns": out[1],
+        "filters": filters,
+        "window_height": kernel[0],
+        "window_width": kernel[1],
+        "down": strides[0],
+        "across": strides[1],
+        "top": low[0],
+        "left": low[1],
+        "band": band,
+        "bands": -(-out[0] // band),
+        "direct": direct,
+    }
+
+
+def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[int, ...]) -> Array:
+    width = _width(geometry["filters"])
+    assert width is not None  # it suits
+    numbers = np.array([geometry[name] for name in direct_kernels.GEOMETRY], np.int32)
+    function = jax.ffi.ffi_call(
+        direct_kernels.name(kind, width), jax.ShapeDtypeStruct(shape, np.float32)
+    )
+    out: Array = function(x, y, numbers)
+    return out
+
+
+_widths = functools.cache(direct_kernels.widths)
+_registering = threading.Lock()
+
+
+def registered() -> bool:
+    """Make the machine code known to XLA; False where there is none for this machine or this XLA."""
+    with _registering:
+        return _register()
+
+
+@functools.cache
+def _register() -> bool:
+    names = [direct_kernels.name(kind, width) for kind in KINDS for width in _widths()]
+    for name, address in zip(names, llvm_writer.load(_machine_code(), names)):
+        try:
+            function = jax.ffi.pycapsule(ctypes.c_void_p(address))
+            jax.ffi.register_ffi_target(name, function, platform="cpu")
+        except jax.errors.JaxRuntimeError:
+            return False  # it has another interface
+    return bool(names)
+
+
+def _machine_code() -> bytes:
+    """Of this process's file of it, or a new one."""
+    folder = kept_files.folder()
+    identity = repr((llvm_writer.identity(), kept_files.sources()))
+    path = folder and folder / f"convolutions-{hashlib.sha256(identity.encode()).hexdigest()}"
+    found = path and kept_files.read(path)
+    if not found:
+        found = direct_kernels.machine_code()
+        if path:
+            kept_files.write(path, found, _MOST_FILES)
+    return found

@@ -1,0 +1,216 @@
+"""Convolutions on CPUs and the gradients of their filters as loops over registers, for LLVM.
+
+All arithmetic is in one function, a tile: it adds up products of numbers of one array, which are
+`across` from one another, and vectors of another array. In a convolution the numbers are of
+neighbouring columns and the vectors are filters; in a filter's gradient the numbers are of a window
+and the vectors are gradients. Around it are loops over the rows of an image.
+"""
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from jfluid.compile import xla_tasks
+from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+
+TILE = 8  # columns of a convolution, or numbers of a window, that are computed at a time
+KINDS = ("forward", "gradient")
+# The numbers of a call, see `xla_tasks.py` for the first two. Images are read in bands of `band` rows of
+# the result: where they are if `direct`, otherwise from a copy with borders of zeros.
+GEOMETRY = (
+    "chunks memory images height width channels rows columns filters window_height window_width "
+    "down across top left band bands direct"
+).split()
+
+
+def widths() -> dict[int, int]:
+    """Return how many filters may be computed at a time on this machine, the most first, with how
+    many of them are in a vector; empty where this code is not known to be faster than XLA's.
+    """
+    return {32: 16, 16: 16} if llvm.get_host_cpu_features().get("avx512f") else {}
+
+
+def name(kind: str, width: int) -> str:
+    """Return the name of the function of a kind for `width` filters at a time."""
+    return f"jfluid_convolution_{kind}_{width}"
+
+
+def machine_code() -> bytes:
+    """Return an object file with the functions of all kinds and widths."""
+    module = Module()
+    for width, lanes in widths().items():
+        tiles = {count: _tile(module, count, width, lanes) for count in (TILE, 1)}
+        for kind, write in zip(KINDS, (_forward, _gradient)):
+            xla_tasks.define(module, name(kind, width), write(module, tiles, width))
+    return module.machine_code()
+
+
+def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
+    """Adds to `out` [count, width], or sets it unless `adds`, the sums over two loops, `outer` and
+    `inner`, of `numbers` that are `across` one another times vectors of `others`, [width].
+    """
+    steps = "across outer numbers_outer others_outer inner numbers_inner others_inner pitch".split()
+    pointers = dict.fromkeys(("numbers", "others", "out"), POINTER)
+    f = Function(
+        module, f"tile_{count}_{width}", VOID, **pointers, **dict.fromkeys(steps, I64), adds=I1
+    )
+    f.function.attributes.add("noinline")  # so that the loops have all registers
+    vector = ir.VectorType(FLOAT, lanes)
+    fma = module.declare(f"llvm.fma.v{lanes}f32", vector, [vector] * 3)
+    v, parts = f.v, range(width // lanes)
+    offsets = [f.product(I64(i), v["across"]) for i in range(count)]
+    outs = [
+        [f.at(v["out"], f.product(I64(i), v["pitch"]), I64(lanes * j)) for j in parts]
+        for i in range(count)
+    ]
+    zero = ir.Constant(vector, [0.0] * lanes)
+    sums = [[f.variable(vector, zero) for _ in parts] for _ in range(count)]
+    everywhere = [(sums[i][j], outs[i][j]) for i in range(count) for j in parts]
+    with f.b.if_then(v["adds"]):
+        for place, out in everywhere:
+            f.b.store(f.load(out, vector), place)
+    rows = [f.variable(POINTER, v[n]) for n in ("numbers", "others")]
+    with f.loop(v["outer"]):
+        starts = [f.load(row, POINTER) for row in rows]
+        places = [f.variable(POINTER, start) for start in starts]
+        with f.loop(v["inner"]):
+            numbers, others = (f.load(place, POINTER) for place in places)
+            loaded = [f.load(f.at(others, I64(lanes * j)), vector) for j in parts]
+            for offset, of_number in zip(offsets, sums):
+                number = _spread(f, f.load(f.at(numbers, offset), FLOAT), vector)
+                for place, other in zip(of_number, loaded):
+                    f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
+            f.b.store(f.at(numbers, v["numbers_inner"]), places[0])
+            f.b.store(f.at(others, v["others_inner"]), places[1])
+        f.b.store(f.at(starts[0], v["numbers_outer"]), rows[0])
+        f.b.store(f.at(starts[1], v["others_outer"]), rows[1])
+    for place, out in everywhere:
+        f.b.store(f.load(place, vector), out, align=4)
+    return f.end()
+
+
+def _spread(f: Function, number: Any, vector: Any) -> Any:
+    """A vector of one number."""
+    nothing = ir.Constant(vector, ir.Undefined)
+    first = f.b.insert_element(nothing, number, I32(0))
+    return f.b.shuffle_vector(
+        first, nothing, ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
+    )
+
+
+def _chunk(module: Module, name: str) -> tuple[Function, dict[str, Any]]:
+    """A function that computes a part of the result, and what it is given: the geometry too."""
+    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    f = Function(module, name, VOID, **pointers, chunk=I64)
+    v = f.v
+    for i, name in enumerate(GEOMETRY):
+        v[name] = f.b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
+    v["window"] = f.product(v["window_width"], v["channels"])  # numbers in a row of it
+    v["step"] = f.product(v["across"], v["channels"])
+    columns = f.sum(f.product(f.b.sub(v["columns"], I64(1)), v["across"]), v["window_width"])
+    v["read"] = f.b.select(f.b.icmp_signed("!=", v["direct"], I64(0)), v["width"], columns)
+    v["pitch"] = f.product(v["read"], v["channels"])
+    return f, v
+
+
+def _bordered(f: Function, image: Any, first: Any, rows: Any) -> Any:
+    """A pointer to the rows of an image, `pitch` numbers each, that output rows from `first` need."""
+    v, b, bytes_ = f.v, f.b, I64(4)
+    x = f.at(v["x"], f.product(image, v["height"], v["width"], v["channels"]))
+    above = f.product(first, v["down"])
+    found = f.variable(POINTER, f.at(x, f.product(above, v["width"], v["channels"])))
+    with b.if_then(b.icmp_signed("==", v["direct"], I64(0))):
+        b.store(v["scratch"], found)
+        left = f.product(v["left"], v["channels"])
+        held = f.least(v["width"], b.sub(v["read"], v["left"]))
+        middle = f.product(held, v["channels"])
+        right = b.sub(b.sub(v["pitch"], left), middle)
+        count = f.sum(f.product(b.sub(rows, I64(1)), v["down"]), v["window_height"])
+        with f.loop(count) as i:
+            row = f.at(v["scratch"], f.product(i, v["pitch"]))
+            source = b.sub(f.sum(i, above), v["top"])
+            inside = b.icmp_unsigned("<", source, v["height"])
+            with b.if_else(inside) as (then, otherwise):
+                with then:
+                    f.c("memset", row, I32(0), f.product(left, bytes_))
+                    start = f.at(x, f.product(source, v["width"], v["channels"]))
+                    f.c("memcpy", f.at(row, left), start, f.product(middle, bytes_))
+                    f.c("memset", f.at(row, left, middle), I32(0), f.product(right, bytes_))
+                with otherwise:
+                    f.c("memset", row, I32(0), f.product(v["pitch"], bytes_))
+    return f.load(found, POINTER)
+
+
+def _forward(module: Module, tiles: dict[int, Any], width: int) -> Any:
+    """A band of an image's rows: x [images, height, width, channels], y [window_height, window_width,
+    channels, filters], out [images, rows, columns, filters].
+    """
+    f, v = _chunk(module, f"forward_{width}_chunk")
+    b, one = f.b, I64(1)
+    image, band = b.sdiv(v["chunk"], v["bands"]), b.srem(v["chunk"], v["bands"])
+    first = f.product(band, v["band"])
+    rows = f.least(v["band"], b.sub(v["rows"], first))
+    x = _bordered(f, image, first, rows)
+    blocks = b.sdiv(f.sum(v["columns"], I64(TILE - 1)), I64(TILE))
+    others_outer = f.product(v["window"], v["filters"])
+    with f.loop(rows) as row, f.loop(b.sdiv(v["filters"], I64(width))) as part:
+        filters = f.product(part, I64(width))
+        with f.loop(blocks) as block:
+            # The last overlaps with the one before.
+            column = f.least(f.product(block, I64(TILE)), b.sub(v["columns"], I64(TILE)))
+            numbers = f.at(x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"]))
+            at = f.sum(
+                f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
+            )
+            out = f.at(v["out"], f.product(at, v["filters"]), filters)
+            outer = (v["step"], v["window_height"], v["pitch"], others_outer)
+            inner = (v["window"], one, v["filters"], v["filters"])
+            f.call(tiles[TILE], numbers, f.at(v["y"], filters), out, *outer, *inner, I1(0))
+    return f.end()
+
+
+def _gradient(module: Module, tiles: dict[int, Any], width: int) -> Any:
+    """The gradient of a filter from a part of the images: x as above, y [images, rows, columns,
+    filters], out [chunks, window_height, window_width, channels, filters].
+    """
+    f, v = _chunk(module, f"gradient_{width}_chunk")
+    b, one = f.b, I64(1)
+    size = f.product(v["window_height"], v["window"], v["filters"])
+    out = f.at(v["out"], f.product(v["chunk"], size))
+    f.c("memset", out, I32(0), f.product(size, I64(4)))
+    ends = [
+        b.sdiv(f.product(c, v["images"]), v["chunks"]) for c in (v["chunk"], f.sum(v["chunk"], one))
+    ]
+    with f.loop(ends[1], ends[0]) as image, f.loop(v["bands"]) as band:
+        first = f.product(band, v["band"])
+        rows = f.least(v["band"], b.sub(v["rows"], first))
+        x = _bordered(f, image, first, rows)
+        at = f.product(f.sum(f.product(image, v["rows"]), first), v["columns"], v["filters"])
+        with (
+            f.loop(v["window_height"]) as row,
+            f.loop(b.sdiv(v["filters"], I64(width))) as part,
+        ):
+            filters = f.product(part, I64(width))
+            others = f.at(v["y"], at, filters)
+
+            def add(count: int, number: Any, row: Any = row, filters: Any = filters) -> None:
+                place = f.product(f.sum(f.product(row, v["window"]), number), v["filters"])
+                numbers = f.at(x, f.product(row, v["pitch"]), number)
+                outer = (
+                    one,
+                    rows,
+                    f.product(v["down"], v["pitch"]),
+                    f.product(v["columns"], v["filters"]),
+                )
+                inner = (v["columns"], v["step"], v["filters"], v["filters"])
+                f.call(
+                    tiles[count], numbers, others, f.at(out, place, filters), *outer, *inner, I1(1)
+                )
+
+            whole = b.sdiv(v["window"], I64(TILE))
+            with f.loop(whole) as block:
+                add(TILE, f.product(block, I64(TILE)))
+            with f.loop(v["window"], f.product(whole, I64(TILE))) as number:
+                add(1, number)
+    return f.end()

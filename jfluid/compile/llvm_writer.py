@@ -1,0 +1,162 @@
+"""Writes down functions for LLVM: loops, arrays, variables, and calls of C's functions. Makes machine
+code of them for this machine, and loads it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+FLOAT, POINTER, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
+_OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "malloc": (POINTER, (I64,)),
+    "free": (VOID, (POINTER,)),
+    "memset": (POINTER, (POINTER, I32, I64)),
+    "memcpy": (POINTER, (POINTER, POINTER, I64)),
+    "sched_yield": (I32, ()),
+}
+
+
+def identity() -> tuple[Any, ...]:
+    """What machine code depends on beside what is written down."""
+    features = llvm.get_host_cpu_features().flatten()
+    return llvmlite.__version__, llvm.llvm_version_info, llvm.get_host_cpu_name(), features
+
+
+def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
+    """Return the addresses of functions of an object file, which stays loaded."""
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+    engine.finalize_object()
+    return [engine.get_function_address(name) for name in names]
+
+
+@functools.cache
+def _engine() -> Any:
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+
+
+def _target() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    # LLVM divides vectors of 512 bits for some processors unless it is told not to.
+    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", jit=True
+    )
+
+
+class Module:
+    """Functions that are written down."""
+
+    def __init__(self) -> None:
+        self.module = ir.Module()
+
+    def find(self, name: str) -> Any:
+        """The function of a name; None if there is none."""
+        return self.module.globals.get(name)
+
+    def declare(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+        """The function of a name, which may be C's or LLVM's."""
+        return self.find(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
+
+    def machine_code(self) -> bytes:
+        """Return an object file."""
+        parsed, target = llvm.parse_assembly(str(self.module)), _target()
+        settings = llvm.create_pipeline_tuning_options(speed_level=2)
+        passes = llvm.create_pass_builder(target, settings).getModulePassManager()
+        passes.run(parsed, llvm.create_pass_builder(target, settings))
+        return target.emit_object(parsed)  # type: ignore[no-any-return]
+
+
+class Function:
+    """Writes down a function.
+
+    Args:
+        arguments: names and types.
+
+    Attributes:
+        v: the arguments by name.
+        b: writes what follows.
+        slots: writes what is at its very beginning.
+    """
+
+    def __init__(self, module: Module, name: str, result: Any, **arguments: Any):
+        kind = ir.FunctionType(result, list(arguments.values()))
+        self.module, self.function = module, ir.Function(module.module, kind, name)
+        self._entry = self.function.append_basic_block("entry")
+        self.slots = ir.IRBuilder(self._entry)
+        self._start = self.function.append_basic_block("start")
+        self.b = ir.IRBuilder(self._start)
+        self.v = dict(zip(arguments, self.function.args))
+
+    def end(self, value: Any = None) -> Any:
+        """Return from the function, and give it."""
+        self.b.ret_void() if value is None else self.b.ret(value)
+        self.slots.branch(self._start)
+        return self.function
+
+    def variable(self, kind: Any, value: Any) -> Any:
+        """A place in memory, which LLVM makes a register."""
+        place = self.slots.alloca(kind)
+        self.b.store(value, place)
+        return place
+
+    def load(self, place: Any, kind: Any) -> Any:
+        """What is at a place; vectors are where any of their numbers may be."""
+        return self.b.load(place, typ=kind, align=8 if kind in (POINTER, I64) else 4)
+
+    def at(self, base: Any, *numbers: Any, kind: Any = FLOAT) -> Any:
+        """The place of a number in an array, at a sum of `numbers`."""
+        return self.b.gep(base, [self.sum(*numbers)], source_etype=kind)
+
+    def field(self, base: Any, offset: int, kind: Any = POINTER) -> Any:
+        """What is so many bytes behind a pointer."""
+        return self.load(self.at(base, I64(offset), kind=ir.IntType(8)), kind)
+
+    def sum(self, first: Any, *others: Any) -> Any:
+        return functools.reduce(self.b.add, others, first)
+
+    def product(self, first: Any, *others: Any) -> Any:
+        return functools.reduce(self.b.mul, others, first)
+
+    def least(self, one: Any, other: Any) -> Any:
+        return self.b.select(self.b.icmp_signed("<", one, other), one, other)
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        return self.b.call(function, arguments)
+
+    def c(self, name: str, *arguments: Any) -> Any:
+        """Call a function of C."""
+        return self.call(self.module.declare(name, *_OF_C[name]), *arguments)
+
+    @contextlib.contextmanager
+    def loop(self, end: Any, start: Any = None) -> Iterator[Any]:
+        """A loop over the numbers from `start`, or 0, to before `end`."""
+        at = self.variable(I64, I64(0) if start is None else start)
+        with self.repeat() as leave:
+            i = self.load(at, I64)
+            leave(self.b.icmp_signed(">=", i, end))
+            yield i
+            self.b.store(self.b.add(i, I64(1)), at)
+
+    @contextlib.contextmanager
+    def repeat(self) -> Iterator[Callable[[Any], None]]:
+        """A loop that a call of what it gives leaves, on a condition."""
+        head, after = self.b.append_basic_block("head"), self.b.append_basic_block("after")
+        self.b.branch(head)
+        self.b.position_at_end(head)
+
+        def leave(condition: Any) -> None:
+            body = self.b.append_basic_block("body")
+            self.b.cbranch(condition, after, body)
+            self.b.position_at_end(body)
+
+        yield leave
+        self.b.branch(head)
+        self.b.position_at_end(after)

@@ -1,0 +1,116 @@
+"""Convolutions and their filters' gradients by machine code of our own: XLA's numbers, for any border,
+stride and number of columns.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jfluid.compile import direct_convolution, direct_kernels, image_layout
+
+pytestmark = pytest.mark.skipif(
+    not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+)
+
+CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
+# images, filter, strides, zeros before and behind
+SHAPES = {
+    "borders": ((3, 16, 16, 16), (3, 3, 16, 32), (1, 1), ((1, 1), (1, 1))),
+    "no borders": ((2, 9, 13, 8), (2, 3, 8, 16), (1, 1), ((0, 0), (0, 0))),
+    "columns that overlap": ((2, 7, 11, 3), (3, 3, 3, 16), (1, 1), ((1, 1), (1, 1))),
+    "strides": ((9, 17, 32, 5), (3, 5, 5, 48), (2, 3), ((1, 1), (2, 1))),
+    "one place": ((2, 8, 16, 32), (1, 1, 32, 64), (1, 2), ((0, 0), (0, 0))),
+    "more behind than before": ((1, 6, 9, 4), (4, 2, 4, 16), (1, 1), ((1, 4), (0, 1))),
+    "bands of rows": ((2, 50, 200, 16), (5, 3, 16, 16), (1, 1), ((2, 2), (1, 1))),
+    "rows of zeros alone": ((1, 2, 8, 4), (3, 1, 4, 16), (1, 1), ((5, 6), (0, 0))),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    assert direct_convolution.registered()
+
+
+def _draw(*shapes):
+    rng = np.random.RandomState(0)
+    return [jnp.asarray(rng.randn(*s), jnp.float32) for s in shapes]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_numbers_are_those_of_the_library(shape):
+    x, w, strides, pads = shape
+    x, w = _draw(x, w)
+    low = [before for before, _ in pads]
+
+    def library(w):
+        return lax.conv_general_dilated(x, w, strides, pads, dimension_numbers=CHANNELS_LAST)
+
+    expected, gradient = jax.vjp(library, w)
+    (grad,) = _draw(expected.shape)
+    found = jax.jit(lambda: direct_convolution.forward(x, w, strides, low, expected.shape[1:3]))()
+    of_filter = jax.jit(lambda: direct_convolution.gradient(x, grad, w.shape[:2], strides, low))()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(of_filter, gradient(grad)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_have_the_same_bits_each_time():
+    x, grad = _draw((20, 32, 32, 16), (20, 32, 32, 16))
+    run = jax.jit(lambda: direct_convolution.gradient(x, grad, (3, 3), (1, 1), (1, 1)))
+    first = np.asarray(run())
+    for _ in range(20):
+        np.testing.assert_array_equal(np.asarray(run()), first)
+
+
+def test_calls_at_the_same_time_do_not_wait_for_each_other():
+    x, w = _draw((4, 32, 32, 16), (3, 3, 16, 16))
+
+    def many(x):
+        return [
+            direct_convolution.forward(x * i, w, (1, 1), (1, 1), (32, 32)) for i in range(1, 33)
+        ]
+
+    found = jax.jit(many)(x)
+    for i, each in enumerate(found, 1):
+        np.testing.assert_allclose(each, found[0] * i, rtol=1e-4, atol=1e-2)
+
+
+def _primitives(images, filters, dtype=jnp.float32):
+    """Primitives, by name, of a convolution and its gradients as a step has them."""
+    x, w = jnp.ones(images, dtype), jnp.ones(filters, dtype)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME")
+
+    def step(x, w):
+        y, gradient = jax.vjp(convolve, x, w)
+        return {"gradients": gradient(jnp.tanh(y))}
+
+    traced = jax.make_jaxpr(lambda x, w: image_layout.channels_last(lambda _: step(x, w)))(x, w)
+    return [e.primitive.name for e in traced.jaxpr.eqns]
+
+
+def test_steps_use_it_forward_and_for_both_gradients():
+    names = _primitives((2, 16, 16, 16), (16, 16, 3, 3))
+    assert names.count("ffi_call") == 3 and "conv_general_dilated" not in names
+
+
+@pytest.mark.parametrize(
+    "images, filters, dtype",
+    [
+        ((2, 10, 16, 16), (10, 10, 3, 3), jnp.float32),
+        ((2, 16, 4, 4), (16, 16, 3, 3), jnp.float32),
+        ((2, 256, 16, 16), (256, 256, 3, 3), jnp.float32),
+        ((2, 16, 16, 16), (16, 16, 3, 3), jnp.bfloat16),
+    ],
+    ids=["part of a vector", "few columns", "large filters", "bfloat16"],
+)
+def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
+    names = _primitives(images, filters, dtype)
+    assert "ffi_call" not in names and names.count("conv_general_dilated") >= 2
+
+
+def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
+    monkeypatch.setattr(direct_convolution, "_widths", dict)
+    assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
