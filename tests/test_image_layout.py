@@ -1,5 +1,7 @@
 """Images inside a step on CPUs: the same numbers with channels last, and no turning between layers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ def _conv(x, w, strides=(1, 1), **more):
     return lax.conv_general_dilated(x, w, strides, ((1, 1), (1, 1)), **more)
 
 
-def _rewritten(function, *arguments):
+def _rewritten(function):
     def run(*arguments):
         return image_layout.channels_last(lambda _: {"out": function(*arguments)})["out"]
 
@@ -28,7 +30,7 @@ def _rewritten(function, *arguments):
 
 def _same(function, *arguments):
     """Check a function's values, and return its rewritten form's primitives by name."""
-    rewritten = _rewritten(function, *arguments)
+    rewritten = _rewritten(function)
     expected = jax.tree.leaves(jax.jit(function)(*arguments))
     found = jax.tree.leaves(jax.jit(rewritten)(*arguments))
     for e, f in zip(expected, found, strict=True):
@@ -62,6 +64,8 @@ def _elements(y):
     return [
         jnp.where(y > 0, y, 0.1 * y) * scale + rows,
         jnp.clip(y, -1, 1),
+        jax.nn.relu(y.at[0, 0, 0, :3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))),
+        jnp.maximum(0.5, y),
         wide + y,
         y.astype(jnp.float16),
         lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 3, 2), (1, 1, 2, 1), "SAME"),
@@ -120,6 +124,22 @@ def test_images_are_not_turned_between_layers():
     turned = [s for s in turned if len(s) in (4, 5) and np.prod(s) >= 2 * 5 * 3 * 4]
     assert "conv_general_dilated" in names
     assert set(turned) == {(2, 3, 6, 4)}
+
+
+def test_an_image_behind_residual_blocks_is_computed_once():
+    """No loop of XLA's reads more than a block's images: it would compute those of others again."""
+
+    def loss(filters, x):
+        for v, w in filters:
+            x = jax.nn.relu(x + _conv(jax.nn.relu(_conv(x, v)), w))
+        return jnp.sum(x * x)
+
+    x, *filters = _draw((2, 8, 6, 6), *[(8, 8, 3, 3)] * 10)
+    arguments = list(zip(filters[::2], filters[1::2])), x
+    gradients = jax.jit(_rewritten(jax.grad(loss)))
+    text = gradients.lower(*arguments).compile().as_text()
+    loops = re.findall(r" fusion\((.*?)\), kind=kLoop", text)
+    assert loops and max(loop.count("%") for loop in loops) <= 4
 
 
 def test_what_a_program_without_images_knows_while_it_is_traced_stays_known():

@@ -21,8 +21,8 @@ from jfluid.compile.image_convolution import HELD, Filter
 # Primitives that work on elements: the order of dimensions does not matter.
 _ELEMENTWISE = frozenset(
     "abs acos add add_any and asin atan atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh div "
-    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max "
-    "min mul ne neg nextafter not optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
+    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt min "
+    "mul ne neg nextafter not optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
     "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
 _REDUCTIONS = frozenset(
@@ -238,6 +238,20 @@ def _elementwise(equation: Any, values: list[_Value]) -> list[_Value]:
     return _result(equation.primitive.bind(*operands, **equation.params), order)
 
 
+def _maximum(equation: Any, values: list[_Value]) -> list[_Value]:
+    """Apply a maximum; that with a number, as in relu, as a selection.
+
+    XLA computes what depends on one image again in each loop that reads it, so that behind a few
+    residual blocks every loop would compute all of them. A selection depends on two: what a
+    convolution reads is then computed once, for all who read it.
+    """
+    (x, number), (_, scalar) = values, equation.invars
+    if scalar.aval.ndim or x.order is None:
+        return _elementwise(equation, values)
+    image, least = x.laid(x.order), number.given()
+    return _result(lax.select(image <= least, lax.full_like(image, least), image), x.order)
+
+
 def _order(values: list[_Value]) -> Order:
     return next(v.order for v in values if v.order)
 
@@ -349,6 +363,7 @@ _RULES: dict[str, Callable[[Any, list[_Value]], list[_Value] | None]] = {
     "concatenate": _concatenate,
     "rev": _reverse,
     "transpose": _transpose,
+    "max": _maximum,
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(_WINDOWS, _window),
 }
