@@ -1,9 +1,9 @@
 """Small jobs with parameter servers, as they are: what a step of them takes on this machine.
 
-    python benchmarks/scale_jobs.py --trainers 2 --servers 1
+    python benchmarks/scale_jobs.py --trainers 2 --servers 1 --strategy async
 
-trains a click model synchronously, one process for each trainer and server, and prints seconds a
-step: on the clock, of the processors by a trainer and by all servers, and of a trainer's parts
+trains a click model, synchronously unless told otherwise, one process for each trainer and server,
+and prints seconds a step: on the clock, of the processors by a trainer and by all servers, and of a trainer's parts
 (`Communicator.seconds`). benchmarks/scale_check.py holds the simulation against it.
 """
 
@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 
 SLOTS, VOCABULARY, WIDTH, BATCH = 26, 100_001, 10, 512
-WARM = 10
+STRATEGIES = ("sync", "half_async", "async", "geo")
+GEO_EVERY = 20
+WARM = 2 * GEO_EVERY
 _SECONDS_TO_ANSWER = 300
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -57,7 +59,7 @@ def processor_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def role(kind, number, endpoints, trainers, steps):
+def role(kind, number, endpoints, trainers, steps, strategy):
     """One process of a job. A trainer says when it is ready, trains when it is told, says what it
     took, and ends when it is told.
     """
@@ -79,8 +81,9 @@ def role(kind, number, endpoints, trainers, steps):
         )
     )
     loss = network(fluid)
-    strategy = StrategyFactory.create_sync_strategy()
-    fleet.distributed_optimizer(fluid.optimizer.SGD(0.01), strategy).minimize(loss)
+    create = getattr(StrategyFactory, "create_%s_strategy" % strategy)
+    chosen = create(GEO_EVERY) if strategy == "geo" else create()
+    fleet.distributed_optimizer(fluid.optimizer.SGD(0.01), chosen).minimize(loss)
     if kind == "server":
         fleet.init_server()
         fleet.run_server()
@@ -144,8 +147,8 @@ def _tell(processes):
         process.stdin.flush()
 
 
-def measure(trainers, servers, steps, environment=None):
-    """Seconds a step of one job.
+def measure(trainers, servers, steps, environment=None, strategy="sync"):
+    """Seconds a step of one job. With GEO `steps` is a multiple of GEO_EVERY.
 
     Returns a dict: `step` on the clock, `processor` of one trainer, `servers` of the processors by
     all servers together, `parts` of a trainer's step.
@@ -159,7 +162,7 @@ def measure(trainers, servers, steps, environment=None):
     with tempfile.TemporaryFile("w+") as log:
 
         def start(kind, number):
-            words = [kind, str(number), endpoints, str(trainers), str(steps)]
+            words = [kind, str(number), endpoints, str(trainers), str(steps), strategy]
             return subprocess.Popen(
                 own + words, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True
             )
@@ -197,17 +200,19 @@ def measure(trainers, servers, steps, environment=None):
 
 def main():
     if sys.argv[1:2] == ["--role"]:
-        kind, number, endpoints, trainers, steps = sys.argv[2:]
-        role(kind, int(number), endpoints, int(trainers), int(steps))
+        kind, number, endpoints, trainers, steps, strategy = sys.argv[2:]
+        role(kind, int(number), endpoints, int(trainers), int(steps), strategy)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainers", type=int, nargs="+", default=[1])
     parser.add_argument("--servers", type=int, nargs="+", default=[1])
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--strategy", choices=STRATEGIES, default="sync")
     options = parser.parse_args()
     for trainers in options.trainers:
         for servers in options.servers:
-            print(json.dumps(measure(trainers, servers, options.steps)), flush=True)
+            found = measure(trainers, servers, options.steps, strategy=options.strategy)
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The simulation of jobs that share a machine, against formulas, and against jobs that it plays."""
 
 import importlib.util
+import json
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -62,11 +64,38 @@ def test_slow_steps_hold_up_the_others(check):
     assert uneven / even == pytest.approx(1 + 0.1 * draws, abs=0.02)
 
 
-def played(check, truth, spread=0.0):
+def test_pushes_beside_the_computing(check):
+    def step(given, strategy, cores=2, trainers=1):
+        return check.SharedJob(trainers, 1, given, cores, 0.0, strategy).seconds()
+
+    given = work(check, own=4.0, talk=1.0, shared=2.0)
+    for strategy in ("sync", "half_async"):
+        assert step(given, strategy) == pytest.approx(7)
+    for strategy in ("async", "geo"):
+        assert step(given, strategy) == pytest.approx(4)  # a second processor has the rest
+        assert step(given, strategy, cores=1) == pytest.approx(7)
+        # a trainer does not wait for its pushes, but for one too many of them
+        assert step(work(check, own=4.0, shared=6.0), strategy) == pytest.approx(6)
+        # one server has all trainers' pushes
+        busy = work(check, own=2.0, shared=3.0)
+        assert step(busy, strategy, cores=8, trainers=4) == pytest.approx(12, rel=0.05)
+    # rows that come before the computing are waited for
+    waits = work(check, own=4.0, talk=2.0, pull=0.5)
+    assert step(waits, "async", cores=8) == pytest.approx(4 + 1)
+
+
+def test_only_rounds_wait_for_the_slowest(check):
+    given = work(check, own=1.0)
+    took = {s: check.SharedJob(4, 1, given, 4, 0.3, s).seconds(200) for s in check.AHEAD}
+    assert took["sync"] > 1.2
+    assert all(abs(took[s] - 1) < 0.05 for s in took if s != "sync")
+
+
+def played(check, truth, spread=0.0, strategy="sync"):
     """What jobs would take for which a step takes `truth`, and varies."""
 
     def measure(trainers, servers):
-        step = check.SharedJob(trainers, servers, truth, 2, spread).seconds()
+        step = check.SharedJob(trainers, servers, truth, 2, spread, strategy).seconds()
         exchange = truth.talk + servers * truth.call + truth.asked + truth.shared + truth.update
         return {
             "step": step,
@@ -75,6 +104,9 @@ def played(check, truth, spread=0.0):
             "parts": {
                 "rows": truth.pull * exchange,
                 "exchange": (1 - truth.pull) * exchange,
+                "encode": 0.0,
+                "call": exchange,
+                "decode": 0.0,
             },
         }
 
@@ -98,6 +130,37 @@ def test_three_jobs_tell_of_the_others(check, capsys):
     assert "  given" in capsys.readouterr().out
     far = [(4, 3, 1.0, 1.21), (2, 1, 1.0, 5.0), (3, 3, 1.0, 0.81)]
     assert check.beyond(far) == far[:1], "those that were given do not count"
+
+
+@pytest.mark.parametrize("strategy", ["half_async", "async", "geo"])
+@pytest.mark.parametrize("crowd", [1.0, 1.3])
+def test_three_jobs_of_other_strategies_tell_of_the_others(check, strategy, crowd):
+    pull = 0.0 if strategy == "geo" else 0.3
+    truth = check.Work(0.02, 1.2, 0.001, 0.0005, 0.001, 0.003, 0.0, pull, crowd)
+    every = [(trainers, servers) for trainers in (1, 2, 3, 4) for servers in (1, 2, 3)]
+    work, _, rows = check.compare(every, played(check, truth, 0.0, strategy), 2, strategy)
+    assert work.crowd == pytest.approx(crowd, abs=0.05)
+    for _, _, measured, simulated in rows:
+        assert simulated / measured == pytest.approx(1, abs=0.05)
+
+
+def test_the_command_names_the_strategies_that_are_off(check, monkeypatch, tmp_path, capsys):
+    truth = check.Work(0.02, 1.2, 0.001, 0.0005, 0.001, 0.003, 0.0, 0.0)
+
+    def measure(trainers, servers, steps, strategy):
+        found = played(check, truth, 0.0, strategy)(trainers, servers)
+        odd = strategy == "geo" and (trainers, servers) == (2, 2)
+        return found | {"step": found["step"] * (1.5 if odd else 1.0)}
+
+    jobs = types.ModuleType("scale_jobs")
+    jobs.measure = measure
+    monkeypatch.setitem(sys.modules, "scale_jobs", jobs)
+    words = "x --strategies async geo --trainers 2 --servers 1 2 --times 1 --json"
+    monkeypatch.setattr(sys, "argv", [*words.split(), str(tmp_path / "found")])
+    assert check.main() is True
+    assert "further off than 20%: geo: 1 of 2" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found").read_text())
+    assert len(found["async"]["rows"]) == 2 and found["geo"]["work"]["own"] > 0
 
 
 def test_snapshots_take_processors_from_the_job(check):
