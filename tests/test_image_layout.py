@@ -95,6 +95,7 @@ def test_what_follows_a_convolution_gives_the_same_numbers(follows):
         ((2, 3, 5, 6), (4, 3, 2, 3), {"strides": (1, 2), "lhs_dilation": (2, 1)}),
         ((1, 24, 2, 3), (32, 24, 3, 3), {}),  # more filters than positions
         ((2, 5, 12, 6), (4, 5, 3, 3), {}),  # in four bands of rows
+        ((2, 5, 6, 7), (4, 5, 5, 5), {}),  # mostly borders
     ),
 )
 def test_convolutions_and_their_gradients(shape, filters, options):
@@ -180,13 +181,27 @@ def test_a_program_trains_as_with_channels_last_of_its_own(depthwise):
     assert losses[0][2] < losses[0][0]
 
 
-@pytest.mark.parametrize("sizes", [(2, 6, 5, 7), (1, 3, 40, 5)])  # the latter has few positions
+def test_what_goes_back_through_much_border_is_a_product():
+    def back(grad, w):
+        _, gradient = jax.vjp(lambda x: _conv(x, w), jnp.zeros((2, 5, 6, 6)))
+        return gradient(jnp.tanh(_conv(grad, jnp.ones((4, 4, 3, 3)))))
+
+    names = _same(back, *_draw((2, 4, 4, 4), (4, 5, 5, 5)))
+    assert names.count("dot_general") == 1
+    assert names.count("conv_general_dilated") == 2  # those forward
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(2, 6, 5, 7, 3), (1, 3, 40, 5, 3), (2, 6, 5, 7, 5)],
+    ids=["many positions", "few positions", "much border"],
+)
 def test_filters_that_are_held_in_another_order(sizes):
     """They, and what is computed beside them, come in and go out as they are held; only what reads
     their order sees Fluid's.
     """
-    batch, size, filters, channels = sizes
-    x, w, v = _draw((batch, channels, size, size), *[(filters, channels, 3, 3)] * 2)
+    batch, size, filters, channels, width = sizes
+    x, w, v = _draw((batch, channels, size, size), *[(filters, channels, width, width)] * 2)
     order = (2, 3, 1, 0)
 
     def step(env, x):
@@ -207,4 +222,4 @@ def test_filters_that_are_held_in_another_order(sizes):
         np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=2e-4)
     equations = jax.make_jaxpr(held)(*arguments).jaxpr.eqns
     turned = [e.invars[0].aval.shape for e in equations if e.primitive.name == "transpose"]
-    assert turned.count((3, 3, channels, filters)) == 1  # for `flat`
+    assert turned.count((width, width, channels, filters)) == 1  # for `flat`

@@ -18,6 +18,9 @@ _FEW_CHANNELS = 4
 # The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
 # fast where they are a multiple of a vector.
 _VECTOR = 8
+# An image so many times as large as its convolution is mostly borders to what goes back through it.
+_BORDER = 1.75
+_MOST_PARTS = 8 << 20  # float32 that farther caches hold
 # The order that XLA's products want filters in, by their rank: windows, in, out. No other is used but
 # Fluid's.
 HELD = {rank: (*range(2, rank), 1, 0) for rank in (4, 5)}
@@ -72,27 +75,36 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
         mirrored: the filter turned round in its windows, which that convolution is of.
     """
     kernel, pads = w.shape[2:], params["padding"]
-    if not _many_filters(grad, w.shape[0], kernel, params):
-        return forward(grad, mirrored, params)
-    # What each position gives to each place of its window; the sum of all that overlap.
-    given = not w.held
-    if given:
-        parts = _dot(grad, w.array, ((grad.ndim - 1,), (0,)), params)  # [batch, ..., in, *kernel]
-    else:
-        # [*kernel, in, batch, ...]: a product of the filter as it is held
-        parts = _dot(w.array, grad, ((w.array.ndim - 1,), (grad.ndim - 1,)), params)
-    axes = tuple(range(1 if given else 2, grad.ndim - (1 if given else 0)))
     sizes = [n + low + high - k + 1 for n, k, (low, high) in zip(grad.shape[1:], kernel, pads)]
+    axes, channels = range(1, grad.ndim - 1), grad.ndim - 1  # of the parts
+    # What each position gives to each place of its window; the result is the sum of all that overlap.
+    if _many_filters(grad, w.shape[0], kernel, params):
+        if w.held:
+            # [*kernel, in, batch, ...]: a product of the filter as it is held
+            parts = _dot(w.array, grad, ((w.array.ndim - 1,), (channels,)), params)
+            axes, channels = range(2, grad.ndim), 0
+            part = [parts[place] for place in _places(kernel)]
+        else:
+            # [batch, ..., in, *kernel]
+            parts = _dot(grad, w.array, ((channels,), (0,)), params)
+            part = [parts[..., *place] for place in _places(kernel)]
+    elif _much_border(grad, sizes, w, params):
+        turned = lax.transpose(w.array, [w.order.index(d) for d in HELD[grad.ndim]])
+        flat = turned.reshape(-1, w.shape[0])
+        # [batch, ..., *kernel, in]
+        parts = _dot(grad, flat, ((channels,), (1,)), params)
+        parts = parts.reshape(*grad.shape[:-1], *kernel, w.shape[1])
+        part = [parts[..., *place, :] for place in _places(kernel)]
+    else:
+        return forward(grad, mirrored, params)
     total = None
-    for place in _places(kernel):
+    for place, each in zip(_places(kernel), part):
         starts = [at + low - k + 1 for at, k, (low, _) in zip(place, kernel, pads)]
         ends = [size - n - at for size, n, at in zip(sizes, grad.shape[1:], starts)]
-        part = windows.pad(
-            parts[..., *place] if given else parts[place], axes, tuple(zip(starts, ends)), 0
-        )
-        total = part if total is None else total + part
+        each = windows.pad(each, tuple(axes), tuple(zip(starts, ends)), 0)
+        total = each if total is None else total + each
     assert total is not None  # a window has a place
-    return total if given else jnp.moveaxis(total, 0, -1)
+    return jnp.moveaxis(total, channels, -1)
 
 
 def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -> Array:
@@ -224,6 +236,23 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
         and all(s == 1 for s in params["window_strides"])
         and math.prod(kernel) > 1
         and math.prod(grad.shape[:-1]) <= filters
+    )
+
+
+def _much_border(grad: Array, sizes: Sequence[int], w: Filter, params: dict[str, Any]) -> bool:
+    """Return whether windows reach over borders so often that a product of each position with all
+    places of its window, and the sum of what overlaps, cost less than a convolution.
+
+    Args:
+        grad: [batch, ..., out].
+        sizes: of the image.
+    """
+    parts = grad.size // grad.shape[-1] * math.prod(w.shape[1:])
+    return (
+        _is_plain(params)
+        and all(s == 1 for s in params["window_strides"])
+        and math.prod(sizes) >= _BORDER * math.prod(grad.shape[1:-1]) > 0
+        and parts <= _MOST_PARTS
     )
 
 
