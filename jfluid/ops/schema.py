@@ -53,9 +53,9 @@ def normalise(value: Any, kind: str) -> Any:
         return value if type(value) is want else _scalar(value, want)
     if kind in _LISTS:
         want = _LISTS[kind]
-        if type(value) is tuple and {want}.issuperset(map(type, value)):
-            return value  # operators are checked again whenever a program is copied
         items = value if isinstance(value, (list, tuple, np.ndarray)) else (value,)
+        if {want}.issuperset(map(type, items)):
+            return tuple(items)  # values of parameters are long, and programs are copied often
         return tuple(_scalar(v, want) for v in items)
     return value
 
