@@ -70,6 +70,8 @@ def append_regularization_ops(
     Returns:
         The pairs, with the variables that hold the gradients afterwards.
     """
+    if not (regularization or any(getattr(p, "regularizer", 0) for p, _ in parameters_and_grads)):
+        return list(parameters_and_grads)
     own = [
         p.name
         for p, _ in parameters_and_grads

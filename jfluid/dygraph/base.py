@@ -119,8 +119,6 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    if name is None:
-        name = unique_name.generate("generated_var")
     return VarBase(constant(copied(value)), name, stop_gradient=True)
 
 

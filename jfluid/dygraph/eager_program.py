@@ -75,8 +75,10 @@ class EagerBlock(Block):
             self.initialize(found, initializer)
         return found  # type: ignore[no-any-return]
 
-    def temporary(self, name: str) -> VarBase:
-        return VarBase(None, name)
+    def temporary(self, prefix: str) -> VarBase:
+        made = VarBase()
+        made._prefix = prefix
+        return made
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
         """Make a parameter, with its first value; the arguments are those of Parameter. One of the

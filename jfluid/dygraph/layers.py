@@ -256,7 +256,17 @@ class Layer:
         """Return the layer's parameters, each once; with `include_sublayers` those of the layers
         in it, too.
         """
-        return [param for _, param in self.named_parameters(include_sublayers=include_sublayers)]
+        layers = self._with_sublayers({}).values() if include_sublayers else [self]
+        found = [p for layer in layers for p in layer._parameters.values() if p is not None]
+        return list({id(p): p for p in found}.values())
+
+    def _with_sublayers(self, found: "dict[int, Layer]") -> "dict[int, Layer]":
+        """Add this layer and those in it at any depth to `found`, by their ids; returns it."""
+        found[id(self)] = self
+        for layer in self._sub_layers.values():
+            if layer is not None and id(layer) not in found:
+                layer._with_sublayers(found)
+        return found
 
     def named_parameters(
         self, prefix: str = "", include_sublayers: bool = True

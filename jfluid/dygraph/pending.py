@@ -14,7 +14,7 @@ records repeat again.
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import ref
@@ -91,8 +91,8 @@ class _Key:
         return isinstance(other, _Key) and self.hash == other.hash and self.parts == other.parts
 
 
+Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 _DEAD = ref(Value.__new__(Value))  # to an output that nobody holds
-_NO_SEEDS = np.empty((0, 3), np.uint32)
 _pending: dict[jax.Device, "Pending"] = {}
 
 
@@ -197,6 +197,14 @@ class Pending:
         """Whether the operator that gives a value is pending here."""
         return value.array is None and value.owner is self._leaves
 
+    def slot_of(self, outputs: Iterable[Sequence[Value | None]]) -> int:
+        """Return the slot of the first output of a call that is pending here; -1 where none is."""
+        for given in outputs:
+            for value in given:
+                if value is not None:
+                    return value.slot if value.array is None and value.owner is self._leaves else -1
+        return -1
+
     def recorded(self) -> Any:
         """Return what is equal for the same calls upon values of the same kinds."""
         return tuple(self._key), tuple([v.aval.number for v in self._leaves])
@@ -290,7 +298,7 @@ class Pending:
         first = live.index(first) if first in holders else -1
         # without `first`: a loop that reads a number in some of its steps compiles them once
         whole_key = _Key((tuple(key), live, kinds, donated))
-        seeds = _seeds(draws) if draws else _NO_SEEDS
+        seeds = _seeds(draws)
         known = self._whole.get(whole_key)
         with jax.enable_x64(True), jax.default_device(self.device):
             if self._goes_one_by_one(whole_key, known is not None, len(records)):
@@ -343,7 +351,7 @@ class Pending:
         donated: Sequence[int],
         holders: Mapping[int, Value],
         first: int,
-        arguments: tuple[list[Any], list[Any], Any],
+        arguments: tuple[list[Any], list[Any], Seeds],
     ) -> Any:
         """Return the function of records.
 
@@ -365,10 +373,10 @@ class Pending:
         live = list(holders)
         on_cpu = self.device.platform == "cpu"
 
-        def function(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
+        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
             env = {f"l{i}": v for i, v in zip(places, [*given, *kept])}
             env.update(constants)
-            keys = {at: _key_of(seeds[place]) for at, place in drawing}
+            keys = {at: _key_of(seeds[0][place]) for at, place in drawing}
             found = trace.lower(items, env, keys=keys, on_cpu=on_cpu)
             return [found[f"v{live[i]}"] for i in order]
 
@@ -380,7 +388,7 @@ class Pending:
         whole = self._jit(function, donate_argnums=(0,))
         back = sorted(range(len(order)), key=order.__getitem__)
 
-        def called(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
+        def called(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
             made = whole(given, kept, seeds)
             return [made[i] for i in back]
 
@@ -398,12 +406,12 @@ class Pending:
         early = [order[i] for i in divided.early]
         late = [place for i, place in enumerate(order) if i not in set(divided.early)]
 
-        def function(given: list[Any], kept: list[Any], seeds: Any) -> list[Any]:
+        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
             found: list[Any] = [None] * len(order)
-            made = first(*given, *kept, seeds)
+            made = first(*given, *kept, *seeds)
             for place, value in zip(early, made):
                 found[place] = value
-            others = second(*given, *kept, seeds, *[made[i] for i in divided.handed])
+            others = second(*given, *kept, *seeds, *[made[i] for i in divided.handed])
             for place, value in zip(late, others, strict=True):
                 found[place] = value
             return found
@@ -411,7 +419,7 @@ class Pending:
         return function
 
     def _singly(
-        self, records: Sequence[Record], arrays: list[Any], seeds: Any, live: Sequence[int]
+        self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]
     ) -> list[Any]:
         """Run operators one by one, without those whose results nobody needs."""
         needed, used = set(live), []
@@ -427,7 +435,7 @@ class Pending:
             call = record.call
             inputs = [None if i == _NONE else found[i] for i in record.inputs]
             function = self._single.get_or_make(call.number, functools.partial(self._jitted, call))
-            outs = function(inputs, seeds[record.draw] if record.draw >= 0 else None)
+            outs = function(inputs, seeds[0][record.draw] if record.draw >= 0 else None)
             for number, out in zip(record.outputs, outs, strict=True):
                 if type(number) is list:
                     found.update(
@@ -460,9 +468,13 @@ class Pending:
         )
 
 
-def _seeds(draws: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return what `_key_of` takes for each (seed, number)."""
-    return np.array([(s & 0xFFFFFFFF, s >> 32 & 0xFFFFFFFF, n) for s, n in draws], np.uint32)
+def _seeds(draws: Sequence[tuple[int, int]]) -> Seeds:
+    """Return an array of what `_key_of` takes for each (seed, number), if there is any: to hand over an
+    empty one takes longer than one of numbers.
+    """
+    if not draws:
+        return ()
+    return (np.array([(s & 0xFFFFFFFF, s >> 32 & 0xFFFFFFFF, n) for s, n in draws], np.uint32),)
 
 
 def _key_of(seed: Any) -> Any:

@@ -89,6 +89,7 @@ class VarBase(Variable):
     belong_to_optimizer = False
     opaque_type = b""
     op = None
+    _prefix = ""  # what its name begins with if none was given
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class VarBase(Variable):
         dtype: Any = None,
     ):
         self._value = value
-        self.name = unique_name.generate("generated_var") if name is None else name
+        if name is not None:
+            self.name = name
         self._stop_gradient = stop_gradient
         self._persistable = persistable
         self._shape = None if shape is None else tuple(int(d) for d in shape)
@@ -114,6 +116,11 @@ class VarBase(Variable):
         made = VarBase(value, "value", stop_gradient=edge is None)
         made._edge = edge
         return made
+
+    @functools.cached_property
+    def name(self) -> str:  # type: ignore[override]
+        """Made up when it is asked for: of most temporaries it never is."""
+        return unique_name.generate(f"{self._prefix}.tmp" if self._prefix else "generated_var")
 
     # What it holds
     @property

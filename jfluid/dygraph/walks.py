@@ -41,10 +41,10 @@ class Tape:
             goes += (out.held.slot, self.place(out.edge()))
         places = self._places
         for node in self.nodes:
-            made = _first(node.outputs)
-            if node.released or made is None or not pending.has(made):
+            slot = -1 if node.released else pending.slot_of(node.outputs.values())
+            if slot < 0:
                 return None
-            goes.append(made.slot)  # says which call it is
+            goes.append(slot)  # says which call it is
             for given in node.inputs.values():
                 for _, edge in given:
                     if edge is None:
@@ -72,14 +72,6 @@ class Tape:
             return self._leaf_variables[index]
         found = self.nodes[node].variables.get((slot, index))
         return None if found is None else found()
-
-
-def _first(outputs: Mapping[str, Sequence[Value | None]]) -> Value | None:
-    for given in outputs.values():
-        for value in given:
-            if value is not None:
-                return value
-    return None
 
 
 @dataclass(frozen=True)

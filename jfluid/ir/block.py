@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jfluid import errors
-from jfluid.ir import codec, schema
+from jfluid.ir import codec, schema, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable
@@ -80,9 +80,11 @@ class Block:
         self.program._touch()
         return var
 
-    def temporary(self, name: str) -> Variable:
-        """Declare a variable that an operator is going to write, which says its shape and dtype."""
-        return self.create_var(name=name)
+    def temporary(self, prefix: str) -> Variable:
+        """Declare a variable that an operator is going to write, which says its shape and dtype. Its
+        name begins with a prefix.
+        """
+        return self.create_var(name=unique_name.generate(f"{prefix}.tmp"))
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
         """Declare a Parameter in the global block; the arguments are those of Parameter.

@@ -112,15 +112,13 @@ def emit(
     for slot, value in inputs.items():
         if not isinstance(value, Variable):
             check_variable(value, op_type, slot)
-    temporary = f"{prefix}.tmp"
     made: dict[str, Any] = {}
     if isinstance(outs, tuple):
         for slot in outs:
-            made[slot] = block.temporary(unique_name.generate(temporary))
+            made[slot] = block.temporary(prefix)
     else:
         made = {
-            slot: [block.temporary(unique_name.generate(temporary)) for _ in range(count)]
-            for slot, count in outs.items()
+            slot: [block.temporary(prefix) for _ in range(count)] for slot, count in outs.items()
         }
     block.append_op(op_type, inputs, made, attrs)
     results = tuple(made.values())
