@@ -205,8 +205,7 @@ class OneDevice(Placement):
                 own,
                 watch,
                 known,
-                on_cpu=not self.on_gpus,
-                on_gpu=self.on_gpus,
+                on_gpus=self.on_gpus,
                 held=self.held,
             )
         env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
@@ -280,9 +279,7 @@ class Processes(OneDevice):
         )
         if first is None:
             items = collective_jit.fused(segment.ops)
-            return trace.lower(
-                items, env, own, watch, known, on_cpu=not self.on_gpus, on_gpu=self.on_gpus
-            )
+            return trace.lower(items, env, own, watch, known, on_gpus=self.on_gpus)
         env.update(trace.lower_first(first, env, own, known))
         return env
 

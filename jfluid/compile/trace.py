@@ -31,8 +31,7 @@ def lower(
     watch: list[Watched] | None = None,
     known: Known = NOTHING,
     keys: Mapping[int, Any] = MappingProxyType({}),
-    on_cpu: bool = False,
-    on_gpu: bool = False,
+    on_gpus: bool | None = None,
     reversible: bool = False,
     held: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
@@ -44,8 +43,9 @@ def lower(
         known: numbers that shapes follow from, by the path of the operator that needs them and by
             name.
         keys: JAX keys of operators that have one of their own, by place in `items`.
-        on_cpu: the program is for a CPU, where convolutions want images with channels last.
-        on_gpu: it is for a GPU, where one kernel makes all updates of parameters of one shape.
+        on_gpus: whether the program is for GPUs, where one kernel makes all updates of parameters of
+            one shape, or for CPUs, where convolutions want images with channels last; None for one
+            that is traced as it stands.
         reversible: make loops so that gradients can be taken through all of it.
         held: which values have their dimensions in another order, before and after.
 
@@ -54,10 +54,10 @@ def lower(
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
     lowering.reversible = reversible
-    if on_gpu:
+    if on_gpus:
         lowering.awaited = update_order.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
-    return run(lowering, env, on_cpu, held)
+    return run(lowering, env, on_gpus is False, held)
 
 
 def run(

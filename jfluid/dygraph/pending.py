@@ -371,13 +371,13 @@ class Pending:
             donation.replaced(items),
         )
         live = list(holders)
-        on_cpu = self.device.platform == "cpu"
+        on_gpus = False if self.device.platform == "cpu" else None
 
         def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
             env = {f"l{i}": v for i, v in zip(places, [*given, *kept])}
             env.update(constants)
             keys = {at: _key_of(seeds[0][place]) for at, place in drawing}
-            found = trace.lower(items, env, keys=keys, on_cpu=on_cpu)
+            found = trace.lower(items, env, keys=keys, on_gpus=on_gpus)
             return [found[f"v{live[i]}"] for i in order]
 
         if first >= 0 and all(v.plain for v in map(aval_of, [*given, *kept])):

@@ -218,7 +218,7 @@ class JoinedReplicas(OneDevice):
             if phase.per_replica:
                 stacked = self._per_replica_phase(phase, env, stacked, wrapped, watch, known)
             else:
-                trace.lower(phase.items, env, wrapped, watch, known, on_cpu=True)
+                trace.lower(phase.items, env, wrapped, watch, known, on_gpus=False)
         self._apart = {n: env[n] for n in stacked & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
         return env

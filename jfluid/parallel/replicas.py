@@ -228,7 +228,9 @@ class Replicas(Placement):
                 self._replicas(phase, shared, per_replica, wrapped, watch, known)
             else:
                 own = {n: shared[n] for n in phase.reads if n in shared}
-                shared.update(trace.lower(phase.items, own, wrapped, watch, known))
+                shared.update(
+                    trace.lower(phase.items, own, wrapped, watch, known, on_gpus=self.on_gpus)
+                )
         env.update(shared)
         env.update((n, v) for n, v in per_replica.items() if n in self._per_replica[at + 1])
         return env
@@ -313,8 +315,7 @@ class Replicas(Placement):
         watch: list[trace.Watched] | None = None if watched is None else []
         env = alike | mine
         if first is None:
-            on_cpu = self._devices[0].platform == "cpu"
-            env = trace.lower(phase.items, env, key, watch, known, on_cpu=on_cpu)
+            env = trace.lower(phase.items, env, key, watch, known, on_gpus=self.on_gpus)
         else:
             env = trace.lower_first(first, env, key, known)
         names = phase.shared_outputs, phase.per_replica_outputs
