@@ -2,6 +2,7 @@
 support padding says so.
 """
 
+import sys
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from jfluid import errors, layers
 from jfluid.compile import padding
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import registry
+from jfluid.parallel.replica_feeds import Stacker
 from tests.parity.programs import set_parameters
 from tests.parity.ragged import PROGRAMS
 
@@ -109,6 +111,40 @@ def test_many_ragged_feeds_do_not_multiply_the_compilations():
         found = sizes.pad(feeds)
         seen.add(tuple((v.capacity, v.last.longest) for v in found.values()))
     assert len(seen) <= 8
+
+
+def _feed(*lengths):
+    """Slots of ids whose sequences have these lengths."""
+    return {
+        str(i): fluid.create_lod_tensor(np.arange(sum(own))[:, None], [own], fluid.CPUPlace())
+        for i, own in enumerate(lengths)
+    }
+
+
+@pytest.mark.parametrize("replicas, most", ((1, 88), (2, 200)))
+def test_a_batch_is_padded_in_few_calls(replicas, most):
+    """Every step pads its batch, and behind a step of XLA each call's code comes from memory."""
+    feed = _feed([3, 5, 2, 6, 4, 8, 7, 5], [3, 5, 2, 6, 4, 8, 4, 5])
+    buckets, stacker, calls = padding.Buckets(), Stacker(), []
+
+    def work():
+        return buckets.pad(feed) if replicas == 1 else stacker.divided(feed, replicas)
+
+    work()
+    sys.setprofile(lambda frame, event, _: calls.append(event))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    assert 0 < sum(event in ("call", "c_call") for event in calls) <= most
+
+
+def test_the_size_with_the_fewest_rows_is_taken():
+    buckets = padding.Buckets()
+    for rows in (100, 10, 40):
+        buckets.pad(_feed([1, rows - 1]))
+    assert buckets.pad(_feed([1, 37]))["0"].capacity == 40
+    assert buckets.pad(_feed([2, 7]))["0"].capacity == 10
 
 
 def test_sequences_of_one_length_are_not_padded():

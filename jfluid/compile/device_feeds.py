@@ -71,8 +71,9 @@ def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str
 def _ready(value: Any, device: jax.Device, exact: bool) -> Any:
     if isinstance(value, DeviceTensor):
         value = value if exact and value._lod else value.device_value()
-    arrays = jax.tree.leaves(value) if isinstance(value, Ragged) else (value,)
-    if any(isinstance(array, jax.Array) and array.devices() != {device} for array in arrays):
-        with jax.enable_x64(True):
-            return jax.device_put(value, device)
+    array = value.values if type(value) is Ragged else value  # its offsets are where its rows are
+    if type(array) is not np.ndarray and isinstance(array, jax.Array):
+        if array.devices() != {device}:
+            with jax.enable_x64(True):
+                return jax.device_put(value, device)
     return value

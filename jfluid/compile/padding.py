@@ -7,11 +7,11 @@ earlier ones with a margin, so that the number of compilations stays small howev
 there are.
 """
 
+import bisect
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import le
-from typing import Any
+from operator import itemgetter, le
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,8 +35,7 @@ def ladder(n: int, rungs: int = 4) -> int:
     return octave + -(-(n - octave) // step) * step
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """The size that one ragged feed needs, or is padded to.
 
     Attributes:
@@ -54,9 +53,12 @@ class Size:
     @classmethod
     def of(cls, lod: list[np.ndarray]) -> "Size":
         lengths = [level[1:] - level[:-1] for level in lod]
-        longest = tuple([int(n.max()) if len(n) else 0 for n in lengths])
-        uniform = len(lod) == 1 and len(lengths[0]) > 1 and int(lengths[0].min()) == longest[0] > 0
-        return cls(int(lod[-1][-1]), tuple([len(n) for n in lengths]), longest, uniform)
+        numbers = tuple([len(n) for n in lengths])
+        longest = tuple([int(np.maximum.reduce(n)) if len(n) else 0 for n in lengths])
+        rows, uniform = int(lod[-1][-1]), False
+        if len(lod) == 1 and numbers[0] > 1 and longest[0] > 0:
+            uniform = numbers[0] * longest[0] == rows - int(lod[0][0])  # none is shorter
+        return cls(rows, numbers, longest, uniform)
 
     def rounded(self) -> "Size":
         if self.uniform:
@@ -109,11 +111,12 @@ class Measures:
 
     def of(self, tensor: LoDTensor) -> tuple[list[np.ndarray], Size]:
         """(lod, needed size) of a tensor."""
-        key = tuple(level.tobytes() for level in tensor._lod)
-        if key not in self._known:
+        key = tuple([level.tobytes() for level in tensor._lod])
+        found = self._known.get(key)
+        if found is None:
             lod = [level.astype(np.int32) for level in tensor._lod]
-            self._known[key] = lod, Size.of(lod)
-        return self._known[key]
+            found = self._known[key] = lod, Size.of(lod)
+        return found
 
 
 Sizes = dict[str, Size]
@@ -128,46 +131,36 @@ class Buckets:
 
     def __init__(self) -> None:
         self.exact = False
-        # by names and numbers of sequences: the sizes, and their rows together
+        # by names and numbers of sequences: the sizes, and their rows together, the fewest first
         self._known: dict[frozenset[Any], list[tuple[Sizes, int]]] = {}
 
     def pad(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds with every LoDTensor as `Ragged`."""
-        ragged = {n: v for n, v in feeds.items() if isinstance(v, LoDTensor)}
-        if not ragged:
-            return dict(feeds)
-        measures = Measures()
-        found = {n: measures.of(v) for n, v in ragged.items()}
-        lods, need = (
-            {n: lod for n, (lod, _) in found.items()},
-            {n: size for n, (_, size) in found.items()},
-        )
-        sizes = need if self.exact else self.choose(need)
-        return {
-            n: fill(v.value, lods[n], sizes[n], self.exact) if n in ragged else v
-            for n, v in feeds.items()
-        }
+        measures, padded = Measures(), dict(feeds)
+        found = {n: measures.of(v) for n, v in feeds.items() if isinstance(v, LoDTensor)}
+        if found:
+            need = {n: size for n, (_, size) in found.items()}
+            sizes = need if self.exact else self.choose(need)
+            for name, (lod, _) in found.items():
+                padded[name] = fill(padded[name].value, lod, sizes[name], self.exact)
+        return padded
 
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""
         names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
         alike = self._known.setdefault(names, [])
         rows = sum([s.rows for s in need.values()])
-        best: tuple[Sizes, int] | None = None
-        for known in alike:
-            fewer = known[1] >= rows and (best is None or known[1] < best[1])
-            if fewer and all(s.fits(known[0][n]) for n, s in need.items()):
-                best = known
-        if best is not None and (
-            len(alike) >= MOST or best[1] * (1 - WASTE) <= max(rows, SMALLEST)
-        ):
-            return best[0]
+        for sizes, most in alike:
+            if most >= rows and all(s.fits(sizes[n]) for n, s in need.items()):
+                if len(alike) >= MOST or most * (1 - WASTE) <= max(rows, SMALLEST):
+                    return sizes
+                break
         new = {n: s.rounded() for n, s in need.items()}
         if len(alike) >= MOST:
             for k, _ in alike:
                 new = {n: s.joined(k[n]) for n, s in new.items()}
             new = {n: s.roomier() for n, s in new.items()}
-        alike.append((new, sum(s.rows for s in new.values())))
+        bisect.insort(alike, (new, sum(s.rows for s in new.values())), key=itemgetter(1))
         return new
 
 
@@ -176,19 +169,27 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
     if size.uniform:
         return Ragged(values, (Level(None, size.longest[0], size.numbers[0]),), exact=True)
     levels = tuple(
-        Level(_extended(offsets, n), longest)
-        for offsets, n, longest in zip(lod, size.numbers, size.longest)
+        [
+            Level(extended(offsets, n), longest)
+            for offsets, n, longest in zip(lod, size.numbers, size.longest)
+        ]
     )
-    missing = size.rows - values.shape[0]
-    if missing:
+    if values.shape[0] < size.rows:
         rows = np.asarray(values)
         values = np.empty((size.rows, *rows.shape[1:]), rows.dtype)
-        values[: len(rows)] = rows
-        values[len(rows) :] = rows[0] if len(rows) else 0
+        fill_rows(values, rows)
     return Ragged(values, levels, exact=exact)
 
 
-def _extended(offsets: np.ndarray, number: int) -> np.ndarray:
+def fill_rows(array: np.ndarray, rows: np.ndarray) -> None:
+    """Fill an array with rows, and copies of the first behind them."""
+    count = len(rows)
+    array[:count] = rows
+    array[count:] = rows[0] if count else 0
+
+
+def extended(offsets: np.ndarray, number: int) -> np.ndarray:
+    """Offsets of a level with empty sequences at its end, `number` in all."""
     missing = number + 1 - len(offsets)
     return (
         np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.padding import Buckets, Measures, Size, fill
+from jfluid.compile.padding import Buckets, Measures, Size, extended, fill, fill_rows
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -181,14 +180,18 @@ class _Divided:
         if size.uniform:
             level = Level(None, size.longest[0], size.numbers[0])
             return Ragged(values.reshape(replicas, -1, *values.shape[1:]), (level,), exact=True)
-        parts = [values[a:b] for a, b in pairwise(self.rows)]
-        made = [fill(v, lod, size, False) for v, lod in zip(parts, self.lods)]
+        values = np.asarray(values)
+        found = np.empty((replicas, size.rows, *values.shape[1:]), values.dtype)
+        for own, begin, end in zip(found, self.rows, self.rows[1:]):
+            fill_rows(own, values[begin:end])
         if size not in self.levels:
             self.levels[size] = tuple(
-                Level(np.stack([level.given for level in levels]), levels[0].longest)
-                for levels in zip(*(m.levels for m in made))
+                [
+                    Level(np.array([extended(own, number) for own in level]), longest)
+                    for level, number, longest in zip(zip(*self.lods), size.numbers, size.longest)
+                ]
             )
-        return Ragged(np.stack([m.values for m in made]), self.levels[size])
+        return Ragged(found, self.levels[size])
 
 
 def _agreed(
