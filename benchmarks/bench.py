@@ -51,7 +51,7 @@ PARTS = {
     "replicas": Part("replicas.py", "--rounds 8", "--rounds 4"),
     "host": Part("host.py", "", "--steps 200 --rounds 5"),
     "heights": Part("heights.py", "", "--rounds 4"),
-    "servers": Part("servers.py", "--jobs 1+1 2+2", "--rounds 3", ("fluid",)),
+    "servers": Part("servers.py", "--jobs 1+1 2+2", "--jobs 1+1 2+2 --rounds 3", ("fluid",)),
     "quality": Part("quality.py", "", None, ("fluid",)),
     "tables": Part("tables.py", "--grow 100000000", "--seconds 1"),
     "startup": Part("startup.py", "", "--operators 1000 4000"),

@@ -37,6 +37,7 @@ SLOTS, BATCH, VOCABULARY, WIDTH, FEEDS = 26, 512, 1000001, 10, 16
 STRATEGIES = ("sync", "half_async", "async", "geo")
 GEO_EVERY = 20
 WARM_UP = 2 * GEO_EVERY
+_ENDS_S = 5.0  # without servers of ours, which Fluid's are not: they do not end by themselves
 TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -165,6 +166,22 @@ def free_ports(count):
     return found
 
 
+def free_run(count):
+    """The first of so many consecutive ports that nobody listens on."""
+    while True:
+        (first,) = free_ports(1)
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for number, each in enumerate(sockets):
+                each.bind(("127.0.0.1", first + number))
+            return first
+        except (OSError, OverflowError):  # one is taken, or there are no more
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+
+
 def processor_seconds(pid):
     """Processor seconds of another process."""
     with open("/proc/%d/stat" % pid) as file:
@@ -226,13 +243,16 @@ class Job:
         if engine == "jfluid":
             env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         command = [python, os.path.abspath(__file__), "--role", engine, strategy]
-        self._metrics = free_ports(servers) if engine == "jfluid" and strategy != "local" else []
+        self._metrics = []
+        if engine == "jfluid" and strategy != "local":
+            first = free_run(servers)  # a server takes the port of its number from there on
+            self._metrics = list(range(first, first + servers))
+            env["JFLUID_PS_METRICS_PORT"] = str(first)
 
         def start(kind, number):
-            port = self._metrics[number : number + 1] if kind == "server" else []
             return subprocess.Popen(
                 command + [kind, str(number), endpoints, str(trainers)],
-                env=dict(env, JFLUID_PS_METRICS_PORT=str(port[0])) if port else env,
+                env=env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -281,10 +301,15 @@ class Job:
             raise NoAnswerError
         return stdout.readline()
 
-    def close(self, wait_s=60.0):
-        """End all processes; kill those that have not ended after so many seconds."""
+    def end(self):
+        """Have trainers end, and so servers, without waiting for them."""
         for each in self._training:
             each.stdin.close()
+
+    def close(self):
+        """End all processes; kill those that have not ended in time."""
+        self.end()
+        wait_s = 60.0 if self._metrics else _ENDS_S
         end = time.monotonic() + wait_s
         for each in self._training + self.serving:
             try:
@@ -309,7 +334,7 @@ def in_turn(jobs, rounds, steps):
             found[name].append(jobs[name].train(count))
         except NoAnswerError:
             print("%s: no answer in time, left out" % name, file=sys.stderr)
-            jobs[name].close(0.0)
+            jobs[name].close()
             del found[name]
             if name != "fluid":
                 raise SystemExit("a job did not answer") from None
@@ -335,12 +360,12 @@ def spread(ours, theirs):
     return {"ratio": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
 
 
-def train_all(strategy, trainers, servers, options):
-    """What each round found, by job: "local", and by the way of messages, or "fluid". One strategy at
-    a time: all together would need the memory of fifty processes.
+def train_all(local, strategy, trainers, servers, options):
+    """What each round found, by job: "local", which runs already, and by the way of messages, or
+    "fluid". One strategy at a time: all together would need the memory of fifty processes.
     """
     jobs = {
-        "local": Job("jfluid", "local", trainers),
+        "local": local,
         "memory": Job("jfluid", strategy, trainers, servers),
         "tcp": Job("jfluid", strategy, trainers, servers, JFLUID_PS_SHARE_MEMORY="0"),
     }
@@ -351,13 +376,20 @@ def train_all(strategy, trainers, servers, options):
     try:
         return in_turn(jobs, options.rounds, options.steps)
     finally:
-        for job in jobs.values():
+        mine = [job for name, job in jobs.items() if name != "local"]
+        for job in mine:  # all at the same time
+            job.end()
+        for job in mine:
             job.close()
 
 
 def measure(trainers, servers, options):
     """Figures by strategy and transport of jobs of one size."""
-    every = {s: train_all(s, trainers, servers, options) for s in options.strategies}
+    alone = Job("jfluid", "local", trainers)
+    try:
+        every = {s: train_all(alone, s, trainers, servers, options) for s in options.strategies}
+    finally:
+        alone.close()
     local = [one for found in every.values() for one in found["local"]]
     figures = {"local": {k: middle(local, k) for k in ("ms", "cpu_ms")}}
     for strategy, found in every.items():

@@ -1,6 +1,8 @@
 """The guard of `make bench`: ratios are compared, engines take turns, and figures stay by part."""
 
+import contextlib
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -8,7 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import bench
+import servers
 import turns
+
+from jfluid.distributed.wire.settings import server_settings
 
 MACHINE = {"processor": "P", "cores": 2, "load": 0.0, "python": "3.11.7", "jax": "0.10.2"}
 
@@ -164,3 +169,14 @@ def test_engines_take_turns_and_those_that_fail_are_left_out():
     assert [count for worker, count in log[2:] if worker is workers["a"]] == [10] * 3
     assert [w is workers["a"] for w, _ in log[2:]] == [False, True, True, False, False, True]
     assert turns.ratio(found["a"], found["b"]) == pytest.approx(2)
+
+
+def test_servers_have_consecutive_ports_for_their_metrics(monkeypatch):
+    """A server takes the port of its number from the first on, which its job is told."""
+    first = servers.free_run(3)
+    monkeypatch.setenv("JFLUID_PS_METRICS_PORT", str(first))
+    ports = [server_settings(number, number, token="x" * 16).metrics_port for number in range(3)]
+    assert ports == [first, first + 1, first + 2]
+    with contextlib.ExitStack() as held:
+        for port in ports:
+            held.enter_context(socket.create_server(("127.0.0.1", port)))
