@@ -102,11 +102,12 @@ def test_ctr_dnn_with_a_whole_table_in_another_strategy(tmp_path):
     result = run_example(
         "ctr_dnn",
         tmp_path,
-        **CLICKS,
+        # of half as many lines a model reaches 0.691 to 0.721, as the trainers happen to take turns
+        **CLICKS | {"lines": 20480},
         strategy="geo",
         push_every=4,
         is_distributed="false",
-        largest_gap=0.093,  # 0.02 more than there is of so few lines
+        largest_gap=0.093,  # 0.03 more than there is of so few lines
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert float(*printed(result, r"test AUC: ([\d.]+)")) > 0.698
