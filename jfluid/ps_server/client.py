@@ -237,12 +237,13 @@ class Client:
         change: Change = Change.GRADIENT,
         hold: bool = False,
         state: bytes = b"",
+        merged: bool = False,
     ) -> None:
         """Change rows and blocks.
 
         Args:
             rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal
-                ids are summed.
+                ids are summed, unless `merged` says that there are none.
             blocks: for each block a gradient of its shape.
             learning_rate: in place of that of the tables and blocks.
             round: 0 applies the push at once; k waits until all trainers have pushed for round k
@@ -258,7 +259,7 @@ class Client:
         begin = time.perf_counter()
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
-        self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
+        self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change, merged)
         self._send(
             begin,
             requests,
@@ -279,6 +280,7 @@ class Client:
         change: Change = Change.GRADIENT,
         state: bytes = b"",
         or_no_rows: bool = False,
+        merged: bool = False,
     ) -> PullResult:
         """`push`, then `pull`, in one call to each server; with a round the pull sees its result.
         A server that refuses the pull has applied nothing of the push, unless `or_no_rows`.
@@ -286,7 +288,7 @@ class Client:
         begin = time.perf_counter()
         requests, pull = self._request(pull_rows, pull_blocks, or_no_rows)
         requests[0].push.message.state = state
-        self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
+        self._add_pushes(requests, push_rows, push_blocks, learning_rate, change, merged)
         return self._send(
             begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows
         )
@@ -538,6 +540,7 @@ class Client:
         blocks: Mapping[str, Array],
         learning_rate: float | None,
         change: Change,
+        merged: bool,
     ) -> None:
         for table, (ids, values) in rows.items():
             ids, shape = checked_ids(table, ids), (len(ids), self._directory.width(table))
@@ -549,7 +552,7 @@ class Client:
                 raise errors.ServerError(
                     f"table {table}: expected an array float32 {list(shape)}, found {described(values)}"
                 )
-            if change != Change.ASSIGN:
+            if change != Change.ASSIGN and not merged:
                 ids, values = merge(ids, np.ascontiguousarray(values))
             for number, there, order, first in self._directory.parts(table, ids):
                 own = ids[order] - first if first else ids[order]

@@ -44,8 +44,10 @@ class Servers:
         self.calls.append(("pull", tuple(blocks)))
         return SimpleNamespace(rows={}, blocks={n: self.blocks[n].copy() for n in blocks})
 
-    def push(self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b""):
-        self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change)
+    def push(
+        self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b"", merged=False
+    ):
+        self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change, merged=merged)
 
     def exchange(
         self,
@@ -57,8 +59,11 @@ class Servers:
         change=Change.GRADIENT,
         state=b"",
         or_no_rows=False,
+        merged=False,
     ):
         assert self.gate.wait(120)
+        for ids, _ in push_rows.values() if merged else ():
+            assert len(set(ids.tolist())) == len(ids), "each id once"
         if self.failing:
             raise self.failing
         self.calls.append(

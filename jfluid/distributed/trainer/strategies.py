@@ -44,10 +44,14 @@ def send(
         }
         connection.calls.push(blocks=counts, change=Change.ADD)
     if round and connection.careful:
-        connection.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
+        connection.calls.push(
+            gradients.rows, gradients.dense, round=round, hold=True, state=state, merged=True
+        )
         return connection.calls.pull(rows, wanted, round=round, confirm=True, or_no_rows=True)
     if not wanted and not rows:
-        connection.calls.push(gradients.rows, gradients.dense, round=round, state=state)
+        connection.calls.push(
+            gradients.rows, gradients.dense, round=round, state=state, merged=True
+        )
         return PullResult({}, {}, 0)
     return connection.calls.exchange(
         gradients.rows,
@@ -57,6 +61,7 @@ def send(
         round=round,
         state=state,
         or_no_rows=True,  # they are of the next step, and must not cost this one its gradients
+        merged=True,
     )
 
 
