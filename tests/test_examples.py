@@ -39,7 +39,6 @@ def is_picture(path):
 
 
 @pytest.mark.process
-@pytest.mark.partly_optimised
 def test_recognize_digits(tmp_path):
     result = run_example("recognize_digits", tmp_path, epochs=20)
     assert result.returncode == 0, result.stdout + result.stderr
