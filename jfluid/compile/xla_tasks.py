@@ -18,7 +18,7 @@ _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each. The last task that knows it frees it.
-_NEXT, _DONE, _CHUNKS, _USERS, _X, _Y, _NUMBERS, _OUT = range(8)
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _X, _Y, _NUMBERS, _OUT = range(9)
 
 
 def define(module: Module, name: str, chunk: Any) -> None:
@@ -53,12 +53,14 @@ def _leave(module: Module) -> Any:
 
 
 def _work(module: Module, name: str, chunk: Any) -> Any:
-    """Do chunks of a call that nobody else does, until there is none."""
+    """Do chunks of a call that nobody else does, until there is none. A task that begins when there is
+    none reads no array: XLA may have given its memory to others.
+    """
     f = Function(module, name, VOID, call=POINTER)
     call = f.v["call"]
     x, y, out, numbers = (f.load(_part(f, call, i), POINTER) for i in (_X, _Y, _OUT, _NUMBERS))
-    chunks = f.load(_part(f, call, _CHUNKS), I64)
-    memory = f.c("malloc", f.product(_number(f, numbers, 1), I64(4)))
+    chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
+    memory = f.c("malloc", size)
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
@@ -87,9 +89,9 @@ def _handler(module: Module, name: str, work: Any, task: Any, leave_call: Any) -
     threads = f.variable(I64, I64(1))
     _request(f, api, _NUM_THREADS, context, threads)
     helpers = b.sub(f.least(f.load(threads, I64), chunks), I64(1))
-    call = f.c("malloc", I64(8 * 8))
-    users = f.sum(helpers, I64(1))
-    for i, value in enumerate((I64(0), I64(0), chunks, users, x, y, numbers, out)):
+    call = f.c("malloc", I64(8 * (_OUT + 1)))
+    users, memory = f.sum(helpers, I64(1)), f.product(_number(f, numbers, 1), I64(4))
+    for i, value in enumerate((I64(0), I64(0), chunks, users, memory, x, y, numbers, out)):
         b.store(value, _part(f, call, i))
     with f.loop(helpers):
         refused = _request(f, api, _SCHEDULE, context, task, call)
