@@ -22,6 +22,8 @@ from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
 from jfluid.security import secret
 
+_LOOK_S = 0.2  # between looks at whether a signal has come
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -162,12 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (errors.ServerError, errors.SecretError, JobError, OSError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)
         return 2
+    told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server._ended.set())
+        # No more than this: the thread may hold the locks of what it waits for.
+        signal.signal(number, lambda number, _: told.append(number))
     print(f"listening on {settings.host}:{server.port}", flush=True)
     if server.metrics_port is not None:
         print(f"metrics on http://{settings.host}:{server.metrics_port}/metrics", flush=True)
-    server.wait()
+    # A signal that arrives when the thread is about to wait does not wake it.
+    while not told and not server.wait(_LOOK_S):
+        pass
     server.stop()
     return 0
 

@@ -36,6 +36,7 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", MOST_CALLS),
 ]
+_CANCELLED_S = 5.0  # after the time of grace, for gRPC to end the calls that it cancels
 _BY_DEFAULT = ServerVariables()
 
 
@@ -181,7 +182,8 @@ class Server:
         stopped = self._grpc.stop(grace_s)
         self.service.buffers.stop()
         self.service.buffers.end(grace_s)
-        stopped.wait()
+        if not stopped.wait(grace_s + _CANCELLED_S):
+            logger.warning("gRPC still waits for calls that were cancelled; going on without them")
         if self._metrics_server is not None:
             self._metrics_server.stop()
 

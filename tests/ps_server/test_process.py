@@ -15,6 +15,7 @@ from jfluid import errors
 from jfluid.ps_server import specs
 from jfluid.ps_server.__main__ import main
 from jfluid.ps_server.client import Client
+from jfluid.ps_server.server import Server
 from jfluid.ps_server.store import Change
 from jfluid.security import secret
 from tests import forked
@@ -45,7 +46,7 @@ class Process:
         arguments = list(map(str, arguments))
         self.process = (
             subprocess.Popen(
-                [sys.executable, "-m", "jfluid.ps_server", *arguments],
+                [sys.executable, "-X", "faulthandler", "-m", "jfluid.ps_server", *arguments],
                 env=environment,
                 text=True,
                 stdout=subprocess.PIPE,
@@ -104,8 +105,29 @@ def test_by_hand(tmp_path):
             with pytest.raises(errors.ServerError, match="the server's save root"):
                 one.save(str(tmp_path))
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(120) == 0
+        try:
+            assert server.process.wait(120) == 0
+        except subprocess.TimeoutExpired:
+            server.process.send_signal(signal.SIGABRT)  # it tells where its threads are
+            pytest.fail(server.process.communicate(timeout=120)[1])
         assert "metrics on http://127.0.0.1:" in server.process.stdout.read()
+
+
+def test_a_signal_that_wakes_nobody_ends_the_server(monkeypatch, capsys):
+    """The system may tell it when the main thread is about to wait."""
+    handlers, waits = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr("jfluid.heap.keep_for_messages", lambda: None)  # of the whole process
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", TOKEN)
+
+    def wait(server, timeout_s=None):
+        waits.append(timeout_s)
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+        return False
+
+    monkeypatch.setattr(Server, "wait", wait)
+    assert main([]) == 0 and len(waits) == 1 and waits[0] < 1
+    assert "listening on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -383,6 +383,16 @@ def test_saving_and_restoring(job, tmp_path, after):
         server.stop(0.2)
 
 
+def test_a_server_ends_without_calls_that_never_end(job, monkeypatch, caplog):
+    job.start().ready()
+    server = job.servers[0]
+    monkeypatch.setattr("jfluid.ps_server.server._CANCELLED_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(server._grpc, "stop", lambda grace_s: threading.Event())
+        server.stop(0.0)
+    assert "gRPC still waits for calls that were cancelled" in caplog.text
+
+
 def test_lost_calls_are_reported(job, tmp_path, caplog):
     client, ids = job.start().ready(), np.array([1])
     client.push({"t": (ids, ones(ids))})
