@@ -32,11 +32,8 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.pipe_calls import CallError, refuse
 from jfluid.ps_server.round_snapshots import RoundSnapshots
-from jfluid.ps_server.shared_memory import (
-    AttachedBuffers,
-    SharedBuffer,
-    random_name,
-)
+from jfluid.ps_server.save_root import folder_below
+from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffer, random_name
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.sync_rounds import TrainerGroup
 
@@ -214,7 +211,7 @@ class Service:
         return self._pulled_after(request, self._checked_pull(request, limit), alive)
 
     def _pulled_after(
-        self, request: pb.PullRequest, checked: "_CheckedPull", alive: Alive
+        self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive
     ) -> wire.PullReply:
         """What a pull asks for, when its round was applied."""
         if request.confirm and checked.call:
@@ -228,7 +225,7 @@ class Service:
             return self._pulled_now(request, checked, alive)
 
     def _pulled_now(
-        self, request: pb.PullRequest, checked: "_CheckedPull", alive: Alive
+        self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive
     ) -> wire.PullReply:
         """What a checked pull asks for, as it is now."""
         call, wanted, blocks = checked
@@ -257,7 +254,7 @@ class Service:
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
-    def _checked_pull(self, request: pb.PullRequest, limit: int) -> "_CheckedPull":
+    def _checked_pull(self, request: pb.PullRequest, limit: int) -> _CheckedPull:
         """A pull that can be answered. Raises ServerError for another."""
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
@@ -356,7 +353,7 @@ class Service:
     # ---- snapshots ----
 
     def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
-        folder = _folder(request.folder, self.save_root)
+        folder = folder_below(request.folder, self.save_root)
         with held(self._saving, alive):
             if request.tables:
                 return self._write(folder, request.snapshot, request.tables)[0]
@@ -410,7 +407,7 @@ class Service:
         with held(self._saving, alive):
             manifest = snapshot.restore(
                 self.store,
-                _folder(request.folder, self.save_root),
+                folder_below(request.folder, self.save_root),
                 self.server,
                 self.servers,
                 request.snapshot,
@@ -599,21 +596,3 @@ class Service:
         finally:
             self.metrics.calls[name, status.name].inc()
             self.metrics.seconds[name].observe(time.perf_counter() - start)
-
-
-def _folder(path: str, root: Path | None) -> Path:
-    """The folder of a call. Raises ServerError for one that is not below the root when links and
-    `..` are followed.
-    """
-    if not path or "\0" in path or not os.path.isabs(path):
-        raise errors.ServerError(
-            f"folder: expected an absolute path on the server's machine, found {path!r}"
-        )
-    if root is None:
-        return Path(path)
-    folder = Path(os.path.realpath(path))
-    if not folder.is_relative_to(root):
-        raise errors.ServerError(
-            f"folder: expected {root} or one below it (the server's save root), found {path!r}"
-        )
-    return folder
