@@ -28,7 +28,7 @@ from jfluid.ir.program import Program
 from jfluid.ops.collective import process_group
 from jfluid.parallel.data_parallel import DataParallel
 from jfluid.parallel.pipeline import PipelineStep, placement_of
-from jfluid.places import CUDAPlace, cpu_number, prepare_cpus
+from jfluid.places import CUDAPlace
 from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
@@ -137,10 +137,7 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> jax.Device:
-        """The device of programs. The first use starts JAX: the CPU gets as many devices as CPU_NUM
-        says at that time.
-        """
-        prepare_cpus(cpu_number())
+        """The device of programs. The first use starts JAX."""
         return self.place.device()
 
     def clear(self) -> None:
@@ -151,7 +148,6 @@ class Engine:
     def start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas, once. Raises PlaceError."""
         if not parallel.devices:
-            prepare_cpus(cpu_number())
             parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:

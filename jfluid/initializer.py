@@ -31,6 +31,21 @@ __all__ = [
 ]
 
 _HALVES = (VarType.FP16, VarType.BF16)
+# where an operator `assign_value` holds numbers of a type, and as what type it holds those of a variable
+_SLOTS = {
+    np.dtype(np.float32): "fp32_values",
+    np.dtype(np.int32): "int32_values",
+    np.dtype(np.int64): "int64_values",
+    np.dtype(np.bool_): "bool_values",
+}
+_HELD_AS = {
+    VarType.FP16: np.float32,
+    VarType.BF16: np.float32,
+    VarType.FP32: np.float32,
+    VarType.INT32: np.int32,
+    VarType.INT64: np.int64,
+    VarType.BOOL: np.bool_,
+}
 
 
 class Initializer:
@@ -239,13 +254,9 @@ class MSRAInitializer(Initializer):
 
 
 def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operator:
-    slots = {
-        np.dtype(np.float32): "fp32_values",
-        np.dtype(np.int32): "int32_values",
-        np.dtype(np.int64): "int64_values",
-        np.dtype(np.bool_): "bool_values",
-    }
-    return _prepend(block, var, "assign_value", tag, {slots[values.dtype]: values.ravel().tolist()})
+    return _prepend(
+        block, var, "assign_value", tag, {_SLOTS[values.dtype]: values.ravel().tolist()}
+    )
 
 
 class BilinearInitializer(Initializer):
@@ -274,10 +285,14 @@ class BilinearInitializer(Initializer):
 
 
 class NumpyArrayInitializer(Initializer):
-    """Sets the elements to those of a NumPy array of float16, float32, int32, int64 or bool.
+    """Sets the elements to those of a NumPy array, converted to the element type of the variable.
 
     The array becomes part of the startup program: for a large one, set the variable in the Scope
     instead.
+
+    Raises TypeError for what is no array, ShapeError for another shape than the variable's, and
+    ValueError for an array that a program cannot hold: complex numbers, texts, float64 for a
+    variable of float64.
     """
 
     def __init__(self, value: np.ndarray):
@@ -294,12 +309,14 @@ class NumpyArrayInitializer(Initializer):
                 f"NumpyArrayInitializer, {var.name}: expected shape {list(var.shape)}, "
                 f"found {list(value.shape)}"
             )
-        if var.dtype in _HALVES or value.dtype == np.float16:
+        if value.dtype.kind in "biuf":
+            value = value.astype(_HELD_AS.get(var.dtype, value.dtype))
+        if value.dtype == np.float16:
             value = value.astype(np.float32)
-        if value.dtype not in (np.float32, np.int32, np.int64, np.bool_):
+        if value.dtype not in _SLOTS:
             raise ValueError(
-                f"NumpyArrayInitializer, {var.name}: expected float16, float32, int32, int64 or bool, "
-                f"found {value.dtype}; convert the array"
+                f"NumpyArrayInitializer, {var.name}: a variable of {var.dtype.name} cannot be set to "
+                f"an array of {value.dtype}; convert the array"
             )
         return _assign(var, block, "numpy_array_init", value)
 

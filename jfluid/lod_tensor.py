@@ -40,6 +40,17 @@ class Pending(Protocol):
         """
 
 
+# what Fluid's text of a tensor calls its element type, where that is not NumPy's name
+_PRINTED_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int64": "int64_t",
+    "int32": "int",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+}
+
+
 class _Value:
     """The `value` of a tensor that has none itself, because it is pending. An ordinary read costs
     no call.
@@ -167,6 +178,19 @@ class LoDTensor:
     def __repr__(self) -> str:
         kind = "uninitialized" if self.value is None else f"{self.value.dtype} {self.shape()}"
         return f"<LoDTensor {kind} lod={self.lod()}>"
+
+    def __str__(self) -> str:
+        """Return all elements, six digits of each, as Fluid prints a tensor."""
+        if self.value is None:
+            return repr(self)
+        value = np.asarray(self.value)
+        levels = "".join("{" + ", ".join(map(str, level)) + "}" for level in self.lod())
+        shown = "{:g}" if value.dtype.kind not in "iub" else "{:d}"
+        return (
+            f"\tlod: {{{levels}}}\n\tdim: {', '.join(map(str, value.shape))}\n\tlayout: NCHW\n"
+            f"\tdtype: {_PRINTED_TYPES.get(value.dtype.name, value.dtype.name)}\n"
+            f"\tdata: [{' '.join(map(shown.format, value.ravel().tolist()))}]\n"
+        )
 
 
 Tensor = LoDTensor

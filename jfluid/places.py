@@ -28,7 +28,11 @@ class CPUPlace(_Questions):
     """The CPUs of this host."""
 
     def device(self) -> jax.Device:
-        found = jax.local_devices(backend="cpu")[0]  # JAX starts here
+        """Return the first CPU device of JAX. The first use starts JAX: the CPU gets as many
+        devices as CPU_NUM says at that time.
+        """
+        prepare_cpus(cpu_number())
+        found = jax.local_devices(backend="cpu")[0]
         cpu_threads.bind()
         return found
 
@@ -143,8 +147,12 @@ def selected_gpus() -> tuple[int, ...]:
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """Return `device_count` CPUPlaces; when None as many as the variable CPU_NUM says, else one."""
-    return [CPUPlace()] * (cpu_number() if device_count is None else device_count)
+    """Return `device_count` CPUPlaces; when None as many as the variable CPU_NUM says, else one.
+    Where JAX has not started yet, it will start with as many CPU devices.
+    """
+    number = cpu_number() if device_count is None else device_count
+    prepare_cpus(number)
+    return [CPUPlace()] * number
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:

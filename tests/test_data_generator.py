@@ -98,6 +98,21 @@ def test_what_is_no_sample(stdin, samples, problem):
         dg.MultiSlotDataGenerator().run_from_memory()
 
 
+def test_a_generator_may_have_its_own_text(stdin, capsys):
+    class Words(dg.DataGenerator):
+        def generate_sample(self, line):
+            return lambda: [line.split()] if line else [["a", "b"]]
+
+    with pytest.raises(NotImplementedError, match="inherit from MultiSlotDataGenerator"):
+        Pairs = type(
+            "Pairs", (Words,), {"generate_sample": lambda self, line: lambda: [[("w", [1])]]}
+        )
+        Pairs().run_from_memory()
+    Words._gen_str = lambda self, sample: "+".join(sample) + "\n"
+    Words().run_from_memory()
+    assert capsys.readouterr().out == "a+b\n"
+
+
 GENERATOR = """
 import sys
 sys.path[:0] = %r

@@ -189,3 +189,13 @@ def test_the_shape_of_fluid_data_does():
     out = fluid.layers.scale(fluid.data("x", [None, 3]), 2.0)
     with pytest.raises(errors.FeedError, match=r"feed x: expected rank 2"):
         fluid.Executor(fluid.CPUPlace()).run(feed={"x": X[0]}, fetch_list=[out])
+
+
+@pytest.mark.parametrize("declared", [[None, 1], [4, 1, 1]])
+def test_a_feed_may_lack_last_dimensions_of_one(declared):
+    out = fluid.layers.scale(fluid.data("x", declared), 2.0)
+    exe = fluid.Executor(fluid.CPUPlace())
+    (got,) = exe.run(feed={"x": X[0]}, fetch_list=[out])
+    np.testing.assert_array_equal(got, 2 * X[0].reshape(4, *declared[1:]))
+    with pytest.raises(errors.FeedError, match="feed x: expected rank"):
+        exe.run(feed={"x": X[0].reshape(1, 4, 1, 1)}, fetch_list=[out])

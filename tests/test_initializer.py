@@ -118,6 +118,17 @@ def test_numpy_array(dtype):
     np.testing.assert_array_equal(found, array)
 
 
+@pytest.mark.parametrize(
+    "given, dtype", [("float64", "float32"), ("int64", "float32"), ("float64", "int32")]
+)
+def test_a_numpy_array_becomes_what_the_variable_is(given, dtype):
+    array = np.arange(24).reshape(4, 6).astype(given) / (1 if "int" in dtype + given else 3)
+    make(NumpyArrayInitializer(array), dtype=dtype)
+    found = value()
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, array.astype(dtype))
+
+
 def test_halves_are_computed_in_32_bits():
     assert [op.type for op in make(Uniform(), dtype="float16")] == ["uniform_random", "cast"]
     assert value().dtype == np.float16
@@ -148,7 +159,12 @@ def test_programs_seed_decides_without_a_seed():
             errors.ShapeError,
             r"found \[4, 5\]",
         ),
-        (lambda: make(NumpyArrayInitializer(np.zeros((4, 6)))), ValueError, "float64; convert"),
+        (
+            lambda: make(NumpyArrayInitializer(np.zeros((4, 6))), dtype="float64"),
+            ValueError,
+            "a variable of FP64 cannot be set to an array of float64",
+        ),
+        (lambda: make(NumpyArrayInitializer(np.zeros((4, 6), "c8"))), ValueError, "complex64"),
         (lambda: Uniform(1.0, -1.0), ValueError, "low <= high"),
         (lambda: Uniform(diag_num=-1), ValueError, "diag_num"),
         (lambda: Normal(scale=-1.0), ValueError, "scale"),

@@ -30,6 +30,19 @@ def test_lengths_and_offsets():
     assert np.array(tensor)[0] == 0
 
 
+def test_text():
+    value = np.array([[1.5], [1e-9], [123456789.0]], "float32")
+    tensor = fluid.create_lod_tensor(value, [[1, 1], [1, 2]], fluid.CPUPlace())
+    assert str(tensor) == (
+        "\tlod: {{0, 1, 2}{0, 1, 3}}\n\tdim: 3, 1\n\tlayout: NCHW\n\tdtype: float\n"
+        "\tdata: [1.5 1e-09 1.23457e+08]\n"
+    )
+    tensor = fluid.LoDTensor(np.array([[True, False]]))
+    assert str(tensor).endswith("dtype: bool\n\tdata: [1 0]\n")
+    assert repr(tensor) == "<LoDTensor bool [1, 2] lod=[]>"
+    assert str(fluid.LoDTensor()) == "<LoDTensor uninitialized lod=[]>"
+
+
 def test_from_lists_and_random():
     tensor = fluid.create_lod_tensor([[1, 2], [3]], [[2, 1]], fluid.CPUPlace())
     assert np.array(tensor).tolist() == [[1], [2], [3]]

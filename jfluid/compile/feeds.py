@@ -101,6 +101,8 @@ def _checked_array(var: Variable, value: Any) -> Any:
         )
     if not var.need_check_feed:  # declared by `layers.data`, whose shape binds no feed
         return value
+    if var._shape is not None and set(var._shape[value.ndim :]) == {1}:
+        value = value.reshape([*value.shape, *var._shape[value.ndim :]])
     if var._shape is not None and len(var._shape) != value.ndim:
         raise errors.FeedError(
             f"feed {var.name}: expected rank {len(var._shape)} (shape {list(var._shape)}), "

@@ -2,6 +2,7 @@
 before.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from jfluid.dataset.reader_threads import BadLines, ReaderThreads, batches_of, r
 from jfluid.dataset.text_files import FileSource, Processes
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
+
+_LOG = logging.getLogger(__name__)
 
 
 class DatasetFactory:
@@ -46,7 +49,7 @@ class DatasetBase:
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
-        self._files: list[str] = []
+        self._files: list[str] | None = None
         self._batch_size, self._threads = 1, 1
         self._source, self._bad = FileSource(), BadLines()
         self._candidates = 0
@@ -78,7 +81,8 @@ class DatasetBase:
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
         """Set the files: paths, or addresses that fsspec knows, such as "s3://bucket/part-0.gz". Compressed ones are
-        known by their ending. Raises DataError for what is no list of paths; they are opened when they are read."""
+        known by their ending; with an empty list an epoch has no steps. They are opened when they are
+        read. Raises DataError for what is no list of paths."""
         if isinstance(filelist, (str, bytes)) or not all(isinstance(f, str) for f in filelist):
             raise errors.DataError(f"set_filelist: expected a list of paths, found {filelist!r}")
         self._files = list(filelist)
@@ -140,15 +144,19 @@ class DatasetBase:
         """The feeds of an epoch, made by threads that the `with` block starts and ends."""
         raise NotImplementedError
 
-    def _ready(self) -> None:
+    def _ready(self) -> list[str]:
+        """Return the files to read. Raises DataError where the slots or the files were not set."""
         if not self._slots:
             raise errors.DataError(
                 f"{type(self).__name__}: call set_use_var first: no slot feeds a variable"
             )
+        if self._files is None:
+            raise errors.DataError(f"{type(self).__name__}: call set_filelist first")
         if not self._files:
-            raise errors.DataError(
-                f"{type(self).__name__}: the list of files is empty: call set_filelist"
+            _LOG.warning(
+                "%s: the list of files is empty: there is nothing to read", type(self).__name__
             )
+        return self._files
 
     def _parser(self) -> Parser:
         return Parser(self._slots)
@@ -172,7 +180,7 @@ class QueueDataset(DatasetBase):
         )
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
-        self._ready()
+        paths = self._ready()
 
         def work(files: Iterator[str], started: Processes) -> Iterator[Any]:
             parser = self._parser()
@@ -183,7 +191,7 @@ class QueueDataset(DatasetBase):
             )
             return batches_of(blocks, parser, self._batch_size)
 
-        return ReaderThreads(self._files, work, threads or self._threads)
+        return ReaderThreads(paths, work, threads or self._threads)
 
 
 class InMemoryDataset(DatasetBase):
@@ -250,10 +258,10 @@ class InMemoryDataset(DatasetBase):
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         """Begin to read all files, in `thread_num` threads; `wait_preload_done` waits for them."""
-        self._ready()
+        files = self._ready()
         self._drop()
         threads = self._threads if thread_num is None else positive("thread_num", thread_num)
-        self._loading = _Loading(self, threads)
+        self._loading = _Loading(self, files, threads)
 
     def wait_preload_done(self) -> None:
         """Wait until all files are read. Raises what `load_into_memory` raises."""
@@ -443,7 +451,7 @@ class _Loading:
     files.
     """
 
-    def __init__(self, dataset: InMemoryDataset, threads: int):
+    def __init__(self, dataset: InMemoryDataset, files: list[str], threads: int):
         self._parts: dict[int, list[Records]] = {}
         self._error: BaseException | None = None
         self._slots = len(dataset._slots)
@@ -457,7 +465,7 @@ class _Loading:
                 for r in records_of(file, dataset._source, parser, dataset._bad, started)
             )
 
-        self._reader_threads = ReaderThreads(list(enumerate(dataset._files)), work, threads)
+        self._reader_threads = ReaderThreads(list(enumerate(files)), work, threads)
         self._thread = threading.Thread(target=self._run, name="jfluid-load", daemon=True)
         self._thread.start()
 

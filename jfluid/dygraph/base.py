@@ -13,6 +13,7 @@ from jfluid.dygraph.job import join_job
 from jfluid.dygraph.values import constant, copied
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
+from jfluid.ir.complex_variable import ComplexVariable
 from jfluid.ir.program import (
     default_main_program,
     program_guard,
@@ -97,17 +98,32 @@ def _program(place: Any) -> EagerProgram:
     return EagerProgram(places.place_to_run(place))
 
 
-def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = None) -> VarBase:
+def to_variable(
+    value: Any, name: str | None = None, zero_copy: bool | None = None
+) -> VarBase | ComplexVariable:
     """Return a variable with a copy of an array, to which no gradient flows until its
     `stop_gradient` is set to False.
 
     Args:
-        value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is.
-        name: of the variable.
+        value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is. Of complex
+            numbers it becomes a ComplexVariable, which `paddle.complex` computes with.
+        name: of the variable; those of complex parts end in ".real" and ".imag".
         zero_copy: has no effect: later changes of the array do not change the variable.
 
     Raises TypeError for another value, DygraphError outside of dygraph mode.
     """
+    if isinstance(value, ComplexVariable):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind == "c":
+        name = name or unique_name.generate("_generated_var")
+        return ComplexVariable(
+            real_variable(value.real, f"{name}.real"), real_variable(value.imag, f"{name}.imag")
+        )
+    return real_variable(value, name)
+
+
+def real_variable(value: Any, name: str | None = None) -> VarBase:
+    """Return what `to_variable` does of an array of real numbers; raises the same errors."""
     tracer()
     if isinstance(value, VarBase):
         return value

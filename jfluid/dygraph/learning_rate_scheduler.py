@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph.base import to_variable
+from jfluid.dygraph.base import real_variable
 from jfluid.ir.types import np_dtype
 from jfluid.ir.variable import Variable
 from jfluid.layers.learning_rate_scheduler import IN_DYGRAPH_MODE
@@ -66,7 +66,7 @@ class LearningRateDecay:
 
     def create_lr_var(self, lr: float) -> Variable:
         """Return a variable [1] that holds a rate."""
-        return to_variable(np.full([1], float(lr), np_dtype(self.dtype)))
+        return real_variable(np.full([1], float(lr), np_dtype(self.dtype)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `set_dict` goes on from."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile.collective_jit import CollectiveJit
-from jfluid.dygraph.base import enabled, to_variable
+from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.job import Env, ParallelEnv, ParallelStrategy, joined_as
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.pending import array_of
@@ -103,7 +103,7 @@ class DataParallel(Layer):
         if not self._is_data_parallel_mode():
             return loss
         number = np.array([self._strategy.nranks], np.float32)
-        return loss / to_variable(number)
+        return loss / real_variable(number)
 
     def apply_collective_grads(self) -> None:
         """Replace the gradients of all trainable parameters by their sums over all processes, which

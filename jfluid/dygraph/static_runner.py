@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph.base import enabled, to_variable
+from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.dygraph_to_static.partial_program import PartialProgramLayer
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.varbase import VarBase
@@ -85,7 +85,7 @@ class StaticModelRunner(Layer):
                 f"{self._full_name}: expected {len(self._feeds)} inputs "
                 f"({', '.join(self._feeds)}), found {len(args)}"
             )
-        inputs: list[VarBase] = [a if isinstance(a, Variable) else to_variable(a) for a in args]  # type: ignore[misc]
+        inputs: list[VarBase] = [a if isinstance(a, Variable) else real_variable(a) for a in args]  # type: ignore[misc]
         found = self._forms[self.training](inputs)
         return found[0] if len(found) == 1 else found
 

@@ -22,8 +22,10 @@ Reader = Callable[[], Iterable[Sample | None]]
 _PLAIN = {int, float}
 
 
-class _DataGenerator:
-    """Reads lines and prints samples as text."""
+class DataGenerator:
+    """Reads lines and prints samples as text. What text a sample becomes is for the classes below to
+    say, or for one that overrides `_gen_str(sample)`.
+    """
 
     def __init__(self) -> None:
         self._batch_size = 32
@@ -109,10 +111,13 @@ class _DataGenerator:
         ]
 
     def _type_of(self, name: str, values: Sequence[Any]) -> str:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}: inherit from MultiSlotDataGenerator or "
+            "MultiSlotStringDataGenerator, or override _gen_str(self, sample)"
+        )
 
 
-class MultiSlotDataGenerator(_DataGenerator):
+class MultiSlotDataGenerator(DataGenerator):
     """Samples of whole and decimal numbers."""
 
     def _type_of(self, name: str, values: Sequence[Any]) -> str:
@@ -128,7 +133,7 @@ class MultiSlotDataGenerator(_DataGenerator):
         return "uint64" if all(isinstance(v, numbers.Integral) for v in values) else "float"
 
 
-class MultiSlotStringDataGenerator(_DataGenerator):
+class MultiSlotStringDataGenerator(DataGenerator):
     """Samples whose values are texts already, printed as they are: faster where nothing is
     computed.
     """

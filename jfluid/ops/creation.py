@@ -154,10 +154,18 @@ def assign(x: Array | None) -> Array | None:
 
 @op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
 def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
-    """Convert x to another element type; in_dtype only records the first one."""
+    """Convert x to another element type; in_dtype only records the first one. Decimal numbers
+    beyond int8 or uint8 keep their low bits, as they do on processors: -2.5 becomes 254.
+    """
     if isinstance(x, SelectedRows):
-        return x.map(lambda v: v.astype(np_dtype(out_dtype)))
-    return x.astype(np_dtype(out_dtype))
+        return x.map(lambda v: _cast(v, np_dtype(out_dtype)))
+    return _cast(x, np_dtype(out_dtype))
+
+
+def _cast(x: Array, dtype: np.dtype) -> Array:
+    if dtype in (np.int8, np.uint8) and jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(np.int32)  # XLA alone would take the nearest number that there is
+    return x.astype(dtype)
 
 
 @op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True, rows="map")

@@ -377,9 +377,9 @@ def instance_norm(
     """Normalise each channel of each sample over its plane; SavedVariance is the inverse standard
     deviation.
     """
-    if x.ndim < 3:
+    if x.ndim < 2:
         raise errors.ShapeError(
-            f"instance_norm: expected an input of at least 3 dimensions, found {list(x.shape)}"
+            f"instance_norm: expected an input of at least 2 dimensions, found {list(x.shape)}"
         )
     _check_parameters("instance_norm", x.shape[1], Scale=scale, Bias=bias)
     y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(2, x.ndim)), epsilon)

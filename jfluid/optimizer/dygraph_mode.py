@@ -35,12 +35,12 @@ class DygraphMode:
             var.name: var for known in self._accumulators.values() for var in known.values()
         }
         if is_schedule(self._learning_rate):
-            from jfluid.dygraph.base import to_variable
+            from jfluid.dygraph.base import real_variable
 
             state[_SCHEDULE] = self._learning_rate.state_dict()
             if not hasattr(self._learning_rate, "epoch"):  # it counts epochs alone
                 steps = np.array([self._learning_rate.step_num], np.int32)
-                state[_STEPS] = to_variable(steps, _STEPS)
+                state[_STEPS] = real_variable(steps, _STEPS)
         return state
 
     def set_dict(self, state_dict: Mapping[str, Any]) -> None:

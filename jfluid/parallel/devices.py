@@ -7,7 +7,7 @@ import jax
 
 from jfluid import environment, errors
 from jfluid.parallel import notices
-from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places, prepare_cpus
+from jfluid.places import CPUPlace, CUDAPlace, cpu_number, cpu_places, cuda_places, prepare_cpus
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
@@ -27,7 +27,7 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
         return found
     if not all(isinstance(p, CPUPlace) for p in places):
         raise errors.PlaceError(f"places: expected CPUPlaces or CUDAPlaces, found {list(places)}")
-    prepare_cpus(len(places))
+    prepare_cpus(max(len(places), cpu_number()))
     there = jax.local_devices(backend="cpu")
     if len(there) < len(places):
         raise errors.PlaceError(

@@ -127,6 +127,13 @@ def test_cast(dtype):
     )
 
 
+def test_decimals_beyond_a_byte_keep_their_low_bits():
+    x = np.array([-2.5, 300.7, 254.9, 70000.0], "float32")
+    for type, expected in ((VarType.UINT8, [254, 44, 254, 112]), (VarType.INT8, [-2, 44, -2, 112])):
+        out = call("cast", x, in_dtype=FLOAT, out_dtype=int(type))
+        assert np.asarray(out).tolist() == expected
+
+
 def test_increment_cuts_the_step_to_the_type():
     check("increment", {"X": np.array([3])}, {"step": 2.7}, expect={"Out": np.array([5])})
     check(

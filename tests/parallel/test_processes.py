@@ -154,7 +154,12 @@ x = fluid.data("x", [None, 2], "float32")
 loss = fluid.layers.mean(fluid.layers.fc(x, 3))
 fluid.optimizer.SGD(0.1).minimize(loss)
 exe = fluid.Executor(fluid.CPUPlace())
+assert len(fluid.cpu_places(2)) == 2
 os.environ["CPU_NUM"] = "3"
+for _ in fluid.io.DataLoader.from_generator([x], 2).set_batch_generator(
+    lambda: iter([[np.ones((6, 2), "float32")]]), fluid.CPUPlace()
+):
+    pass  # JAX starts with the loader's first batch
 exe.run(fluid.default_startup_program())
 program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
 print(exe.run(program, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])[0].shape)

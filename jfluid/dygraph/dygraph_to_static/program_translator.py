@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from jfluid import errors, io
-from jfluid.dygraph.base import enabled, to_variable
+from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.dygraph_to_static import runtime, source
 from jfluid.dygraph.dygraph_to_static.capturing import CapturingProgram
 from jfluid.dygraph.dygraph_to_static.partial_program import (
@@ -253,7 +253,7 @@ class ProgramTranslator:
         program = self._cache.get(function, args, kwargs)
         given = [v for part in (args, kwargs) for v in leaves(part)]
         tensors = [
-            to_variable(v) if isinstance(v, np.ndarray) else v
+            real_variable(v) if isinstance(v, np.ndarray) else v
             for v in given
             if isinstance(v, (np.ndarray, VarBase))
         ]

@@ -1,7 +1,8 @@
-"""Of `fluid.framework`: a complex variable as a real and an imaginary one."""
+"""A complex variable as a real and an imaginary one."""
 
 from collections.abc import Mapping
-from typing import NoReturn
+
+import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import VarType
@@ -46,12 +47,11 @@ class ComplexVariable:
         """The names of the parts, by "real" and "imag"."""
         return {"real": self.real.name, "imag": self.imag.name}
 
-    def numpy(self) -> NoReturn:
-        """Raises UnsupportedError: variables of a program have values when it runs."""
-        raise errors.UnsupportedError(
-            "ComplexVariable.numpy is part of Fluid's dygraph mode: fetch .real and .imag, and "
-            "add them as real + 1j * imag"
-        )
+    def numpy(self) -> np.ndarray:
+        """Return the value of an eager one. Raises DygraphError for one of a program, which has a
+        value when the program runs: fetch .real and .imag.
+        """
+        return np.asarray(self.real.numpy()) + 1j * np.asarray(self.imag.numpy())
 
     def __str__(self) -> str:
         return f"REAL: {self.real}\nIMAG: {self.imag}"
