@@ -306,6 +306,7 @@ class Engine:
         """
         if parallel is not None:
             self.start(parallel)
+            parallel = parallel.for_feed(feed)
             if targets is not None:
                 first = feed[0] if isinstance(feed, (list, tuple)) and feed else feed
                 parallel = parallel.other(self._prune(program, feeding.named(first), targets))

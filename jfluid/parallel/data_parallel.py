@@ -112,6 +112,29 @@ class DataParallel:
         found.program = program  # which may be an equal one with another seed
         return found
 
+    def for_feed(self, feed: Any) -> "DataParallel":
+        """Return this; or, for a feed of fewer batches or rows than there are replicas, the first
+        replicas alone, if the program only infers: then none waits for another. A test's last
+        batches may be such a feed.
+        """
+        if isinstance(feed, (list, tuple)):
+            count = len(feed)
+        else:
+            known = self.program.global_block().vars
+            divided = [
+                v for n, v in (feed or {}).items() if n in known and not known[n].persistable
+            ]
+            count = min(map(replica_feeds.rows, divided), default=0)
+        if not 0 < count < self.replicas or self.build.num_trainers > 1 or _trains(self.program):
+            return self
+        found = self._others.get_or_make(
+            (count, self.program.fingerprint),
+            lambda: DataParallel(self.program, self.build, self.execution, None),
+        )
+        found._own = found.devices = self._own[:count]
+        found.replicas, found.program = count, self.program
+        return found
+
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
         """Return the program without reader operators, and the feed; each replica takes the next
         batch of the program's reader.
@@ -221,6 +244,21 @@ def _refuse_own_sums(planned: Plan) -> None:
                     f"operator {item[1].type} sums gradients over the replicas by itself, and keeps "
                     "state for each: use ReduceStrategy.AllReduce"
                 )
+
+
+def _trains(program: Program) -> bool:
+    """Return whether a program computes gradients or writes persistable variables, as statistics
+    are.
+    """
+    return any(
+        op.attrs.get("op_role", 0) & (OpRole.Backward | OpRole.Optimize)
+        or any(
+            v is not None and v.persistable
+            for v in map(block.find_var_recursive, op.output_arg_names)
+        )
+        for block in program.blocks
+        for op in block.ops
+    )
 
 
 def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:

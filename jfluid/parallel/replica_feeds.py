@@ -13,6 +13,14 @@ from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
 
+def rows(value: Any) -> int:
+    """Return how many replicas a feed can be divided among at most: its rows or sequences."""
+    if isinstance(value, LoDTensor) and value._lod:
+        return len(value._lod[0]) - 1
+    shape = value.shape() if isinstance(value, LoDTensor) else np.shape(value)
+    return int(shape[0]) if shape else 0
+
+
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
     """Return the feed of each replica: rows, or the sequences of ragged rows, in order; the first
     replicas get the remainder.
@@ -26,14 +34,14 @@ def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dic
             pieces = [value] * replicas
         else:
             ragged = isinstance(value, LoDTensor)
-            rows = len(value._lod[0]) - 1 if ragged else value.shape[0] if value.ndim else 0
-            if rows < replicas:
+            count = rows(value)
+            if count < replicas:
                 raise errors.FeedError(
-                    f"feed {name}: {rows} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
+                    f"feed {name}: {count} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
                     "each needs at least one. Feed more, or use fewer replicas (CPU_NUM, places)"
                 )
             ends = np.cumsum(
-                [0] + [rows // replicas + (i < rows % replicas) for i in range(replicas)]
+                [0] + [count // replicas + (i < count % replicas) for i in range(replicas)]
             )
             pieces = [
                 _sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])

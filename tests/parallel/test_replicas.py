@@ -684,3 +684,35 @@ def test_gradients_are_not_brought_together_twice():
         errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"
     ):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
+
+
+def test_an_inference_program_takes_fewer_batches_than_replicas():
+    x = fluid.data("x", [None, 2], "float32")
+    out = layers.fc(x, 1, param_attr=fluid.initializer.Constant(1.0))
+    loss = layers.mean(out)
+    test = fluid.default_main_program().clone(for_test=True)
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    trains = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
+    infers = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=trains)
+    rows = np.arange(8, dtype="float32").reshape(4, 2)
+
+    def run(program, feed):
+        return [v.tolist() for v in exe.run(program, feed=feed, fetch_list=[loss, out])]
+
+    expected = [[3.0, 11.0], [[1.0], [5.0], [9.0], [13.0]]]
+    for _ in range(2):  # the last batches of an epoch, then the next epoch
+        assert run(infers, {"x": rows}) == expected
+        assert run(infers, [{"x": rows[:2]}]) == [[3.0], [[1.0], [5.0]]]
+        assert run(infers, {"x": rows[:1]}) == [[1.0], [[1.0]]]
+    for feed, problem in (
+        ([{"x": rows[:2]}], "a list of 1 feeds for 2 replicas"),
+        ({"x": rows[:1]}, "1 rows for 2 replicas"),
+    ):
+        with pytest.raises(errors.FeedError, match=problem):
+            run(trains, feed)
+    with pytest.raises(errors.FeedError, match="a list of 3 feeds for 2 replicas"):
+        run(infers, [{"x": rows}] * 3)
+    with pytest.raises(errors.FeedError, match="0 rows for 2 replicas"):
+        run(infers, {"x": rows[:0]})
