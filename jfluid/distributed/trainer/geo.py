@@ -60,6 +60,7 @@ class Geo:
         # what was last known of the servers' values, by parameter
         self._known: dict[str, Array] = {}
         self._tables: set[str] = set()
+        # of each step its ids, each once
         self._touched: dict[str, list[Array]] = {}
         self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = (
             None
@@ -90,8 +91,10 @@ class Geo:
     def push(
         self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
+        from jfluid.ps_server import kernels
+
         for table, ids in gradients.touched.items():
-            self._touched.setdefault(table, []).append(ids)
+            self._touched.setdefault(table, []).append(kernels.distinct(ids)[0])
         self._steps += 1
         self._last = connection, scope
         if self._steps % self._every == 0:
@@ -108,6 +111,8 @@ class Geo:
     def _exchange(self, connection: Connection, scope: Scope) -> None:
         if self._under_way is not None:
             self._take()
+        from jfluid.ps_server import kernels
+
         share = np.float32(1.0 / self._trainers)
         blocks: dict[str, Array] = {}
         rows: dict[str, tuple[Array, Array]] = {}
@@ -115,9 +120,9 @@ class Geo:
         for name, param in connection.params.items():
             known = self._known[name]
             if name in self._tables:
-                ids = touched[name] = np.unique(
-                    np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)]))
-                )
+                every = np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)]))
+                # faster than np.unique; in order rows are found faster
+                ids = touched[name] = np.sort(kernels.distinct(every)[0])
                 moved = (self._rows(scope, name, ids) - known[ids]) * share
                 known[ids] += moved
                 rows[name] = ids, moved

@@ -496,14 +496,11 @@ class Trainer(Runner):
         gradients.counts = {
             n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts
         }
+        touched: dict[str, list[Array]] = {}
         for name, table in self.program.touched:
-            ids = [
-                _array(v).reshape(-1)
-                for v in (values[name] if name in values else [f[name] for f in feeds])
-            ]
-            gradients.touched[table] = np.concatenate(
-                [gradients.touched.get(table, np.empty(0, np.int64)), *ids]
-            )
+            ids = values[name] if name in values else [f[name] for f in feeds]
+            touched.setdefault(table, []).extend(_array(v).reshape(-1) for v in ids)
+        gradients.touched = {t: np.concatenate(ids, dtype=np.int64) for t, ids in touched.items()}
         return gradients
 
     @staticmethod
