@@ -16,7 +16,7 @@ def _net():
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 5
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
-        x = fluid.data("x", [2, 3, 8, 8])
+        x = fluid.data("x", [None, 3, 8, 8])
         y = fluid.layers.conv2d(x, 4, 3, padding=1, act="relu")
         y = fluid.layers.conv2d(y, 40, 3, act="relu")
         y = fluid.layers.conv2d(y, 2, 3)
@@ -34,12 +34,13 @@ _FEED = {"x": np.random.RandomState(0).randn(2, 3, 8, 8).astype("float32")}
 WEIGHT = "conv2d_1.w_0"
 
 
-def _history(folder, holds):
+def _history(folder, holds, replicas):
     """What a user sees who trains, reads, sets, saves and loads."""
     main, startup, test, loss = _net()
+    trained = fluid.CompiledProgram(main).with_data_parallel(loss.name) if replicas else main
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
 
-    def run(program=main, more=()):
+    def run(program=trained, more=()):
         loss_now, *others = exe.run(program, feed=_FEED, fetch_list=[loss, *more])
         return [loss_now, *others]
 
@@ -74,26 +75,27 @@ def _history(folder, holds):
     return seen
 
 
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["on a CPU", "as on a GPU"])
-def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(
-    on_gpu, monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("where", ["on a CPU", "as on a GPU", "in replicas"])
+def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(where, monkeypatch, tmp_path):
+    replicas = where == "in replicas"
     with monkeypatch.context() as patched:
-        if on_gpu:
+        if where == "as on a GPU":
             patched.setattr(engine, "of_device", TracedAsForH200)
-        found = _history(tmp_path / "held", True)
+        found = _history(tmp_path / "held", True, replicas)
     monkeypatch.setattr(filter_orders, "of", lambda plan, device: {})
-    expected = _history(tmp_path / "given", False)
+    expected = _history(tmp_path / "given", False, replicas)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_filters_and_what_their_optimizer_keeps_are_held():
+@pytest.mark.parametrize("replicas", [False, True])
+def test_filters_and_what_their_optimizer_keeps_are_held(replicas):
     main, startup, _, loss = _net()
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    program = fluid.CompiledProgram(main).with_data_parallel(loss.name) if replicas else main
     with fluid.scope_guard(scope):
         exe.run(startup)
-        exe.run(main, feed=_FEED, fetch_list=[loss])
+        exe.run(program, feed=_FEED, fetch_list=[loss])
     pending = {n: scope.find_var(n).get_tensor()._pending for n in scope.local_var_names()}
     held = {n: p.value.shape for n, p in pending.items() if isinstance(p, Held)}
     names = {f"conv2d_{i}.w_0{more}" for i in range(3) for more in ("", "_velocity_0")}

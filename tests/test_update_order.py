@@ -31,7 +31,7 @@ def _net(optimizer):
     return main, startup, loss
 
 
-def _trained(optimizer, monkeypatch):
+def _trained(optimizer, replicas, monkeypatch):
     """The compiled step of a net, and its loss after some steps."""
     segments = []
     made = CompiledSegment.__init__
@@ -42,11 +42,12 @@ def _trained(optimizer, monkeypatch):
 
     monkeypatch.setattr(CompiledSegment, "__init__", noted)
     main, startup, loss = _net(optimizer)
+    program = fluid.CompiledProgram(main).with_data_parallel(loss.name) if replicas else main
     exe = fluid.Executor(fluid.CPUPlace())
     feed = {"x": np.random.RandomState(0).randn(2, 3, 6, 6).astype("float32")}
     with fluid.scope_guard(fluid.Scope()):
         exe.run(startup)
-        exe.run(main, feed=feed, fetch_list=[loss])
+        exe.run(program, feed=feed, fetch_list=[loss])
         given, plain = [], segments[-1].call.plain
 
         def noted_call(*arguments):
@@ -55,7 +56,7 @@ def _trained(optimizer, monkeypatch):
 
         segments[-1].call.plain = noted_call
         for _ in range(2):
-            (found,) = exe.run(main, feed=feed, fetch_list=[loss])
+            (found,) = exe.run(program, feed=feed, fetch_list=[loss])
         with jax.enable_x64(True):
             return plain.lower(*given).compile().as_text(), found
 
@@ -66,12 +67,13 @@ def _copies(text):
     return [m for m in re.findall(r"= (\w+\[[\d,]+\])\S* copy\(%donated", entry) if "," in m]
 
 
+@pytest.mark.parametrize("replicas", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_no_parameter_is_copied(optimizer, monkeypatch):
-    text, loss = _trained(optimizer, monkeypatch)
+def test_no_parameter_is_copied(optimizer, replicas, monkeypatch):
+    text, loss = _trained(optimizer, replicas, monkeypatch)
     assert not _copies(text)
     monkeypatch.setattr(update_order, "awaited", lambda items: {})
-    text, expected = _trained(optimizer, monkeypatch)
+    text, expected = _trained(optimizer, replicas, monkeypatch)
     assert _copies(text)  # otherwise XLA has learned it, and update_order can go
     np.testing.assert_array_equal(loss, expected)
 

@@ -1,6 +1,6 @@
 """Operators as a pure function of values: the only place that lowers them for XLA."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,28 +57,35 @@ def lower(
     if on_gpus:
         lowering.awaited = update_order.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
-    return run(lowering, env, on_gpus is False, held)
+    on_cpu = on_gpus is False
+    if on_cpu:
+        lowering.awaited = update_order.awaited(items)
+    # What is watched belongs to the trace that it was found in.
+    return laid_out(lowering.run, items, env, on_cpu and watch is None, held)
 
 
-def run(
-    lowering: Lowering,
+def laid_out(
+    compute: Callable[[dict[str, Any]], dict[str, Any]],
+    items: Iterable[Item],
     env: dict[str, Any],
-    on_cpu: bool = False,
+    channels_last: bool,
     held: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Trace the operators of a lowering, as `lower` does."""
-    if on_cpu:
-        lowering.awaited = update_order.awaited(lowering.items)
-    convolves = any(definition.convolves for _, _, definition in lowering.items)
+    """Trace `compute`, which runs operators on values by name and returns all with their outputs.
+
+    Args:
+        channels_last: have images of convolutions so inside it.
+        held: which values have their dimensions in another order, before and after.
+    """
+    convolves = any(definition.convolves for _, _, definition in items)
     with collector.paused():  # nearly all objects that tracing makes live until its end
-        # What is watched belongs to the trace that it was found in.
-        if on_cpu and convolves and lowering.watch is None:
+        if channels_last and convolves:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: lowering.run(env | given), images))
+            env.update(image_layout.channels_last(lambda given: compute(env | given), images))
             return env
         turned = {n: order for n, order in held.items() if n in env}
         env.update((n, jax.lax.transpose(env[n], inverse(order))) for n, order in turned.items())
-        env = lowering.run(env)
+        env = compute(env)
         env.update((n, jax.lax.transpose(env[n], order)) for n, order in turned.items())
         return env
 

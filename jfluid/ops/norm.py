@@ -48,11 +48,14 @@ def _spread(vector: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 
 
 def _by_channel(reduce: Any, x: jax.Array, axis: int, groups: int) -> Any:
-    """Reduce all dimensions but the channels': [C], or [groups, C]."""
+    """Reduce all dimensions but the channels': [C], or [groups, C]. With groups each row first: a
+    shape that is divided keeps XLA's library from computing what it reduces while it reads it.
+    """
+    others = tuple(i for i in range(x.ndim) if i != axis)
     if groups == 1:
-        return reduce(x, tuple(i for i in range(x.ndim) if i != axis))
-    split = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
-    return reduce(split, tuple(i for i in range(1, split.ndim) if i != axis + 1))
+        return reduce(x, others)
+    rows = reduce(x, others[1:]) if others[1:] else x
+    return reduce(rows.reshape(groups, -1, rows.shape[1]), (1,))
 
 
 def _of_all_groups(vector: jax.Array) -> jax.Array:

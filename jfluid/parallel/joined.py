@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Item, Known, Lowering, pairs_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
@@ -301,11 +300,10 @@ def run(
     known: Known,
     replicas: int,
     stacked: Iterable[str],
-    on_cpu: bool = False,
 ) -> Kinds:
     """Trace the operators of all replicas over values by name, of which some are `stacked`; adds
     their outputs, and returns the kinds of all. Other arguments are those of `trace.lower`.
     """
     lowering = JoinedLowering(items, key, watch, known, replicas=replicas, apart=stacked)
-    trace.run(lowering, env, on_cpu)
+    lowering.run(env)
     return lowering.kinds

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import padding, trace
-from jfluid.compile.lower import NOTHING, Known
+from jfluid.compile import filter_orders, padding, trace, update_order
+from jfluid.compile.lower import NOTHING, Known, Lowering
 from jfluid.compile.placement import Env, OneDevice
 from jfluid.compile.plan import Plan
 from jfluid.fetched_array import fetched
@@ -81,14 +81,18 @@ class JoinedReplicas(OneDevice):
         every = [phase for group in groups for phase in group]
         ops = [op for p in every if not p.per_replica for _, op, _ in p.items]
         by_updates = {n for op in ops for n in [*op.input_arg_names, *op.output_arg_names]}
+        # what the replicas of another program may have for themselves
+        others = {n for n in plan.state if not isinstance(plan.block.vars.get(n), Parameter)}
+        others -= by_updates
         try:
             own = _own_state(plan, every, frozenset())
-            # what the replicas of another program may have for themselves
-            others = {n for n in plan.state if not isinstance(plan.block.vars.get(n), Parameter)}
-            _own_state(plan, every, own | others - by_updates)
+            _own_state(plan, every, own | others)
         except NotJoined:
             return None
-        return cls(plan, devices[0], len(devices), groups, own)
+        placement = cls(plan, devices[0], len(devices), groups, own)
+        orders = filter_orders.of(plan, devices[0])
+        placement.held = {n: order for n, order in orders.items() if n not in own | others}
+        return placement
 
     # ---- values ----
 
@@ -188,7 +192,8 @@ class JoinedReplicas(OneDevice):
             return value
         stacked = OWN.get(value)
         if stacked is None and name in self._own:
-            stacked = np.stack([np.asarray(value)] * self._replicas)
+            # on its device, as what a step gives: XLA compiles once for both
+            stacked = jax.device_put(np.stack([np.asarray(value)] * self._replicas), self.device)
         return value if stacked is None else _OwnValues(None, stacked)
 
     def settled(self, name: str, value: Any) -> Any:
@@ -210,18 +215,48 @@ class JoinedReplicas(OneDevice):
         env.update((n, env[n].stacked) for n in own)
         stacked = (own | self._per_replica[at]) & set(env)
         if first is not None:
+            env.update(
+                (n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env
+            )
             kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked)
             if kinds[first.name] is Kind.ALIKE:
                 env[first.name] = apart(env[first.name], self._replicas)
             return env
-        for phase in self._phases[at]:
-            if phase.per_replica:
-                stacked = self._per_replica_phase(phase, env, stacked, wrapped, watch, known)
-            else:
-                trace.lower(phase.items, env, wrapped, watch, known, on_gpus=False)
-        self._apart = {n: env[n] for n in stacked & set(self.plan.state)}
+        items = self.plan.segments[at].ops
+        apart_after: set[str] = set()
+
+        def phases(env: Env) -> Env:
+            nonlocal apart_after
+            apart_after = self._run_phases(at, env, stacked, wrapped, watch, known)
+            return env
+
+        env = trace.laid_out(phases, items, env, watch is None, self.held)
+        self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
         return env
+
+    def _run_phases(
+        self,
+        at: int,
+        env: Env,
+        stacked: set[str],
+        key: Any,
+        watch: list[trace.Watched] | None,
+        known: Known,
+    ) -> set[str]:
+        """Run the phases of a segment; returns the names that are stacked after them."""
+        every = [item for phase in self._phases[at] for item in phase.items]
+        awaited = update_order.awaited(every)
+        start = 0
+        for phase in self._phases[at]:
+            if phase.per_replica:
+                stacked = self._per_replica_phase(phase, env, stacked, key, watch, known)
+            else:
+                lowering = Lowering(phase.items, key, watch, known)
+                lowering.awaited = {n - start: names for n, names in awaited.items() if n >= start}
+                lowering.run(env)
+            start += len(phase.items)
+        return stacked
 
     def _per_replica_phase(
         self,
@@ -233,9 +268,7 @@ class JoinedReplicas(OneDevice):
         known: Known,
     ) -> set[str]:
         """Run a phase; returns the names that are stacked after it."""
-        kinds = joined.run(
-            phase.items, env, key, watch, known, self._replicas, stacked, on_cpu=True
-        )
+        kinds = joined.run(phase.items, env, key, watch, known, self._replicas, stacked)
         for name in phase.reduced:
             if name in env:
                 env[name] = total(env[name], kinds[name], self._replicas)
