@@ -8,8 +8,10 @@ with Fluid's (Python 3.7 syntax: Fluid 1.8.5 runs the trainers and servers of it
 
 A click model (26 slots of ids below a million, batches of 512, three layers of 400, SGD). Processes stay
 alive and train `--steps` each, one job after the other, `--rounds` times; the ratios are medians of
-rounds. "memory" is a job whose large messages go through memory that a trainer and a server on the same
-machine have both, "tcp" one whose messages all go through sockets. GEO exchanges every 20 steps.
+rounds. Strategies run one after the other: where other programs take the cores at times, processor
+time compares two of them, and the clock does not. "memory" is a job whose large messages go through
+memory that a trainer and a server on the same machine have both, "tcp" one whose messages all go
+through sockets. GEO exchanges every 20 steps.
 
 --where: a step of a trainer is rows + feed + compute + gradients + exchange + install; its feed is made
 ready while it waits for servers, within rows or exchange. Its calls, there or in a thread beside the
@@ -416,11 +418,12 @@ def show(figures, where):
     for name, one in figures.items():
         if name == "local":
             continue
-        line = "%-20s %8.2f ms, processor %6.2f + servers %5.2f ms, %7.0f examples/s" % (
+        line = "%-20s %8.2f ms, processor %6.2f + servers %5.2f ms (%.2f x), %7.0f examples/s" % (
             name,
             one["ms"],
             one["cpu_ms"],
             one["server_cpu_ms"],
+            (one["cpu_ms"] + one["server_cpu_ms"]) / local["cpu_ms"],
             one["examples_s"],
         )
         line += ", %.2f x local (%.2f to %.2f)" % tuple(one["to_local"][k] for k in _SPREAD)

@@ -306,6 +306,7 @@ def _servers(found: Found) -> str:
 
     rows = []
     for size, jobs in found.items():
+        alone = jobs["local"]["cpu_ms"]
         for name, one in jobs.items():
             against = one.get("to_local")
             rows.append(
@@ -315,6 +316,9 @@ def _servers(found: Found) -> str:
                     _ms(one["ms"]),
                     f"{one['cpu_ms']:.1f}",
                     f"{one['server_cpu_ms']:.1f}" if "server_cpu_ms" in one else "",
+                    f"{(one['cpu_ms'] + one['server_cpu_ms']) / alone:.2f}"
+                    if "server_cpu_ms" in one
+                    else "",
                     f"{one['examples_s']:,.0f}" if "examples_s" in one else "",
                     f"{against['ratio']:.2f} ({against['low']:.2f} to {against['high']:.2f})"
                     if against
@@ -323,7 +327,7 @@ def _servers(found: Found) -> str:
                 ]
             )
     titles = ["trainers + servers", "job", "ms a step", "processor ms of a trainer", "of servers"]
-    titles += ["examples/s", "against no servers", "Fluid's against it"]
+    titles += ["both against no servers", "examples/s", "against no servers", "Fluid's against it"]
     return table(titles, rows) + "\n" + _parts_of_steps(found)
 
 
