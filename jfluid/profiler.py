@@ -70,14 +70,17 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
     Args:
         sorted_key: the column to sort by, largest first: "calls", "total", "max", "min" or "ave";
             "default" or None keeps the order of first use.
-        profile_path: the folder to write the trace into (Fluid writes a file of its own format).
+        profile_path: the folder to write the trace into. Where there is a file, as Fluid leaves
+            one, the folder is that path with ".trace" behind it; the line below the table names it.
 
-    Raises ProgramError for another key, and for a path that is a file; profiling then stays on.
+    Raises ProgramError for another key; profiling then stays on.
     """
     global _trace_dir
     if _trace_dir is None:
         return
-    _check_outcome(sorted_key, profile_path)
+    _check_key(sorted_key)
+    if Path(profile_path).is_file():
+        profile_path += ".trace"
     folder, _trace_dir = _trace_dir, None
     try:
         jax.profiler.stop_trace()
@@ -92,15 +95,11 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_outcome(sorted_key: str | None, profile_path: str) -> None:
+def _check_key(sorted_key: str | None) -> None:
     if sorted_key not in _SORTS:
         raise errors.ProgramError(
             f"profiler: sorted_key {sorted_key!r}, expected None or one of "
             + ", ".join(key for key in _SORTS if key)
-        )
-    if Path(profile_path).exists() and not Path(profile_path).is_dir():
-        raise errors.ProgramError(
-            f"profiler: profile_path {profile_path} is a file, expected a folder for the trace"
         )
 
 
@@ -114,7 +113,7 @@ def profiler(
     """Return a context whose work is profiled. The arguments are those of `start_profiler` and
     `stop_profiler`.
     """
-    _check_outcome(sorted_key, profile_path)
+    _check_key(sorted_key)
     start_profiler(state, tracer_option)
     try:
         yield
