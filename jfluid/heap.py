@@ -41,6 +41,12 @@ def keep_for_steps() -> None:
         _set({_MMAP_THRESHOLD: _STEP_BYTES, _TRIM_THRESHOLD: _STEP_BYTES, _ARENA_MAX: 1})
 
 
+def give_back() -> None:
+    """Give the system what is free, as after a compilation: little of it fits what steps ask for."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def _set(options: dict[int, int]) -> None:
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL("libc.so.6").mallopt

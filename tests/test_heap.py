@@ -44,6 +44,7 @@ def test_another_c_library_is_left_alone(monkeypatch):
     heap.keep_for_steps()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
     heap.keep_for_messages()
+    heap.give_back()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
@@ -59,3 +60,24 @@ def test_a_freed_block_is_taken_again_without_page_faults(monkeypatch):
 
     # 12288 pages each time if the block went back to the system.
     assert min(faults() for _ in range(5)) < 1000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
+def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    heap.keep_for_steps()
+    blocks = [np.ones(1 << 20, np.uint8) for _ in range(64)]
+    address = blocks[31].ctypes.data
+    del blocks[:-1]  # the last one keeps the heap as long as it is
+
+    def resident():
+        """Whether the page at `address` is in memory."""
+        page = resource.getpagesize()
+        with open("/proc/self/pagemap", "rb") as file:
+            file.seek((address // page + 16) * 8)
+            return bool(int.from_bytes(file.read(8), "little") >> 63)
+
+    assert resident()
+    heap.give_back()
+    assert not resident()

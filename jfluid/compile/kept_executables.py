@@ -24,7 +24,7 @@ import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jfluid import environment, kept_files
+from jfluid import environment, heap, kept_files
 from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Plan
 from jfluid.ir import schema
@@ -88,6 +88,7 @@ class Entry:
         if not hits and time.perf_counter() - start >= WORTH_KEEPING:
             _save(path, arguments, compiled)
             schema.current().keep()
+            heap.give_back()
         return Loaded(compiled, jitted)
 
 
