@@ -160,10 +160,11 @@ class LoDTensor:
         return self._fits(self._lod)
 
     def _fits(self, levels: Sequence[np.ndarray]) -> bool:
-        below = [len(level) - 1 for level in levels[1:]] + (
-            [] if self.value is None else [len(self)]
-        )
-        return all(level[-1] == n for level, n in zip(levels, below, strict=False))
+        below = [len(level) - 1 for level in levels[1:]]
+        if self.value is not None:
+            below.append(self.value.shape[0])
+        # items of Python: those of NumPy are compared more slowly
+        return all(level.item(-1) == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.value is None:

@@ -62,6 +62,9 @@ def np_dtype(dtype: Any) -> np.dtype[Any]:
 
     Raises TypeError for a kind without elements.
     """
+    # looked up for each feed of each step
+    if isinstance(dtype, VarType) and dtype in _NUMPY:
+        return _NUMPY[dtype]
     if isinstance(dtype, (int, np.integer)):
         try:
             return _NUMPY[VarType(int(dtype))]
