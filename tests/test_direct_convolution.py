@@ -2,13 +2,15 @@
 stride and number of columns.
 """
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import direct_convolution, direct_kernels, image_layout
+from jfluid.compile import direct_convolution, direct_kernels, image_convolution, image_layout
 
 pytestmark = pytest.mark.skipif(
     not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
@@ -114,3 +116,26 @@ def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
     monkeypatch.setattr(direct_convolution, "_widths", dict)
     assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "filters, wanted", [([(10, 3, 5, 5), (32, 3, 3, 3)], True), ([(10, 3, 5, 5)], False)]
+)
+def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        direct_convolution, "registered", lambda: made.append(threading.current_thread().name)
+    )
+    held = {
+        str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])
+        for i, (count, channels, *kernel) in enumerate(filters)
+    }
+
+    def record(arguments):
+        for thread in threading.enumerate():
+            if thread.name == image_convolution.THREAD:
+                thread.join()
+        assert made == [image_convolution.THREAD] * wanted
+        return {}
+
+    jax.jit(lambda: image_layout.channels_last(record, held))()

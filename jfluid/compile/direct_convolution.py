@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +155,14 @@ def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[
 
 _widths = functools.cache(direct_kernels.widths)
 _registering = threading.Lock()
+
+
+def expect(filters: Iterable[Sequence[int]]) -> None:
+    """Do what `registered` does, if filters of these shapes, [filters, channels, height,
+    width], may be convolved with here.
+    """
+    if any(len(shape) == 4 and _width(shape[0]) is not None for shape in filters):
+        registered()
 
 
 def registered() -> bool:

@@ -3,6 +3,7 @@ that XLA runs fastest there.
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ _MOST_PARTS = 8 << 20  # float32 that farther caches hold
 # The order that XLA's products want filters in, by their rank: windows, in, out. No other is used but
 # Fluid's.
 HELD = {rank: (*range(2, rank), 1, 0) for rank in (4, 5)}
+THREAD = "jfluid-convolutions"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,22 @@ class Filter:
 
     def given(self) -> Array:
         return lax.transpose(self.array, [self.order.index(d) for d in range(self.array.ndim)])
+
+
+def expect(filters: Sequence[Sequence[int]]) -> None:
+    """Have a thread make what convolutions with these filters may want, while they are recorded.
+
+    Args:
+        filters: the shape of each, [out, in, *kernel].
+    """
+
+    def prepare() -> None:
+        from jfluid.compile import direct_convolution  # LLVM, which few programs need
+
+        direct_convolution.expect(filters)
+
+    if filters:
+        threading.Thread(target=prepare, name=THREAD).start()
 
 
 def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:

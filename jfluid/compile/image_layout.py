@@ -160,6 +160,7 @@ def channels_last(
         name: jax.ShapeDtypeStruct(_permuted(array.shape, inverse(order)), array.dtype)
         for name, (array, order) in held.items()
     }
+    image_convolution.expect([shape.shape for shape in shapes.values()])
     recorded = jax.make_jaxpr(traced)(shapes)
     arguments = [_Value(laid=held[name][0], order=held[name][1]) for name in sorted(held)]
     found = iter(_evaluate(recorded.jaxpr, recorded.consts, arguments))
