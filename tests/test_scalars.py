@@ -1,5 +1,7 @@
 """State of one element is read as one array."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,22 @@ def test_values_of_one_element_are_parts_of_one_array():
     text = jax.jit(step).lower(values).as_text()
     assert text.count("stablehlo.concatenate") == 1  # of the five: one integer is too few
     assert text.count("optimization_barrier") == 1
+
+
+@pytest.mark.parametrize("number", [scalars.MOST, scalars.MOST + 1, 2 * scalars.MOST + 1])
+def test_no_array_has_more_parts_than_xla_reads_at_once(number):
+    def step(values):
+        env = dict(values)
+        scalars.read_together(env, list(values))
+        return env
+
+    values = {f"power_{i}": jnp.full(1, i, jnp.float32) for i in range(number)}
+    found = jax.jit(step)(values)
+    assert [int(found[name][0]) for name in values] == list(range(number))
+    text = jax.jit(step).lower(values).as_text()
+    lengths = [int(n) for n in re.findall(r"optimization_barrier.* tensor<(\d+)xf32>", text)]
+    assert len(lengths) == -(-number // scalars.MOST)
+    assert sum(lengths) == number and max(lengths) - min(lengths) <= 1
 
 
 def _trained(optimizer, layers=6):

@@ -12,10 +12,12 @@ from jfluid.compile.plan import Item
 from jfluid.compile.update_order import RATE
 
 FEWEST = 4
+# Parts of one array: of updates of 255 XLA makes three kernels, of updates of 256 it makes 256.
+MOST = 200
 
 
 def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
-    """Replace those of the named values that have one element by parts of one array, for each dtype.
+    """Replace those of the named values that have one element by parts of few arrays, for each dtype.
 
     On a GPU an update of one element is a kernel of its own, and each value that others read
     while it is overwritten is copied before: two to four kernels for each parameter. XLA makes
@@ -26,8 +28,12 @@ def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
         value = env.get(name)
         if isinstance(value, jax.Array) and value.shape == (1,):
             by_dtype.setdefault(value.dtype, []).append(name)
-    for alike in by_dtype.values():
-        if len(alike) >= FEWEST:
+    for found in by_dtype.values():
+        if len(found) < FEWEST:
+            continue
+        count = -(-len(found) // MOST)
+        # Every second power, not the first half: updates read the same two arrays and become one.
+        for alike in (found[first::count] for first in range(count)):
             # without the barrier XLA would read each value by itself again
             whole = jax.lax.optimization_barrier(jnp.concatenate([env[n] for n in alike]))
             env.update((n, whole[i : i + 1]) for i, n in enumerate(alike))

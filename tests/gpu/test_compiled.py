@@ -149,6 +149,22 @@ def test_parameters_of_one_shape_are_updated_by_one_kernel(topology, model, size
     _assert_updated_by_shape(compiled.as_text(), optimizer)
 
 
+def test_powers_of_many_parameters_are_updated_by_few_kernels(topology):
+    """Not by one for each, as XLA makes of more than 255 parts of one array."""
+    y = fluid.data("x", [8, 4])
+    for _ in range(70):
+        y = fluid.layers.fc(y, 4)
+    loss = fluid.layers.mean(y)
+    fluid.optimizer.Adam(0.1).minimize(loss)
+    main = fluid.default_main_program()
+    step, values = step_of(main, {"x": np.ones((8, 4), "float32")}, [loss.name])
+    powers = [name for name in values if values[name].shape == (1,) and "pow" in name]
+    compiled, _ = _compiled_step(topology("1x1x4")[0], step, values)
+    outputs = re.findall(r" = (\(?f32\[1\]\S*.*) fusion\(.*/adam/mul", _entry(compiled.as_text()))
+    assert sum(each.count("f32[1]") for each in outputs) == len(powers) == 280
+    assert len(outputs) <= 5
+
+
 def test_replicas_update_parameters_of_one_shape_by_one_kernel(topology):
     loss, feed = fluid_models.MODELS["resnet_cifar"](fluid)
     main, batch = fluid.default_main_program(), feed(np.random.RandomState(0))
