@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import direct_convolution, direct_kernels, image_convolution, image_layout
+from jfluid.compile import (
+    direct_convolution,
+    direct_kernels,
+    image_convolution,
+    image_layout,
+    machine_code,
+)
 
 pytestmark = pytest.mark.skipif(
     not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
@@ -32,7 +38,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert direct_convolution.registered()
+    assert machine_code.registered()
 
 
 def _draw(*shapes):
@@ -124,7 +130,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
     monkeypatch.setattr(
-        direct_convolution, "registered", lambda: made.append(threading.current_thread().name)
+        machine_code, "registered", lambda: made.append(threading.current_thread().name)
     )
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])

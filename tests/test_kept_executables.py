@@ -10,10 +10,10 @@ from jax.experimental.compilation_cache import compilation_cache
 import jfluid as fluid
 from jfluid import kept_files
 from jfluid.compile import (
-    direct_convolution,
     direct_kernels,
     kept_executables,
     loaded_ahead,
+    machine_code,
     trace,
 )
 from jfluid.ops import registry
@@ -185,10 +185,10 @@ def _convolves():
 )
 def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch):
     expected, asked = _convolves(), []
-    monkeypatch.setattr(direct_convolution, "registered", lambda: asked.append(1) or True)
+    monkeypatch.setattr(machine_code, "registered", lambda: asked.append(1) or True)
     traced.clear()
     assert _convolves() == expected
     assert asked and not traced
-    monkeypatch.setattr(direct_convolution, "registered", lambda: False)
+    monkeypatch.setattr(machine_code, "registered", lambda: False)
     assert abs(_convolves() - expected) < 1e-4  # by the library: nothing is loaded
     assert traced

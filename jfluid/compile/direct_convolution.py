@@ -5,11 +5,8 @@ The library copies the windows of an image side by side for a matrix product, an
 gradients round for the gradient of a filter. Here images are read as they are.
 """
 
-import ctypes
 import functools
-import hashlib
 import math
-import threading
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -17,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid import kept_files
-from jfluid.compile import direct_kernels, llvm_writer
-from jfluid.compile.direct_kernels import KINDS, TILE
+from jfluid.compile import direct_kernels, machine_code
+from jfluid.compile.direct_kernels import TILE
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
 _PARTS = 8
@@ -29,7 +25,6 @@ _COPIED = 128 << 10
 _MOST_FILTERS = 320 << 10  # bytes
 # The gradient of a filter is read and written once for each image: it has to be small for that.
 _BYTES_A_POSITION = 256
-_MOST_FILES = 4
 
 
 def forward(
@@ -81,7 +76,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
         and _width(filters) is not None
-        and registered()
+        and machine_code.registered()
     )
 
 
@@ -154,43 +149,11 @@ def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[
 
 
 _widths = functools.cache(direct_kernels.widths)
-_registering = threading.Lock()
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:
-    """Do what `registered` does, if filters of these shapes, [filters, channels, height,
-    width], may be convolved with here.
+    """Make the machine code known, if filters of these shapes, [filters, channels, height, width], may be
+    convolved with here.
     """
     if any(len(shape) == 4 and _width(shape[0]) is not None for shape in filters):
-        registered()
-
-
-def registered() -> bool:
-    """Make the machine code known to XLA; False where there is none for this machine or this XLA."""
-    with _registering:
-        return _register()
-
-
-@functools.cache
-def _register() -> bool:
-    names = [direct_kernels.name(kind, width) for kind in KINDS for width in _widths()]
-    for name, address in zip(names, llvm_writer.load(_machine_code(), names)):
-        try:
-            function = jax.ffi.pycapsule(ctypes.c_void_p(address))
-            jax.ffi.register_ffi_target(name, function, platform="cpu")
-        except jax.errors.JaxRuntimeError:
-            return False  # it has another interface
-    return bool(names)
-
-
-def _machine_code() -> bytes:
-    """Of this process's file of it, or a new one."""
-    folder = kept_files.folder()
-    identity = repr((llvm_writer.identity(), kept_files.sources()))
-    path = folder and folder / f"convolutions-{hashlib.sha256(identity.encode()).hexdigest()}"
-    found = path and kept_files.read(path)
-    if not found:
-        found = direct_kernels.machine_code()
-        if path:
-            kept_files.write(path, found, _MOST_FILES)
-    return found
+        machine_code.registered()

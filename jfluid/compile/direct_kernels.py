@@ -8,10 +8,9 @@ and the vectors are gradients. Around it are loops over the rows of an image.
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
-from jfluid.compile import xla_tasks
+from jfluid.compile import llvm_writer, xla_tasks
 from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
 TILE = 8  # columns of a convolution, or numbers of a window, that are computed at a time
@@ -28,22 +27,25 @@ def widths() -> dict[int, int]:
     """Return how many filters may be computed at a time on this machine, the most first, with how
     many of them are in a vector; empty where this code is not known to be faster than XLA's.
     """
-    return {32: 16, 16: 16} if llvm.get_host_cpu_features().get("avx512f") else {}
+    return {32: 16, 16: 16} if llvm_writer.has_wide_vectors() else {}
 
 
 def name(kind: str, width: int) -> str:
     """Return the name of the function of a kind for `width` filters at a time."""
-    return f"jfluid_convolution_{kind}_{width}"
+    return f"jfluid_direct_convolution_{kind}_{width}"
 
 
-def machine_code() -> bytes:
-    """Return an object file with the functions of all kinds and widths."""
-    module = Module()
+def names() -> list[str]:
+    """Return the names of the functions of all kinds and widths."""
+    return [name(kind, width) for kind in KINDS for width in widths()]
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
     for width, lanes in widths().items():
         tiles = {count: _tile(module, count, width, lanes) for count in (TILE, 1)}
-        for kind, write in zip(KINDS, (_forward, _gradient)):
-            xla_tasks.define(module, name(kind, width), write(module, tiles, width))
-    return module.machine_code()
+        for kind, chunk in zip(KINDS, (_forward, _gradient)):
+            xla_tasks.define(module, name(kind, width), chunk(module, tiles, width))
 
 
 def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
@@ -78,7 +80,7 @@ def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
             numbers, others = (f.load(place, POINTER) for place in places)
             loaded = [f.load(f.at(others, I64(lanes * j)), vector) for j in parts]
             for offset, of_number in zip(offsets, sums):
-                number = _spread(f, f.load(f.at(numbers, offset), FLOAT), vector)
+                number = f.spread(f.load(f.at(numbers, offset), FLOAT), vector)
                 for place, other in zip(of_number, loaded):
                     f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
             f.b.store(f.at(numbers, v["numbers_inner"]), places[0])
@@ -88,15 +90,6 @@ def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
     for place, out in everywhere:
         f.b.store(f.load(place, vector), out, align=4)
     return f.end()
-
-
-def _spread(f: Function, number: Any, vector: Any) -> Any:
-    """A vector of one number."""
-    nothing = ir.Constant(vector, ir.Undefined)
-    first = f.b.insert_element(nothing, number, I32(0))
-    return f.b.shuffle_vector(
-        first, nothing, ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
-    )
 
 
 def _chunk(module: Module, name: str) -> tuple[Function, dict[str, Any]]:

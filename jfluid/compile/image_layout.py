@@ -4,7 +4,8 @@ Fluid's images have their channels first. XLA:CPU turns the operands of each con
 the result back: a quarter of the time of a step of YOLOv3 went there. Here a traced step is
 rewritten so that what comes out of a convolution stays as it is through whatever follows it
 (activations, normalisation, pooling, sums), forward and backward. Only what looks at the order of
-the dimensions (a reshape, a loop) gets channels first. Users see no difference.
+the dimensions (a reshape, a loop) gets channels first. Users see no difference. The gradients of
+the weights of products are computed the way round that the step wants them (`products.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import image_convolution
+from jfluid.compile import image_convolution, products
 from jfluid.compile.image_convolution import HELD, Filter
 
 # Primitives that work on elements: the order of dimensions does not matter.
@@ -47,6 +48,8 @@ _CALLS = {
 
 
 _RANKS = (4, 5)  # of images and of volumes
+_TURNED = (1, 0)  # the order of a matrix that is turned round
+_MADE = {**HELD, len(_TURNED): _TURNED}  # orders that values may be computed in
 Order = tuple[int, ...]  # the dimensions of an array, as they are held in another order
 
 
@@ -69,8 +72,8 @@ class _Value:
 
     Args:
         laid: it, in `order`.
-        make: computes it, as the program has it or as filters are held, whichever is asked for
-            first.
+        make: computes it, as the program has it or in the other order that it may be computed in,
+            whichever is asked for first.
 
     Attributes:
         order: that what is computed from it should have; None for the program's.
@@ -101,7 +104,7 @@ class _Value:
 
     def laid(self, order: Order) -> Array:
         if self._laid is None or self._laid_order != order:
-            if self._given is None and self._make is not None and order == HELD.get(len(order)):
+            if self._given is None and self._make is not None and order == _MADE.get(len(order)):
                 self._laid = self._make(True)
             elif self.broadcast:
                 self._laid = _laid_broadcast(*self.broadcast, order)
@@ -205,6 +208,10 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         return _evaluate(branch.jaxpr, branch.consts, values[1:])
     if name == "conv_general_dilated":
         found = _convolution(values, params)
+    elif name == "dot_general":
+        found = _product(equation, values)
+    elif name == "transpose" and values[0].order is None and params["permutation"] == _TURNED:
+        found = [_Value(values[0].laid(_TURNED))]
     elif all(v.order is None for v in values):
         found = None
     elif name in _ELEMENTWISE:
@@ -349,6 +356,17 @@ def _convolution(values: list[_Value], params: dict[str, Any]) -> list[_Value] |
                 _Value(make=lambda held: image_convolution.filter_gradient(x, grad, held, params))
             ]
     return None
+
+
+def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
+    """Apply a product of matrices over their rows, as that of a weight's gradient. `jax.vjp` gives the
+    one of the gradient and what came in, and turns it round.
+    """
+    numbers, dtypes = equation.params["dimension_numbers"], [a.aval.dtype for a in equation.invars]
+    if numbers != (((0,), (0,)), ((), ())) or any(d != np.float32 for d in dtypes):
+        return None
+    x, y = (v.given() for v in values)
+    return [_Value(make=lambda turned: products.over_rows(*((y, x) if turned else (x, y))))]
 
 
 def _filter(value: _Value) -> Filter:

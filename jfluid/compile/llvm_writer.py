@@ -28,6 +28,11 @@ def identity() -> tuple[Any, ...]:
     return llvmlite.__version__, llvm.llvm_version_info, llvm.get_host_cpu_name(), features
 
 
+def has_wide_vectors() -> bool:
+    """Whether this machine has vectors of 512 bits, which the functions here are written for."""
+    return bool(llvm.get_host_cpu_features().get("avx512f"))
+
+
 def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
     """Return the addresses of functions of an object file, which stays loaded."""
     engine = _engine()
@@ -127,6 +132,13 @@ class Function:
 
     def least(self, one: Any, other: Any) -> Any:
         return self.b.select(self.b.icmp_signed("<", one, other), one, other)
+
+    def spread(self, number: Any, vector: Any) -> Any:
+        """A vector of one number."""
+        nothing = ir.Constant(vector, ir.Undefined)
+        first = self.b.insert_element(nothing, number, I32(0))
+        everywhere = ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
+        return self.b.shuffle_vector(first, nothing, everywhere)
 
     def call(self, function: Any, *arguments: Any) -> Any:
         return self.b.call(function, arguments)

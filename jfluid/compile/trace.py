@@ -68,18 +68,19 @@ def laid_out(
     compute: Callable[[dict[str, Any]], dict[str, Any]],
     items: Iterable[Item],
     env: dict[str, Any],
-    channels_last: bool,
+    on_cpu: bool,
     held: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
     Args:
-        channels_last: have images of convolutions so inside it.
+        on_cpu: have images of convolutions channels last inside it, and gradients of weights in the form
+            that is fastest there.
         held: which values have their dimensions in another order, before and after.
     """
-    convolves = any(definition.convolves for _, _, definition in items)
+    rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     with collector.paused():  # nearly all objects that tracing makes live until its end
-        if channels_last and convolves:
+        if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
             env.update(image_layout.channels_last(lambda given: compute(env | given), images))
             return env

@@ -69,7 +69,8 @@ def _over_steps(x: Any, grad: Any) -> Any:
     """Return the gradient of a weight that all steps share, by one matrix product. It is no einsum,
     which would transpose both.
     """
-    return x.reshape(-1, x.shape[-1]).T @ grad.reshape(-1, grad.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return lax.dot_general(*rows, (((0,), (0,)), ((), ())))
 
 
 def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
