@@ -46,7 +46,7 @@ def test_values_gradients_and_state_are_the_executors(net):
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
     moving = np.array(fluid.global_scope().find_var("batch_norm_0.w_1").get_tensor())
     np.testing.assert_allclose(state["batch_norm_0.w_1"], moving, rtol=1e-5)
-    found = jax.grad(lambda p: apply(p, *FEED.values())[0][0])(params)
+    found = jax.jit(jax.grad(lambda p: apply(p, *FEED.values())[0][0]))(params)
     for (param, _), value in zip(grads, want[2:]):
         np.testing.assert_allclose(found[param.name], value, rtol=1e-4, atol=1e-6)
 
@@ -66,9 +66,10 @@ def test_narrow_ids_and_wide_mode(net):
         np.testing.assert_allclose(
             jax.jit(apply)(params, FEED["x"], FEED["ids"])[0], want, rtol=1e-5
         )
-    rows = jax.vmap(lambda x, i: apply(params, x[None], i[None])[0][0])(FEED["x"], narrow)
+    each = jax.jit(jax.vmap(lambda x, i: apply(params, x[None], i[None])[0][0]))
+    rows = each(FEED["x"], narrow)
     np.testing.assert_allclose(rows, want, rtol=1e-5)
-    slope = jax.grad(lambda x: apply(params, x, narrow)[0][:, 0].sum())(FEED["x"])
+    slope = jax.jit(jax.grad(lambda x: apply(params, x, narrow)[0][:, 0].sum()))(FEED["x"])
     assert slope.shape == (5, 4) and float(jnp.abs(slope).max()) > 0
 
 

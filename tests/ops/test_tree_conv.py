@@ -1,5 +1,6 @@
 """Convolution over trees, held against a walk through each of them."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -62,7 +63,7 @@ def test_edges_that_do_not_count_leave_the_last_node_alone():
     """Here the last row is a node, with edges (0, 0) behind those of its tree."""
     nodes, edges = NODES[:1, :6], np.append(EDGES[:1], [[[0, 0]]], 1)
     weight = RNG.rand(2, 3, 2, 2).astype("float32")
-    function = registry.get("tree_conv").fn
+    function = jax.jit(registry.get("tree_conv").fn)
     np.testing.assert_allclose(
         function(nodes, edges, weight)[0], convolved(nodes[0], edges[0], weight, 2), rtol=1e-5
     )
