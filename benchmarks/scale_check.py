@@ -3,13 +3,13 @@
     python benchmarks/scale_check.py       # 1 to 4 trainers and 1 to 3 servers: some minutes a strategy
     python benchmarks/scale_check.py --strategies async geo --trainers 1 2 --servers 1 3
 
-Three jobs of each strategy (1 trainer and 1 server, 1 and 3, 2 and 1) say what a step takes of whom
-(`Work`), and the last one what trainers cost each other: where they wait for one another, by how much
-steps vary, else how much longer everything takes (`calibrated`). The others are simulated with that,
-and then run. All processes of a job share this machine's processors, so the simulation has them
-shared evenly by those that have something to do. Then a synchronous job with snapshots is held
-against the same one without. The last line says whether all jobs that were not measured before are
-within 20%.
+Jobs of all sizes run in turn, several times. Three of each strategy (1 trainer and 1 server, 1 and 3,
+2 and 1) say what a step takes of whom, by processor time (`Work`); where trainers wait for one
+another, the last one says also by how much steps vary. The others are simulated with that. All
+processes of a job share this machine's processors, so the simulation has them shared evenly by those
+that have something to do; it has as many as others left to the job while that ran. Then a synchronous
+job with snapshots is held against the same one without. The last line says whether all jobs that
+were not given are within 20%.
 """
 
 import argparse
@@ -32,7 +32,6 @@ SPREADS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 # Of how many steps the gradients may be on their way while a trainer goes on. GEO sends those of many
 # steps together, as if each step sent its share.
 AHEAD = {"sync": 0, "half_async": 0, "async": 20, "geo": 1}
-CROWDS = (0.7, 1.5)
 _STEPS = 40
 
 
@@ -49,7 +48,7 @@ class Work:
             trainer exchanges.
         update: of all servers once a step, when all trainers have called.
         pull: the share of an exchange that comes before the computing.
-        crowd: how many times as long everything takes where there are several trainers.
+        crowd: how many times as much of the processors a trainer takes where there are several.
     """
 
     own: float
@@ -64,47 +63,32 @@ class Work:
 
 
 def work_of(one, three, two, strategy="sync"):
-    """What three measured jobs say (see MEASURED): Work."""
+    """What three measured jobs say (see MEASURED): Work. What they took of the clock is divided by how
+    many times as long everything took for want of processors: nothing of it is others' doing.
+    """
+    parts, late = one["parts"], one["demanded"] / one["processor"]
+    call = max(three["processor"] - one["processor"], 0.0) / 2
+    asked = max(three["servers"] - one["servers"], 0.0) / 2
     if AHEAD[strategy]:
-        return _work_beside(one, three, two)
-    exchange = one["parts"]["rows"] + one["parts"]["exchange"]
-    call = max(three["processor"] - one["processor"], 0.0) / 2
-    # with one trainer nobody else has the processors: what the servers do not take, it takes
-    talk = max(exchange - one["servers"], call)
-    own = max(one["processor"] - talk, 0.1 * one["processor"])
-    asked = max(three["servers"] - one["servers"], 0.0) / 2
-    shared = max(two["servers"] - one["servers"] - asked, 0.0)
-    return Work(
-        own=own,
-        cores=own / max(one["step"] - exchange, 1e-9),
-        talk=talk - call,
-        call=call,
-        asked=asked,
-        shared=shared,
-        update=max(one["servers"] - asked - shared, 0.0),
-        pull=one["parts"]["rows"] / exchange,
-    )
-
-
-def _work_beside(one, three, two):
-    """The same of a job whose trainers exchange while they compute, so that nobody waits."""
-    asked = max(three["servers"] - one["servers"], 0.0) / 2
-    shared = max((one["servers"] + two["servers"]) / 3 - asked, 0.0)
-    call = max(three["processor"] - one["processor"], 0.0) / 2
-    exchange = max(sum(one["parts"][part] for part in ("encode", "call", "decode")), 1e-9)
-    # what the calls took of the clock, less what servers worked meanwhile; XLA had its share of it
-    talk = min(max(exchange - asked - shared, call), 0.5 * one["processor"])
+        # nobody waits for the exchange but for the rows that come before the computing
+        exchange, waits = sum(parts[part] for part in ("encode", "call", "decode")), parts["rows"]
+        shared = (one["servers"] + two["servers"]) / 3 - asked
+    else:
+        exchange = waits = parts["rows"] + parts["exchange"]
+        shared = two["servers"] - one["servers"] - asked
+    shared = max(shared, 0.0)
+    talk = min(max(exchange / late - one["servers"], call), 0.5 * one["processor"])
     own = one["processor"] - talk
-    wait = one["parts"]["rows"]
     return Work(
         own=own,
-        cores=own / max(one["step"] - wait, 1e-9),
+        cores=own * late / max(one["step"] - waits, 1e-9),
         talk=talk - call,
         call=call,
         asked=asked,
         shared=shared,
-        update=0.0,
-        pull=min(wait / exchange, 1.0),
+        update=0.0 if AHEAD[strategy] else max(one["servers"] - asked - shared, 0.0),
+        pull=min(parts["rows"] / max(exchange, 1e-9), 1.0),
+        crowd=two["processor"] / one["processor"],
     )
 
 
@@ -201,7 +185,6 @@ class _Trainer:
         if not share:
             then()
             return
-        share *= work.crowd
         seconds = [share * (work.asked + part * work.shared) for part in job.shares]
         answers = job.after(len(seconds), then)
 
@@ -209,7 +192,8 @@ class _Trainer:
             for server, each in enumerate(seconds):
                 job.machine.serve(server, each, answers)
 
-        job.machine.work(share * (work.talk + len(seconds) * work.call), 1.0, ask)
+        talk = work.crowd * (work.talk + len(seconds) * work.call)
+        job.machine.work(share * talk, 1.0, ask)
 
 
 class SharedJob:
@@ -279,56 +263,43 @@ def spread_of(work, seconds, cores):
     return spread
 
 
-def calibrated(work, found, cores, strategy):
-    """(the work of a step, by how much steps vary) with which the jobs of one server take what they
-    did. Where trainers wait for each other the spread of steps makes the difference. Else one trainer
-    alone says how many processors its computing uses, and two what they cost each other.
-    """
-    if strategy == "sync":
-        return work, spread_of(work, found[2, 1]["step"], cores)
-    low, high = 0.1, float(cores)
-    for _ in range(30):
-        middle = (low + high) / 2
-        work = replace(work, cores=middle)
-        slow = SharedJob(1, 1, work, cores, 0.0, strategy).seconds() > found[1, 1]["step"]
-        low, high = (middle, high) if slow else (low, middle)
-    ratio = found[2, 1]["step"] / SharedJob(2, 1, work, cores, 0.0, strategy).seconds()
-    return replace(work, crowd=float(np.clip(ratio, *CROWDS))), 0.0
-
-
-def compare(sizes, measure, cores, strategy="sync"):
-    """What jobs take and are simulated to take: the work of a step, what `measure` gave by size, and
-    rows of trainers, servers, measured and simulated seconds a step.
+def simulated(found, strategy="sync"):
+    """What jobs are simulated to take, where others leave them as many processors as they did when
+    the jobs ran.
 
     Args:
-        sizes: pairs of trainers and servers.
-        measure: gives what such a job took (scale_jobs.measure).
-        cores: of this machine.
+        found: what they took (scale_jobs.measure), by size; those of MEASURED say what a step takes.
         strategy: one of AHEAD.
+
+    Returns:
+        The work of a step, and rows of trainers, servers, measured and simulated seconds a step.
     """
-    found = {size: measure(*size) for size in MEASURED}
-    work = work_of(*(found[size] for size in MEASURED), strategy)
-    work, spread = calibrated(work, found, cores, strategy)
+    work, spread = work_of(*(found[size] for size in MEASURED), strategy), 0.0
+    if strategy == "sync":
+        spread = spread_of(work, found[2, 1]["step"], found[2, 1]["left"])
     rows = []
-    for size in sizes:
-        simulated = SharedJob(*size, work, cores, spread, strategy).seconds()
-        if size not in found:
-            found[size] = measure(*size)
-        rows.append((*size, found[size]["step"], simulated))
-        print(_line(*rows[-1]), flush=True)
-    return work, found, rows
+    for size in sorted(found):
+        job = SharedJob(*size, work, found[size]["left"], spread, strategy)
+        rows.append((*size, found[size]["step"], job.seconds()))
+    return work, rows
 
 
-def compare_snapshots(without, found, cores):
-    """How many times as long a step takes with snapshots: measured, and simulated by what they take
-    of the processors, which is the third result, as a share of one processor's time.
+def middle(runs):
+    """The run of a job in which a step took the middle of the processors' time."""
+    return sorted(runs, key=lambda one: one["step"] * one["left"])[len(runs) // 2]
+
+
+def compare_snapshots(without, found):
+    """How many times as long a step takes with snapshots, on as many processors: measured, and
+    simulated by what they take of these, which is the third result, as a share of one's time.
 
     Args:
         without, found: what the same job took without and with them.
     """
     more = sum(max(found[who] - without[who], 0.0) for who in ("servers", "processor"))
     share = more / found["step"]
-    return found["step"] / without["step"], 1 / (1 - min(share / cores, 0.9)), share
+    took = found["step"] * found["left"] / without["step"] / without["left"]
+    return took, 1 / (1 - min(share / found["left"], 0.9)), share
 
 
 def with_snapshots(measure, steps):
@@ -352,6 +323,16 @@ def beyond(rows):
     return [row for row in rows if row[:2] not in MEASURED and abs(row[3] / row[2] - 1) > LIMIT]
 
 
+def _page(rows):
+    """The jobs that were not given, as a table of docs/scale.md."""
+    lines = ["| trainers | servers | measured | simulated | ratio |", "|---|---|---|---|---|"]
+    for trainers, servers, took, simulated in rows:
+        if (trainers, servers) not in MEASURED:
+            numbers = (trainers, servers, 1e3 * took, 1e3 * simulated, simulated / took)
+            lines.append("| %d | %d | %.1f | %.1f | %.2f |" % numbers)
+    return "\n".join(lines)
+
+
 def main():
     from scale_jobs import measure
 
@@ -361,32 +342,38 @@ def main():
     add("--servers", type=int, nargs="+", default=[1, 2, 3])
     add("--strategies", nargs="+", choices=list(AHEAD), default=["sync", "async", "geo"])
     add("--steps", type=int, default=120, help="GEO: a multiple of 20")
-    add("--times", type=int, default=2, help="how often a job runs; the fastest counts")
+    add("--times", type=int, default=3, help="how often each job runs, in turn; the middle counts")
     add("--json", metavar="FILE", help="also write what was found")
+    add("--page", action="store_true", help="also print tables as docs/scale.md has them")
     options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-
-    def fastest(job):
-        return min((job() for _ in range(options.times)), key=lambda one: one["step"])
-
-    sizes = [(trainers, servers) for trainers in options.trainers for servers in options.servers]
-    every, far = {"cores": cores}, {}
-    for strategy in options.strategies:
+    sizes = {(trainers, servers) for trainers in options.trainers for servers in options.servers}
+    runs = {strategy: {} for strategy in options.strategies}
+    for _ in range(options.times):
+        for strategy in options.strategies:
+            for size in sorted({*sizes, *MEASURED}):
+                found = measure(*size, options.steps, strategy=strategy)
+                runs[strategy].setdefault(size, []).append(found)
+                print("%s: %s" % (strategy, json.dumps(found)), file=sys.stderr)
+            if strategy == "sync":
+                found = with_snapshots(measure, 2 * options.steps)
+                runs[strategy].setdefault("snapshots", []).append(found)
+    every, far = {}, {}
+    for strategy, by_size in runs.items():
+        found = {size: middle(each) for size, each in by_size.items()}
+        snapshots = found.pop("snapshots", None)
+        work, rows = simulated(found, strategy)
         print("%s: trainers servers  measured ms  simulated ms     ratio" % strategy)
-
-        def run(*size, strategy=strategy):
-            return fastest(lambda: measure(*size, options.steps, strategy=strategy))
-
-        work, found, rows = compare(sizes, run, cores, strategy)
+        print("\n".join(_line(*row) for row in rows))
         print(
             "a step takes, in seconds: %s"
             % ", ".join("%s %.4g" % item for item in asdict(work).items())
         )
         every[strategy] = {"work": asdict(work), "jobs": list(found.values()), "rows": rows}
         far[strategy] = (len(beyond(rows)), len(rows))
-        if strategy == "sync":
-            found["snapshots"] = fastest(lambda: with_snapshots(measure, 2 * options.steps))
-            every["snapshots"] = compare_snapshots(found[1, 1], found["snapshots"], cores)
+        if options.page:
+            print(_page(rows))
+        if snapshots:
+            every["snapshots"] = compare_snapshots(found[1, 1], snapshots)
             print(
                 "a snapshot each half second: a step takes %.2f times as long, simulated %.2f; they "
                 "take %.3f of a processor" % every["snapshots"]

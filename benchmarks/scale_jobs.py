@@ -59,6 +59,12 @@ def processor_seconds():
     return used.ru_utime + used.ru_stime
 
 
+def demanded_seconds():
+    """For how long this process's threads have worked, or waited for a processor."""
+    threads = Path("/proc/self/task").glob("*/schedstat")
+    return 1e-9 * sum(sum(map(int, each.read_text().split()[:2])) for each in threads)
+
+
 def role(kind, number, endpoints, trainers, steps, strategy):
     """One process of a job. A trainer says when it is ready, trains when it is told, says what it
     took, and ends when it is told.
@@ -101,12 +107,15 @@ def role(kind, number, endpoints, trainers, steps, strategy):
     print("ready", flush=True)
     sys.stdin.readline()
     parts, used, begin = fleet._communicator.seconds(), processor_seconds(), time.perf_counter()
+    demanded = demanded_seconds()
     train(steps)
     took, used = time.perf_counter() - begin, processor_seconds() - used
+    demanded = demanded_seconds() - demanded
     after = fleet._communicator.seconds()
     found = {
         "step": took / steps,
         "processor": used / steps,
+        "demanded": demanded / steps,
         "parts": {name: (after[name] - parts.get(name, 0.0)) / steps for name in after},
     }
     print(json.dumps(found), flush=True)
@@ -126,6 +135,32 @@ def _used(process):
     """What another process has taken of the processors, in seconds."""
     words = Path("/proc/%d/stat" % process.pid).read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / _TICKS
+
+
+def _worked():
+    """For how long this process's processors have worked, for whomever."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    ours = {"cpu%d" % number for number in os.sched_getaffinity(0)}
+    # user, nice, system, idle, waiting for a disk, interrupts of two kinds, stolen by other machines
+    ticks = [list(map(int, w[1:9])) for w in map(str.split, lines) if w[:1] and w[0] in ours]
+    return sum(sum(each[:3] + each[5:]) for each in ticks) / _TICKS
+
+
+class _Left:
+    """How many processors others leave to some processes."""
+
+    def __init__(self, processes):
+        self._processes = processes
+        self._begin, self._others = time.perf_counter(), self._of_others()
+
+    def _of_others(self):
+        return _worked() - sum(map(_used, self._processes))
+
+    def now(self):
+        """On average since this object was made."""
+        took = time.perf_counter() - self._begin
+        others = max(self._of_others() - self._others, 0.0) / took
+        return len(os.sched_getaffinity(0)) - others
 
 
 def _answers(processes, log):
@@ -150,8 +185,9 @@ def _tell(processes):
 def measure(trainers, servers, steps, environment=None, strategy="sync"):
     """Seconds a step of one job. With GEO `steps` is a multiple of GEO_EVERY.
 
-    Returns a dict: `step` on the clock, `processor` of one trainer, `servers` of the processors by
-    all servers together, `parts` of a trainer's step.
+    Returns a dict: `step` on the clock, `processor` of one trainer, `demanded` by its threads together
+    (while they worked or waited for a processor), `servers` of the processors by all servers
+    together, `parts` of a trainer's step; and `left`: how many processors others left to the job.
     """
     endpoints = ",".join("127.0.0.1:%d" % port for port in _free_ports(servers))
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -171,9 +207,10 @@ def measure(trainers, servers, steps, environment=None, strategy="sync"):
         training = [start("trainer", number) for number in range(trainers)]
         try:
             _answers(training, log)
-            before = sum(map(_used, serving))
+            before, left = sum(map(_used, serving)), _Left(serving + training)
             _tell(training)
             found = [json.loads(line) for line in _answers(training, log)]
+            processors = left.now()
             used = sum(map(_used, serving)) - before
             _tell(training)
             for process in training:
@@ -193,7 +230,9 @@ def measure(trainers, servers, steps, environment=None, strategy="sync"):
         "count": servers,
         "step": mean(one["step"] for one in found),
         "processor": mean(one["processor"] for one in found),
+        "demanded": mean(one["demanded"] for one in found),
         "servers": used / steps,
+        "left": processors,
         "parts": {name: mean(one["parts"][name] for one in found) for name in found[0]["parts"]},
     }
 
