@@ -78,7 +78,9 @@ class Report:
         number = {s: sum(r.state == s for r in self.rows) for s in ("right", "wrong", "left out")}
         counts = ", ".join(f"{n} {state}" for state, n in number.items() if n)
         how = "works" if self.right else "does not work as it should"
-        return f"jfluid {how} on {self.checked}: {counts or 'nothing was checked'}, {self.seconds:.0f} s"
+        only = ", as far as it was checked" if self.right and number["left out"] else ""
+        found = counts or "nothing was checked"
+        return f"jfluid {how} on {self.checked}{only}: {found}, {self.seconds:.0f} s"
 
     def write(self, path: Path) -> None:
         """Write it as JSON, which has no numbers that are not finite."""
