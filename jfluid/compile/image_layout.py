@@ -362,8 +362,10 @@ def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
     """Apply a product of matrices over their rows, as that of a weight's gradient. `jax.vjp` gives the
     one of the gradient and what came in, and turns it round.
     """
-    numbers, dtypes = equation.params["dimension_numbers"], [a.aval.dtype for a in equation.invars]
-    if numbers != (((0,), (0,)), ((), ())) or any(d != np.float32 for d in dtypes):
+    arrays = [a.aval for a in equation.invars]
+    if equation.params["dimension_numbers"] != (((0,), (0,)), ((), ())) or any(
+        a.ndim != 2 or a.dtype != np.float32 for a in arrays
+    ):
         return None
     x, y = (v.given() for v in values)
     return [_Value(make=lambda turned: products.over_rows(*((y, x) if turned else (x, y))))]

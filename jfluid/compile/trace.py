@@ -64,6 +64,25 @@ def lower(
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held)
 
 
+def part(
+    items: Iterable[Item],
+    env: dict[str, Any],
+    key: Any,
+    watch: list[Watched] | None,
+    known: Known,
+    awaited: Mapping[int, list[str]],
+) -> None:
+    """Trace operators that are part of what `laid_out` traces; adds their outputs to `env`.
+
+    Args:
+        awaited: what an update, by its place in `items`, waits for; see `update_order.awaited`.
+            Others are those of `lower`.
+    """
+    lowering = Lowering(items, key, watch, known)
+    lowering.awaited = awaited
+    lowering.run(env)
+
+
 def laid_out(
     compute: Callable[[dict[str, Any]], dict[str, Any]],
     items: Iterable[Item],

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, padding, trace, update_order
-from jfluid.compile.lower import NOTHING, Known, Lowering
+from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.placement import Env, OneDevice
 from jfluid.compile.plan import Plan
 from jfluid.fetched_array import fetched
@@ -252,9 +252,8 @@ class JoinedReplicas(OneDevice):
             if phase.per_replica:
                 stacked = self._per_replica_phase(phase, env, stacked, key, watch, known)
             else:
-                lowering = Lowering(phase.items, key, watch, known)
-                lowering.awaited = {n - start: names for n, names in awaited.items() if n >= start}
-                lowering.run(env)
+                waiting = {n - start: names for n, names in awaited.items() if n >= start}
+                trace.part(phase.items, env, key, watch, known, waiting)
             start += len(phase.items)
         return stacked
 
