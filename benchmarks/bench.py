@@ -66,10 +66,14 @@ TOLERANCE = 1.25
 
 
 def processor():
-    """The processor's name."""
+    """The processor's name, with its family and model, by which those of one name differ."""
     with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        fields = [[part.strip() for part in line.split(":", 1)] for line in file if ":" in line]
+    first = dict(reversed(fields))  # of the first processor
+    if "model name" not in first:
+        return platform.processor()
+    numbers = ["%s %s" % (n.split()[-1], first[n]) for n in ("cpu family", "model") if n in first]
+    return ", ".join([first["model name"], *numbers])
 
 
 def machine():
