@@ -1,5 +1,6 @@
 """Operators as a pure function of values: the only place that lowers them for XLA."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +14,9 @@ from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
+from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.plan import Item
+from jfluid.ops import time_loops
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
@@ -93,12 +96,13 @@ def laid_out(
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
     Args:
-        on_cpu: have images of convolutions channels last inside it, and gradients of weights in the form
-            that is fastest there.
+        on_cpu: have images of convolutions channels last inside it, and gradients of weights and loops over
+            time in the form that is fastest there.
         held: which values have their dimensions in another order, before and after.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
-    with collector.paused():  # nearly all objects that tracing makes live until its end
+    loops = time_loops.using(OwnLoops()) if on_cpu else contextlib.nullcontext()
+    with loops, collector.paused():  # nearly all objects that tracing makes live until its end
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
             env.update(image_layout.channels_last(lambda given: compute(env | given), images))

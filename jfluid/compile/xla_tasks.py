@@ -1,8 +1,8 @@
 """Functions that XLA calls in a step on a CPU, and that divide their work among XLA's threads.
 
-They have three arguments, x, y and numbers in int32, and a result. The first of the numbers says how
-many chunks the work has, the second how many float32 of memory each thread needs for itself. Chunks
-are taken by whoever is free: the caller waits for none that nobody has begun.
+Their arguments are arrays, and last numbers in int32; they have one result or more. The first of the
+numbers says how many chunks the work has, the second how many float32 of memory each thread needs for
+itself. Chunks are taken by whoever is free: the caller waits for none that nobody has begun.
 """
 
 from typing import Any
@@ -17,22 +17,25 @@ _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _DATA = 8, 16, 24, 72, 112, 24
 _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
-# What tasks know of a call, 8 bytes each. The last task that knows it frees it.
-_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _X, _Y, _NUMBERS, _OUT = range(9)
+# What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _ARRAYS = range(7)
 
 
-def define(module: Module, name: str, chunk: Any) -> None:
+def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1) -> None:
     """Write down a function for XLA.
 
     Args:
-        chunk: does a part of the work, for x, y, the result, numbers, memory and the chunk's number.
+        chunk: does a part of the work, for the arrays, those that it makes, numbers, memory and the
+            chunk's number.
+        given: how many arrays there are beside the numbers.
+        made: how many results.
     """
     leave = module.find("leave") or _leave(module)
-    work = _work(module, f"{name}_work", chunk)
+    work = _work(module, f"{name}_work", chunk, given + made)
     task = Function(module, f"{name}_task", VOID, call=POINTER)
     task.call(work, task.v["call"])
     task.call(leave, task.v["call"])
-    _handler(module, name, work, task.end(), leave)
+    _handler(module, name, work, task.end(), leave, given, made)
 
 
 def _part(f: Function, call: Any, which: int) -> Any:
@@ -52,25 +55,28 @@ def _leave(module: Module) -> Any:
     return f.end()
 
 
-def _work(module: Module, name: str, chunk: Any) -> Any:
+def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     """Do chunks of a call that nobody else does, until there is none. A task that begins when there is
     none reads no array: XLA may have given its memory to others.
     """
     f = Function(module, name, VOID, call=POINTER)
     call = f.v["call"]
-    x, y, out, numbers = (f.load(_part(f, call, i), POINTER) for i in (_X, _Y, _OUT, _NUMBERS))
+    arrays = [f.load(_part(f, call, _ARRAYS + i), POINTER) for i in range(count)]
+    numbers = f.load(_part(f, call, _NUMBERS), POINTER)
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
     memory = f.c("malloc", size)
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
-        f.call(chunk, x, y, out, numbers, memory, i)
+        f.call(chunk, *arrays, numbers, memory, i)
         f.b.atomic_rmw("add", _part(f, call, _DONE), I64(1), "release")
     f.c("free", memory)
     return f.end()
 
 
-def _handler(module: Module, name: str, work: Any, task: Any, leave_call: Any) -> None:
+def _handler(
+    module: Module, name: str, work: Any, task: Any, leave_call: Any, given: int, made: int
+) -> None:
     """What XLA calls with a frame, or to ask which version of its interface this is written for."""
     f = Function(module, name, POINTER, frame=POINTER)
     b, frame, nothing = f.b, f.v["frame"], ir.Constant(POINTER, None)
@@ -82,16 +88,16 @@ def _handler(module: Module, name: str, work: Any, task: Any, leave_call: Any) -
                 b.store(I32(value), f.at(metadata, I64(offset), kind=ir.IntType(8)))
             b.ret(nothing)
     api, context = f.field(frame, _API), f.field(frame, _CONTEXT)
-    given, results = f.field(frame, _ARGUMENTS), f.field(frame, _RESULTS)
-    x, y, numbers = (f.field(f.field(given, 8 * i), _DATA) for i in range(3))
-    out = f.field(f.field(results, 0), _DATA)
+    arguments, results = f.field(frame, _ARGUMENTS), f.field(frame, _RESULTS)
+    *arrays, numbers = (f.field(f.field(arguments, 8 * i), _DATA) for i in range(given + 1))
+    arrays += [f.field(f.field(results, 8 * i), _DATA) for i in range(made)]
     chunks = _number(f, numbers, 0)
     threads = f.variable(I64, I64(1))
     _request(f, api, _NUM_THREADS, context, threads)
     helpers = b.sub(f.least(f.load(threads, I64), chunks), I64(1))
-    call = f.c("malloc", I64(8 * (_OUT + 1)))
+    call = f.c("malloc", I64(8 * (_ARRAYS + len(arrays))))
     users, memory = f.sum(helpers, I64(1)), f.product(_number(f, numbers, 1), I64(4))
-    for i, value in enumerate((I64(0), I64(0), chunks, users, memory, x, y, numbers, out)):
+    for i, value in enumerate((I64(0), I64(0), chunks, users, memory, numbers, *arrays)):
         b.store(value, _part(f, call, i))
     with f.loop(helpers):
         refused = _request(f, api, _SCHEDULE, context, task, call)

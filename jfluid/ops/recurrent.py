@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
+from jfluid.ops import time_loops
 from jfluid.ops.ragged import Ragged, Value, need, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
 from jfluid.ops.shape import is_unknown
 
+Acts = tuple[str, str, str]  # activations of gates, cell, candidate
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "": lambda x: x,
@@ -226,22 +228,26 @@ def lstm(
     _sizes("lstm", "Input", x.shape[1], 4 * width)
     _sizes("lstm", "Bias", bias.size, (7 if use_peepholes else 4) * width)
     bias = bias.reshape(-1)
-    peepholes = (
-        bias[4 * width :].reshape(3, width) if use_peepholes else jnp.zeros((3, width), x.dtype)
-    )
+    bias = bias if use_peepholes else jnp.pad(bias, (0, 3 * width))
+    h0, c0 = (_initial(state, number, width, x.dtype) for state in (h0, c0))
+    acts = gate_activation, cell_activation, candidate_activation
+    hidden, cells = _lstm_of_rows(x, weight, bias, h0, c0, is_reverse, acts)
+    return x.like(hidden), x.like(cells), None, None
+
+
+def _lstm_of_rows(
+    x: Ragged, weight: Array, bias: Array, h0: Array, c0: Array, backwards: bool, acts: Acts
+) -> tuple[Array, Array]:
+    """Return hidden states and cells [rows, width]; bias is [7 width], with the peepholes."""
+    found = time_loops.current().lstm(x.values, x.last, weight, bias, h0, c0, backwards, acts)
+    if found is not None:
+        return found
+    width = weight.shape[0]
     dense = x.like(x.values + bias[: 4 * width]).pad(time_major=True)
-    states = _lstm(
-        dense,
-        weight,
-        peepholes,
-        _initial(h0, number, width, x.dtype),
-        _initial(c0, number, width, x.dtype),
-        _time_mask(x),
-        is_reverse,
-        (gate_activation, cell_activation, candidate_activation),
-    )
-    hidden, cells = (x.unpad(s, time_major=True) for s in states)
-    return hidden, cells, None, None
+    peepholes = bias[4 * width :].reshape(3, width)
+    states = _lstm(dense, weight, peepholes, h0, c0, _time_mask(x), backwards, acts)
+    hidden, cells = (x.unpad(s, time_major=True).values for s in states)
+    return hidden, cells
 
 
 @op(

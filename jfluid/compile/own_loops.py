@@ -1,0 +1,26 @@
+"""Loops over time on CPUs: by machine code of our own where it is made for the arrays."""
+
+from jax import Array
+
+from jfluid.ops.ragged import Level
+
+
+class OwnLoops:
+    """See `jfluid.ops.time_loops.TimeLoops`."""
+
+    def lstm(
+        self,
+        x: Array,
+        level: Level,
+        weight: Array,
+        bias: Array,
+        h0: Array,
+        c0: Array,
+        backwards: bool,
+        acts: tuple[str, str, str],
+    ) -> tuple[Array, Array] | None:
+        from jfluid.compile import direct_lstm  # LLVM, which few programs need
+
+        if not direct_lstm.suits(x, weight, bias, h0, c0):
+            return None
+        return direct_lstm.over_sequences(x, level, weight, bias, h0, c0, backwards, acts)

@@ -1,0 +1,64 @@
+"""Other ways to run loops over time than as XLA's loops: those that the compiler has for a device."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Protocol
+
+from jax import Array
+
+from jfluid.ops.ragged import Level
+
+
+class TimeLoops(Protocol):
+    """Loops over the rows of sequences where they lie. Each gives None for arrays that it is not
+    made for.
+    """
+
+    def lstm(
+        self,
+        x: Array,
+        level: Level,
+        weight: Array,
+        bias: Array,
+        h0: Array,
+        c0: Array,
+        backwards: bool,
+        acts: tuple[str, str, str],
+    ) -> tuple[Array, Array] | None:
+        """Return hidden states and cells [rows, width].
+
+        Args:
+            x: [rows, 4 width], for candidate, input, forget, output.
+            level: groups the rows.
+            weight: [width, 4 width].
+            bias: [7 width], the last of them the peepholes of input, forget, output.
+            h0, c0: [number, width].
+            acts: activations of gates, cell and candidate.
+        """
+
+
+class XlaLoops:
+    """None of these: XLA runs all."""
+
+    def lstm(self, *arguments: object) -> None:
+        return None
+
+
+_NONE = XlaLoops()
+_current: contextvars.ContextVar[TimeLoops] = contextvars.ContextVar("time_loops", default=_NONE)
+
+
+@contextlib.contextmanager
+def using(loops: TimeLoops) -> Iterator[None]:
+    """A context in which operators are traced with these loops where they are made for."""
+    token = _current.set(loops)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> TimeLoops:
+    """Return the loops to ask before XLA's are made."""
+    return _current.get()
