@@ -12,7 +12,6 @@ from jfluid.ps_server import row_initializers, specs
 from jfluid.ps_server.update_rule import Rule, rule_of
 
 Array = np.ndarray[Any, Any]
-_ROW = np.zeros(1, np.int64)
 
 
 class Block(Protocol):
@@ -45,14 +44,12 @@ def updated(rule: Rule, numbers: Array, gradient: Array, rate: np.float32) -> Ar
     the optimizer's slots, float32 [n].
     """
     # it is None for the optimizer program, which only tables have
-    assert rule.update is not None
+    assert rule.definition is not None
     # of one kind, for which the kernel is compiled: messages are read where they lie
-    flat = np.require(gradient, requirements=["C", "A"]).reshape(1, -1).view()
+    flat = np.require(gradient, requirements=["C", "A"]).reshape(-1).view()
     flat.flags.writeable = False
-    new = numbers.copy()
-    rule.update(
-        np.array([new.ctypes.data]), 0, len(new), gradient.size, _ROW, _ROW, flat, rate, rule.hyper
-    )
+    new = np.empty_like(numbers)
+    rule.definition.renew(numbers, new, gradient.size, flat, rate, rule.hyper)
     return new
 
 

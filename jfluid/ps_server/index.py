@@ -118,6 +118,20 @@ def locate(
 
 
 @kernel
+def leads_to(heads, page_bits, count, ids, order, rows):
+    """Return whether row i is that of ids[order[i]], for each of them, and there are `count` rows."""
+    for i in range(len(order)):
+        if i + AHEAD < len(order):
+            ahead = rows[i + AHEAD]
+            if 0 <= ahead < count:
+                prefetch(heads[ahead >> page_bits] + ((ahead & ((1 << page_bits) - 1)) << 4))
+        row = rows[i]
+        if row < 0 or row >= count or head_of(heads, page_bits, row)[0] != ids[order[i]]:
+            return False
+    return True
+
+
+@kernel
 def rebuild(index, row_bits, shard_bits, heads, page_bits, count, secret):
     """Fill an empty index with the rows 0 ... count - 1."""
     capacity = len(index)

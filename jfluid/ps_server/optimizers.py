@@ -34,6 +34,8 @@ MOST_SLOTS = 16
 _NEGLIGIBLE = 1e-10
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 MOST_CONSTANTS = 4
+# Numbers that are copied and then changed, while the processor's first cache still has them.
+_IN_CACHE = 1024
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 
@@ -67,6 +69,27 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
                 element(numbers, gradient, j, width, rate, constants)
 
     return update
+
+
+def _over_block(element: Callable[..., None]) -> Callable[..., None]:
+    """The kernel of one update of a block, past which the old numbers stay: `new` (float32 [n], the
+    values, then the slots, each of `width`) becomes what an update makes of `old`.
+    """
+
+    @kernel
+    def renew(old, new, width, gradient, rate, hyper):
+        constants = (hyper[0], hyper[1], hyper[2], hyper[3])
+        for begin in range(0, width, _IN_CACHE):
+            count = min(_IN_CACHE, width - begin)
+            for group in range(begin, len(old), width):
+                before, after = old[group : group + count], new[group : group + count]
+                for j in range(count):  # from 0, which the compiler turns into vectors
+                    after[j] = before[j]
+            numbers, own = new[begin:], gradient[begin : begin + count]
+            for j in range(count):
+                element(numbers, own, j, width, rate, constants)
+
+    return renew
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,7 @@ class RuleDef:
             as with `lazy_mode`.
         horizon: of the settings: after so many steps without a gradient a row stands still.
         update: the kernel of one update of rows with gradients.
+        renew: the kernel of one update of a block, into other memory.
     """
 
     settings: type[Optimizer]
@@ -117,9 +141,11 @@ class RuleDef:
     idle: Callable[..., None] | None = None
     horizon: Callable[[Any], int] = lambda settings: 0
     update: Callable[..., None] = field(init=False)
+    renew: Callable[..., None] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "update", _over_rows(self.element))
+        object.__setattr__(self, "renew", _over_block(self.element))
 
     @property
     def operator(self) -> str:

@@ -158,6 +158,12 @@ class Shard:
         """
         return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
+    def still(self, ids: Array, order: Array, rows: Array) -> bool:
+        """Return whether all ids[order[i]] have the row that they had once, rows[i]."""
+        return bool(
+            index.leads_to(self.heads.addresses, self.page_bits, self.count, ids, order, rows)
+        )
+
     def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
         rows = np.empty(len(order), np.int64)
         done = index.locate(

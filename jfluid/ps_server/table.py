@@ -54,12 +54,16 @@ class SparseTable(TableState):
             self._read(ids, out)
             return out
         with self.reserve(ids, counts) as groups:
+            every = []
             for number, order in groups.parts(BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
                     rows = self._touched(number, ids, order, counts, self.step, self.step)
                     kernels.gather(*shard.values, self.spec.width, rows, order, out)
                 self._fill_absent(rows, ids, order, out)
+                every.append(rows)
+        if every:
+            self._recent.add(ids, groups, np.concatenate(every))
         return out
 
     def _read(self, ids: Array, out: Array) -> None:
@@ -90,10 +94,16 @@ class SparseTable(TableState):
         with self.reserve(ids) as groups:
             step = self._tick(base)
             rate, update = self.rule.rate(base, step), self.rule.update
+            recent, done = self._recent.of(ids), 0
             for number, order in groups.parts(BLOCK):
                 shard = self._shards[number]
+                known = None if recent is None else recent.rows[done : (done := done + len(order))]
                 with shard.lock:
-                    rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
+                    if known is not None and shard.still(ids, order, known):
+                        rows = known
+                        self._mark(shard, rows, order, NO_COUNTS, step, step - 1)
+                    else:
+                        rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
                     update(
                         *shard.values,
                         self.spec.width,

@@ -13,6 +13,7 @@ from jfluid import errors
 from jfluid.ps_server import kernels, row_initializers, specs
 from jfluid.ps_server.capacity import ROW_OVERHEAD, Cap, Groups, Reservations, Size
 from jfluid.ps_server.kernels import COUNT
+from jfluid.ps_server.recent_rows import RecentRows
 from jfluid.ps_server.shard import NO_COUNTS, Shard
 from jfluid.ps_server.table_view import TableView
 from jfluid.ps_server.update_rule import Rates, rule_of
@@ -74,6 +75,7 @@ class TableState:
             if spec.entry
             else []
         )
+        self._recent = RecentRows()
         self._rates = Rates()
         self._clock = threading.Lock()
         self._viewing = threading.Lock()
@@ -120,6 +122,8 @@ class TableState:
 
     def _groups(self, ids: Array) -> Groups:
         """The ids by shard."""
+        if (recent := self._recent.of(ids)) is not None:
+            return recent.groups
         bits = len(self._shards).bit_length() - 1
         return Groups(
             *kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards))
