@@ -211,7 +211,9 @@ def test_filters_that_are_held_in_another_order(sizes):
 
     def held(w, v, x):
         env = {"w": (w, order), "v": (v, order)}
-        return image_layout.channels_last(lambda given: step(given, x), env)
+        return image_layout.channels_last(
+            lambda given: step(given, x), env, dict.fromkeys(env, order)
+        )
 
     expected = jax.jit(step)({"w": w, "v": v}, x)
     arguments = w.transpose(order), v.transpose(order), x

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, contains, is_
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,6 @@ import numpy as np
 from jfluid.compile.image_convolution import HELD
 from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.plan import Plan
-from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.lod_tensor import LoDTensor
 
@@ -35,42 +35,62 @@ def of(plan: Plan, device: jax.Device) -> dict[str, Order]:
     """
     if len(plan.segments) != 1 or plan.segments[0].host:
         return {}
-    ops = [op for _, op, _ in plan.segments[0].ops]
+
+    def variable(name: str) -> Any:
+        return plan.block.find_var_recursive(name)
+
+    def shape(name: str) -> Sequence[int] | None:
+        return None if (found := variable(name)) is None else found._shape
+
+    return {
+        name: order
+        for name, order in wanted([op for _, op, _ in plan.segments[0].ops], shape, device).items()
+        if variable(name).persistable and name in plan.state and name not in plan.fetches
+    }
+
+
+def wanted(
+    ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None], device: jax.Device
+) -> dict[str, Order]:
+    """Return the order of each filter of convolutions, and of what an optimizer keeps for it.
+
+    Args:
+        shape: gives that of a variable; None where it is not known.
+    """
     if device.platform == "cpu":
-        filters = _on_cpus(plan.block, ops)
+        filters = _on_cpus(ops, shape)
     elif _capability(device) >= _HOPPER:
-        filters = _on_gpus(plan.block, ops)
+        filters = _on_gpus(ops, shape)
     else:
         return {}
     orders = dict(filters)
     for op in ops:
         if "Param" in op.inputs and op.input("Param")[0] in filters:
             orders.update(dict.fromkeys(op.input_arg_names, filters[op.input("Param")[0]]))
-    found = {}
-    for name, order in orders.items():
-        var = plan.block.find_var_recursive(name)
-        if var is not None and var.persistable and name in plan.state and name not in plan.fetches:
-            if var._shape is not None and len(var._shape) == len(order):
-                found[name] = order
-    return found
+    ranks = {name: len(sizes) for name in orders if (sizes := shape(name)) is not None}
+    return {name: order for name, order in orders.items() if ranks.get(name) == len(order)}
 
 
-def _on_cpus(block: Block, ops: Sequence[Operator]) -> dict[str, Order]:
+def _on_cpus(
+    ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]
+) -> dict[str, Order]:
     found = {}
     for name in [op.input("Filter")[0] for op in ops if op.type in _ON_CPUS]:
-        var = block.find_var_recursive(name)
-        if var is not None and var._shape is not None and len(var._shape) in HELD:
-            found[name] = HELD[len(var._shape)]
+        sizes = shape(name)
+        if sizes is not None and len(sizes) in HELD:
+            found[name] = HELD[len(sizes)]
     return found
 
 
-def _on_gpus(block: Block, ops: Sequence[Operator]) -> dict[str, Order]:
+def _on_gpus(
+    ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]
+) -> dict[str, Order]:
     found = {}
     for op in [op for op in ops if op.type in _ON_GPUS]:
         (name,), order = op.input("Filter"), _ON_GPUS[op.type]
-        var = block.find_var_recursive(name)
-        if var is not None and var._shape is not None:
-            moved = [d for d in order if var._shape[d] > 1]
+        sizes = shape(name)
+        if sizes is not None:
+            moved = [d for d in order if sizes[d] > 1]
             if moved != sorted(moved):  # it is not the same in both orders
                 found[name] = order
     return found
@@ -159,7 +179,8 @@ def _holds(tensor: LoDTensor, order: Order, home: jax.sharding.Sharding) -> bool
 def turned(value: jax.Array, order: Order) -> jax.Array:
     """Return an array with its dimensions in another order, by way of the host: nothing is compiled."""
     array = np.ascontiguousarray(np.asarray(value).transpose(order))
-    return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]
+    with jax.enable_x64(True):
+        return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]
 
 
 def given(value: jax.Array, order: Order) -> jax.Array:

@@ -134,6 +134,7 @@ def _result(array: Array, order: Order) -> list[_Value]:
 def channels_last(
     function: Callable[[dict[str, Any]], dict[str, Any]],
     held: Mapping[str, tuple[Array, Order]] = MappingProxyType({}),
+    orders: Mapping[str, Order] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Call a function under a trace of `jax.jit` for a CPU, with images channels last inside it.
 
@@ -141,8 +142,8 @@ def channels_last(
     it.
 
     Args:
-        held: arguments by name that are held in another order, which its results of these names
-            have, too.
+        held: arguments by name that are held in another order.
+        orders: of results by name, of those that come out in another order.
     """
     leaves: list[Any] = []
     names: list[str | None] = []
@@ -156,7 +157,7 @@ def channels_last(
             leaves.append(leaf)
             if isinstance(leaf, jax.core.Tracer):
                 key = path[0].key
-                names.append(key if key in held and len(path) == 1 else None)
+                names.append(key if key in orders and len(path) == 1 else None)
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 
     shapes = {
@@ -173,7 +174,7 @@ def channels_last(
         if not isinstance(leaf, jax.core.Tracer):
             return leaf
         value, name = next(found), next(places)
-        return value.given() if name is None else value.laid(held[name][1])
+        return value.given() if name is None else value.laid(orders[name])
 
     return jax.tree.unflatten(structure, [result(leaf) for leaf in leaves])  # type: ignore[no-any-return]
 

@@ -50,7 +50,8 @@ def lower(
             one shape, or for CPUs, where convolutions want images with channels last; None for one
             that is traced as it stands.
         reversible: make loops so that gradients can be taken through all of it.
-        held: which values have their dimensions in another order, before and after.
+        held: which values have their dimensions in another order, those that are given and those
+            that operators make.
 
     Raises OpError, with the operator's place in the user's script, for one that fails.
     """
@@ -98,19 +99,20 @@ def laid_out(
     Args:
         on_cpu: have images of convolutions channels last inside it, and gradients of weights and loops over
             time in the form that is fastest there.
-        held: which values have their dimensions in another order, before and after.
+        held: which values have their dimensions in another order, those that are given and those
+            that operators make.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     loops = time_loops.using(OwnLoops()) if on_cpu else contextlib.nullcontext()
     with loops, collector.paused():  # nearly all objects that tracing makes live until its end
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: compute(env | given), images))
+            env.update(image_layout.channels_last(lambda given: compute(env | given), images, held))
             return env
-        turned = {n: order for n, order in held.items() if n in env}
-        env.update((n, jax.lax.transpose(env[n], inverse(order))) for n, order in turned.items())
+        turned = [n for n in held if n in env]
+        env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)
         env = compute(env)
-        env.update((n, jax.lax.transpose(env[n], order)) for n, order in turned.items())
+        env.update((n, jax.lax.transpose(env[n], held[n])) for n in held if n in env)
         return env
 
 

@@ -1,6 +1,8 @@
 """Which inputs of a step its results are written over."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -31,6 +33,23 @@ def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
     return tuple(places)
 
 
+def usable(
+    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]
+) -> list[tuple[str, Any]]:
+    """Return those of donated inputs for which there is a result of the same kind.
+
+    Args:
+        given, made: as of `beside`.
+    """
+    room = Counter(kind for _, kind in made)
+    found = []
+    for name, kind in given:
+        if room[kind]:
+            room[kind] -= 1
+            found.append((name, kind))
+    return found
+
+
 def replaced(items: Iterable[Item]) -> dict[str, str]:
     """Return the names of results by the names of the variables that operators replace by them."""
     return {
@@ -42,7 +61,7 @@ def replaced(items: Iterable[Item]) -> dict[str, str]:
 
 
 def beside(
-    given: Sequence[tuple[str, int]], made: Sequence[tuple[str, int]], replaced: dict[str, str]
+    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]
 ) -> list[int]:
     """Return the places of results, in an order in which each replaces the input that it should.
 

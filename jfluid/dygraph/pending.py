@@ -14,56 +14,35 @@ records repeat again.
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.early_results import Divided, divide
 from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.options import options
-from jfluid.compile.plan import Item
 from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.values import Aval, Value, aval_of, constant
-from jfluid.ir.operator import Operator
-from jfluid.ir.variable import EMPTY_NAME
+from jfluid.dygraph.step import (
+    NONE,
+    Kind,
+    Record,
+    Seeds,
+    Step,
+    hold_filters,
+    jitted,
+    key_of,
+    seeds_of,
+)
+from jfluid.dygraph.values import Aval, Value, constant, in_order
 
 logger = logging.getLogger(__name__)
 
-# An input of a record: an output of an earlier one (from 0), a leaf (-1 is the first), or none.
-_NONE = 1 << 40
 _MOST_PENDING = 20_000  # operators; then they run, though nobody asks
 _MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
 _SMALL = 24  # operators; a record as short as this is compiled whole in any case
-
-
-@dataclass(slots=True)
-class Record:
-    """One call that is pending.
-
-    Attributes:
-        inputs: for each value of the call its source (see `_NONE`).
-        outputs: for each output slot the number of its output among those of all calls, None, or a
-            list of these.
-        draw: the place of its random numbers among those of all calls; -1 for none.
-    """
-
-    call: Call
-    inputs: tuple[int, ...]
-    outputs: list[Any]
-    draw: int
-
-    def numbers(self) -> Iterator[int]:
-        """Yield the numbers of all outputs."""
-        for out in self.outputs:
-            yield from (n for n in (out if type(out) is list else (out,)) if n is not None)
 
 
 class Sizes(NamedTuple):
@@ -91,7 +70,6 @@ class _Key:
         return isinstance(other, _Key) and self.hash == other.hash and self.parts == other.parts
 
 
-Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 _DEAD = ref(Value.__new__(Value))  # to an output that nobody holds
 _pending: dict[jax.Device, "Pending"] = {}
 
@@ -111,7 +89,7 @@ def array_of(value: Value) -> Any:
             pending.run(value)
     if value.array is None:
         raise errors.OpError("the operator that gives this value has failed before")
-    return value.array
+    return in_order(value.array, value.order)
 
 
 class Pending:
@@ -124,7 +102,7 @@ class Pending:
     def __init__(self, device: jax.Device):
         self.device = device
         self.compiled = 0  # functions for whole records
-        self._whole = LruCache[tuple[_Key, Any]](256)
+        self._whole = LruCache[tuple[_Key, Step]](256)
         self._single = LruCache[Any](8192)
         self.walks = LruCache[Any](32)  # backward passes by the kind of their tapes
         self._seen = LruCache[bool](4096)
@@ -158,7 +136,7 @@ class Pending:
         named = []
         for v in inputs:
             if v is None:
-                named.append(_NONE)
+                named.append(NONE)
             elif v.owner is leaves:
                 named.append(v.source)
             else:
@@ -291,33 +269,51 @@ class Pending:
         if not holders:
             leaves.clear()
             return
-        live = tuple(holders)
-        kinds = tuple([v.aval.number for v in leaves])
-        arrays = [v.array for v in leaves]
+        arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
         donated = donation.donated(leaves, list(holders.values()))
-        first = live.index(first) if first in holders else -1
-        # without `first`: a loop that reads a number in some of its steps compiles them once
-        whole_key = _Key((tuple(key), live, kinds, donated))
-        seeds = _seeds(draws)
-        known = self._whole.get(whole_key)
+        first = list(holders).index(first) if first in holders else -1
+        seeds = seeds_of(draws)
+
+        def whole_key() -> _Key:
+            numbers = tuple([a.number if o is None else (a.number, o) for a, o in kinds])
+            # without `first`: a loop that reads a number in some of its steps compiles them once
+            return _Key((tuple(key), tuple(holders), numbers, donated))
+
+        at = whole_key()
+        known = self._whole.get(at)
         with jax.enable_x64(True), jax.default_device(self.device):
-            if self._goes_one_by_one(whole_key, known is not None, len(records)):
-                results = self._singly(records, arrays, seeds, live)
+            if self._goes_one_by_one(at, known is not None, len(records)):
+                given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
+                results = self._singly(records, given, seeds, list(holders))
+                orders: Sequence[tuple[int, Any]] = ()
             else:
-                given = [arrays[i] for i in donated]
-                taken = set(donated)
-                kept = [a for i, a in enumerate(arrays) if i not in taken]
                 if known is None:
-                    function = self._compile(records, donated, holders, first, (given, kept, seeds))
-                    known = self._whole.get_or_make(whole_key, lambda: (whole_key, function))
+                    if hold_filters(records, arrays, kinds, self.device):
+                        at = whole_key()
+                    known = self._whole.get_or_make(
+                        at, lambda: (at, self._step(records, kinds, donated, holders))
+                    )
                 else:
-                    self._whole.move_to_end(
-                        known[0]
-                    )  # the same object: keys are not compared again
-                del arrays
-                results = known[1](given, kept, seeds)
-        for value, result in zip(holders.values(), results, strict=True):
+                    # the same object: keys are not compared again
+                    self._whole.move_to_end(known[0])
+                results = known[1].run(arrays, seeds, first)
+                orders = known[1].orders
+        values = list(holders.values())
+        for value, result in zip(values, results, strict=True):
             value.array = result
+        for place, order in orders:
+            values[place].order = order
+
+    def _step(
+        self,
+        records: Sequence[Record],
+        kinds: Sequence[Kind],
+        donated: Sequence[int],
+        holders: Mapping[int, Value],
+    ) -> Step:
+        self.compiled += 1
+        results = {number: value.aval for number, value in holders.items()}
+        return Step(records, kinds, donated, results, self.device)
 
     def _place_of(self, value: Value | None) -> int:
         """Return the place of a value among the outputs of all calls; -1 for one that is not."""
@@ -345,79 +341,6 @@ class Pending:
             )
         return often and not known and size > _SMALL
 
-    def _compile(
-        self,
-        records: Sequence[Record],
-        donated: Sequence[int],
-        holders: Mapping[int, Value],
-        first: int,
-        arguments: tuple[list[Any], list[Any], Seeds],
-    ) -> Any:
-        """Return the function of records.
-
-        Args:
-            donated: the places of leaves that it overwrites.
-            holders: its results, by their numbers.
-            first: the place among them of that which is computed first; -1 for none.
-            arguments: the first ones it is called with.
-        """
-        self.compiled += 1
-        items, drawing, constants = _program(records)
-        given, kept, _ = arguments
-        places = [*donated, *(i for i in range(len(given) + len(kept)) if i not in set(donated))]
-        order = donation.beside(
-            [(f"l{i}", aval_of(v).number) for i, v in zip(donated, given)],
-            [(f"v{i}", v.aval.number) for i, v in holders.items()],
-            donation.replaced(items),
-        )
-        live = list(holders)
-        on_gpus = False if self.device.platform == "cpu" else None
-
-        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
-            env = {f"l{i}": v for i, v in zip(places, [*given, *kept])}
-            env.update(constants)
-            keys = {at: _key_of(seeds[0][place]) for at, place in drawing}
-            found = trace.lower(items, env, keys=keys, on_gpus=on_gpus)
-            return [found[f"v{live[i]}"] for i in order]
-
-        if first >= 0 and all(v.plain for v in map(aval_of, [*given, *kept])):
-            traced, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
-            one_each = len(jax.tree.leaves(results)) == len(live)
-            if one_each and (divided := divide(traced, order.index(first))) is not None:
-                return self._in_two(divided, order, len(donated))
-        whole = self._jit(function, donate_argnums=(0,))
-        back = sorted(range(len(order)), key=order.__getitem__)
-
-        def called(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
-            made = whole(given, kept, seeds)
-            return [made[i] for i in back]
-
-        return called
-
-    def _in_two(self, divided: Divided, order: Sequence[int], donated: int) -> Any:
-        """Return a function that calls both parts, of which neither waits.
-
-        Args:
-            order: which results the parts give, early and late ones together.
-            donated: how many of the first arguments are overwritten.
-        """
-        first = self._jit(core.jaxpr_as_fun(divided.first))
-        second = self._jit(core.jaxpr_as_fun(divided.second), donate_argnums=tuple(range(donated)))
-        early = [order[i] for i in divided.early]
-        late = [place for i, place in enumerate(order) if i not in set(divided.early)]
-
-        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
-            found: list[Any] = [None] * len(order)
-            made = first(*given, *kept, *seeds)
-            for place, value in zip(early, made):
-                found[place] = value
-            others = second(*given, *kept, *seeds, *[made[i] for i in divided.handed])
-            for place, value in zip(late, others, strict=True):
-                found[place] = value
-            return found
-
-        return function
-
     def _singly(
         self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]
     ) -> list[Any]:
@@ -433,7 +356,7 @@ class Pending:
         kept = set(live)
         for at, record in enumerate(used):
             call = record.call
-            inputs = [None if i == _NONE else found[i] for i in record.inputs]
+            inputs = [None if i == NONE else found[i] for i in record.inputs]
             function = self._single.get_or_make(call.number, functools.partial(self._jitted, call))
             outs = function(inputs, seeds[0][record.draw] if record.draw >= 0 else None)
             for number, out in zip(record.outputs, outs, strict=True):
@@ -450,83 +373,6 @@ class Pending:
 
     def _jitted(self, call: Call) -> Any:
         def function(inputs: list[Any], seed: Any) -> Any:
-            return call(inputs, None if seed is None else _key_of(seed))
+            return call(inputs, None if seed is None else key_of(seed))
 
-        return self._jit(function)
-
-    def _jit(self, function: Any, **wishes: Any) -> Any:
-        """Compile for the device, wherever JAX takes its arguments to lie: else it would compile once
-        for first values, which lie nowhere in particular, and again for those that a step gave.
-        """
-        there = jax.sharding.SingleDeviceSharding(self.device)
-        return jax.jit(
-            function,
-            in_shardings=there,
-            out_shardings=there,
-            compiler_options=options(self.device),
-            **wishes,
-        )
-
-
-def _seeds(draws: Sequence[tuple[int, int]]) -> Seeds:
-    """Return an array of what `_key_of` takes for each (seed, number), if there is any: to hand over an
-    empty one takes longer than one of numbers.
-    """
-    if not draws:
-        return ()
-    return (np.array([(s & 0xFFFFFFFF, s >> 32 & 0xFFFFFFFF, n) for s, n in draws], np.uint32),)
-
-
-def _key_of(seed: Any) -> Any:
-    """Return the JAX key of (low bits of the seed, high bits, number of the call)."""
-    return jax.random.fold_in(trace.random_key(seed[:2]), seed[2])
-
-
-def _program(
-    records: Sequence[Record],
-) -> tuple[list[Item], list[tuple[int, int]], dict[str, Any]]:
-    """Return the operators of records, those that draw with the place of their key, and known
-    numbers by name.
-    """
-    items: list[Item] = []
-    drawing: list[tuple[int, int]] = []
-    constants: dict[str, Any] = {}
-    for at, record in enumerate(records):
-        call, definition = record.call, record.call.definition
-        names = []
-        for i, source in enumerate(record.inputs):
-            if i in call.constants:
-                name = f"c{call.number}_{i}"
-                constants[name] = call.constants[i]
-            elif source == _NONE:
-                name = EMPTY_NAME
-            else:
-                name = f"v{source}" if source >= 0 else f"l{-1 - source}"
-            names.append(name)
-        it = iter(names)
-        inputs = {}
-        for slot, n in zip(definition.ins, call.layout):
-            given = [next(it) for _ in range(abs(n))]
-            if n > 0 or (n < 0 and given != [EMPTY_NAME]):
-                inputs[slot.name] = given
-        outputs = {
-            slot.name: [
-                EMPTY_NAME if n is None else f"v{n}"
-                for n in (number if type(number) is list else [number])
-            ]
-            for slot, number in zip(definition.outs, record.outputs)
-            if number is not None
-        }
-        op = Operator(call.op.block, definition.type, inputs, outputs, call.attrs, callsite=False)
-        if definition.wants_shared and definition.fn is not None:
-            definition = replace(
-                definition, wants_shared=False, fn=_shared(definition.fn, call.shared)
-            )
-        if record.draw >= 0:
-            drawing.append((at, record.draw))
-        items.append((at, op, definition))
-    return items, drawing, constants
-
-
-def _shared(function: Any, shared: bool) -> Any:
-    return lambda *values, **attrs: function(*values, shared=shared, **attrs)
+        return jitted(function, self.device)

@@ -5,6 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfluid.compile import filter_orders
+from jfluid.compile.image_layout import Order, inverse
+
 
 class Aval:
     """The structure, shapes and dtypes of a value, without its numbers. There is one object for each
@@ -69,18 +72,25 @@ class Value:
     Attributes:
         aval: its shape and dtype.
         array: the array (or pytree of arrays); None while the operator that gives it is pending.
+        order: the order that the dimensions of `array` are in, where it is another than the variable's.
         slot: while it is pending, its place among the outputs of pending operators.
         known: whether it follows from shapes and attributes alone.
         owner: what is pending, of which this is an input or an output.
         source: how an operator that is pending names it as its input; of meaning to `owner` alone.
     """
 
-    __slots__ = ("__weakref__", "array", "aval", "known", "owner", "slot", "source")
+    __slots__ = ("__weakref__", "array", "aval", "known", "order", "owner", "slot", "source")
 
     def __init__(self, aval: Aval, array: Any = None, slot: int = -1, owner: Any = None):
         self.aval, self.array, self.slot = aval, array, slot
+        self.order: Order | None = None
         self.known = False
         self.owner, self.source = owner, slot
+
+
+def in_order(array: Any, order: Order | None) -> Any:
+    """Return an array whose dimensions are held in an order with them in the variable's."""
+    return array if order is None else filter_orders.turned(array, inverse(order))
 
 
 def constant(array: Any, known: bool = False) -> Value:

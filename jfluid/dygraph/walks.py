@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jfluid.dygraph.pending import Pending, Record, Sizes
+from jfluid.dygraph.pending import Pending, Sizes
+from jfluid.dygraph.step import Record
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value
 from jfluid.dygraph.varbase import VarBase

@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.dygraph import calls, pending
+from jfluid.dygraph import calls, step
 from jfluid.dygraph.base import enabled, grad, guard, no_grad, to_variable
 
 X = np.arange(6, dtype="float32").reshape(2, 3) + 1
@@ -168,9 +168,9 @@ def test_nothing_is_kept_of_steps_that_are_over():
 
 def test_a_loss_that_is_read_comes_before_the_rest_of_its_step(monkeypatch):
     divisions = []
-    divide = pending.divide
+    divide = step.divide
     monkeypatch.setattr(
-        pending, "divide", lambda *given: divisions.append(divide(*given)) or divisions[-1]
+        step, "divide", lambda *given: divisions.append(divide(*given)) or divisions[-1]
     )
     losses, compiled = trained(4, dropout=0.2)
     (divided,) = divisions
@@ -287,7 +287,7 @@ def test_a_failed_step_is_told_and_its_results_are_none_of_the_next(monkeypatch)
             raise MemoryError("no room")
 
         with monkeypatch.context() as patch:
-            patch.setattr(pending, "_compile", fails)
+            patch.setattr(pending, "_step", fails)
             patch.setattr(pending, "_goes_one_by_one", lambda *_: False)
             with pytest.raises(MemoryError):
                 lost.numpy()

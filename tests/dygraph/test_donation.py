@@ -8,8 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile import update_order
-from jfluid.dygraph import donation, pending
-from jfluid.dygraph.pending import Pending
+from jfluid.dygraph import donation, pending, step
 
 
 def test_results_stand_where_the_inputs_that_they_replace_stand():
@@ -44,10 +43,10 @@ class _Net(fluid.dygraph.Layer):
 def _steps(optimizer, reads_loss):
     """The compiled texts of a training loop, and its losses."""
     compiled = {}
-    jitted = Pending._jit
+    jitted = step.jitted
 
-    def noted(self, function, **wishes):
-        made = jitted(self, function, **wishes)
+    def noted(function, device, **wishes):
+        made = jitted(function, device, **wishes)
 
         def call(*arguments):
             shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), arguments)
@@ -57,7 +56,7 @@ def _steps(optimizer, reads_loss):
         return call
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Pending, "_jit", noted)
+        patched.setattr(step, "jitted", noted)
         patched.setattr(pending, "_pending", {})  # nothing is compiled yet
         losses = _losses(optimizer, reads_loss)
         with jax.enable_x64(True):

@@ -1,0 +1,238 @@
+"""What was recorded, compiled: one call of XLA."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jfluid.compile import filter_orders, trace
+from jfluid.compile.early_results import Divided, divide
+from jfluid.compile.image_layout import Order
+from jfluid.compile.options import options
+from jfluid.compile.plan import Item
+from jfluid.dygraph import donation
+from jfluid.dygraph.calls import Call
+from jfluid.dygraph.values import Aval, aval_of, in_order
+from jfluid.ir.operator import Operator
+from jfluid.ir.variable import EMPTY_NAME
+
+# An input of a record: an output of an earlier one (from 0), a leaf (-1 is the first), or none.
+NONE = 1 << 40
+# Of an array: its shape and dtype, and the order its dimensions are held in; None for the variable's.
+Kind = tuple[Aval, Order | None]
+Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
+
+
+@dataclass(slots=True)
+class Record:
+    """One call that is pending.
+
+    Attributes:
+        inputs: for each value of the call its source (see `NONE`).
+        outputs: for each output slot the number of its output among those of all calls, None, or a
+            list of these.
+        draw: the place of its random numbers among those of all calls; -1 for none.
+    """
+
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: list[Any]
+    draw: int
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of all outputs."""
+        for out in self.outputs:
+            yield from (n for n in (out if type(out) is list else (out,)) if n is not None)
+
+
+class Step:
+    """Records, compiled whole.
+
+    Args:
+        records: the calls.
+        leaves: kinds of its inputs.
+        donated: the places of those that it overwrites.
+        results: numbers and kinds of its results.
+        device: runs it.
+
+    Attributes:
+        orders: of those results whose dimensions are in another order than their variables', by place.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        leaves: Sequence[Kind],
+        donated: Sequence[int],
+        results: Mapping[int, Aval],
+        device: jax.Device,
+    ):
+        self._items, self._drawing, self._constants = program(records)
+        self._device, self._live = device, list(results)
+        replaced = donation.replaced(self._items)
+        held = {f"l{i}": order for i, (_, order) in enumerate(leaves) if order is not None}
+        held |= {new: held[old] for old, new in replaced.items() if old in held}
+        self._held: dict[str, Order] = held
+        self.orders = [(at, held[f"v{i}"]) for at, i in enumerate(self._live) if f"v{i}" in held]
+        made = [(f"v{i}", (aval.number, held.get(f"v{i}"))) for i, aval in results.items()]
+        given = [(f"l{i}", (leaves[i][0].number, leaves[i][1])) for i in donated]
+        given = donation.usable(given, made)
+        self._donated = [int(name[1:]) for name, _ in given]
+        self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
+        self._order = donation.beside(given, made, replaced)
+        self._back = sorted(range(len(made)), key=self._order.__getitem__)
+        self._function: Any = None
+
+    def run(self, arrays: Sequence[Any], seeds: Seeds, first: int = -1) -> list[Any]:
+        """Return the results.
+
+        Args:
+            first: in the first call, the place of the result that the caller waits for: it is computed
+                before the others. -1 for none.
+        """
+        given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
+        if self._function is None:
+            self._function = self._compiled(given, kept, seeds, first)
+        made = self._function(given, kept, seeds)
+        return [made[i] for i in self._back]
+
+    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
+        env = {f"l{i}": v for i, v in zip([*self._donated, *self._kept], [*given, *kept])}
+        env.update(self._constants)
+        keys = {at: key_of(seeds[0][place]) for at, place in self._drawing}
+        on_gpus = False if self._device.platform == "cpu" else None
+        found = trace.lower(self._items, env, keys=keys, on_gpus=on_gpus, held=self._held)
+        return [found[f"v{self._live[i]}"] for i in self._order]
+
+    def _compiled(self, given: list[Any], kept: list[Any], seeds: Seeds, first: int) -> Any:
+        if first >= 0 and all(v.plain for v in map(aval_of, [*given, *kept])):
+            traced, results = jax.make_jaxpr(self._trace, return_shape=True)(given, kept, seeds)
+            one_each = len(jax.tree.leaves(results)) == len(self._live)
+            divided = divide(traced, self._order.index(first)) if one_each else None
+            if divided is not None:
+                return self._in_two(divided)
+        return jitted(self._trace, self._device, donate_argnums=(0,))
+
+    def _in_two(self, divided: Divided) -> Any:
+        """Return a function that calls both parts, of which neither waits."""
+        donated = tuple(range(len(self._donated)))
+        first = jitted(core.jaxpr_as_fun(divided.first), self._device)
+        second = jitted(core.jaxpr_as_fun(divided.second), self._device, donate_argnums=donated)
+        late = [at for at in range(len(self._live)) if at not in set(divided.early)]
+
+        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
+            found: list[Any] = [None] * len(self._live)
+            made = first(*given, *kept, *seeds)
+            for place, value in zip(divided.early, made):
+                found[place] = value
+            others = second(*given, *kept, *seeds, *[made[i] for i in divided.handed])
+            for place, value in zip(late, others, strict=True):
+                found[place] = value
+            return found
+
+        return function
+
+
+def hold_filters(
+    records: Sequence[Record], arrays: list[Any], kinds: list[Kind], device: jax.Device
+) -> bool:
+    """Turn the filters that records train, and what their optimizer keeps of them, into the order that
+    convolutions want; return whether any was in another one.
+
+    Args:
+        arrays, kinds: of the leaves, which are changed.
+    """
+    shapes = {f"l{i}": aval.shape for i, (aval, _) in enumerate(kinds)}
+    ops = [op for _, op, _ in program(records)[0]]
+    trained = {name for op in ops for name in op.inputs.get("Param", ())}
+    convolutions = [op for op in ops if not trained.isdisjoint(op.inputs.get("Filter", ()))]
+    updates = [op for op in ops if "Param" in op.inputs]
+    orders = filter_orders.wanted(convolutions + updates, shapes.get, device)
+    changed = False
+    for i, (aval, held) in enumerate(kinds):
+        order = orders.get(f"l{i}", held)
+        if order != held and order is not None and isinstance(arrays[i], jax.Array):
+            arrays[i] = filter_orders.turned(in_order(arrays[i], held), order)
+            kinds[i], changed = (aval, order), True
+    return changed
+
+
+def jitted(function: Any, device: jax.Device, **wishes: Any) -> Any:
+    """Compile for a device, wherever JAX takes the arguments to lie: else it would compile once for
+    first values, which lie nowhere in particular, and again for those that a step gave.
+    """
+    there = jax.sharding.SingleDeviceSharding(device)
+    return jax.jit(
+        function,
+        in_shardings=there,
+        out_shardings=there,
+        compiler_options=options(device),
+        **wishes,
+    )
+
+
+def seeds_of(draws: Sequence[tuple[int, int]]) -> Seeds:
+    """Return an array of what `key_of` takes for each (seed, number), if there is any: to hand over an
+    empty one takes longer than one of numbers.
+    """
+    if not draws:
+        return ()
+    return (np.array([(s & 0xFFFFFFFF, s >> 32 & 0xFFFFFFFF, n) for s, n in draws], np.uint32),)
+
+
+def key_of(seed: Any) -> Any:
+    """Return the JAX key of (low bits of the seed, high bits, number of the call)."""
+    return jax.random.fold_in(trace.random_key(seed[:2]), seed[2])
+
+
+def program(
+    records: Sequence[Record],
+) -> tuple[list[Item], list[tuple[int, int]], dict[str, Any]]:
+    """Return the operators of records, those that draw with the place of their key, and known
+    numbers by name.
+    """
+    items: list[Item] = []
+    drawing: list[tuple[int, int]] = []
+    constants: dict[str, Any] = {}
+    for at, record in enumerate(records):
+        call, definition = record.call, record.call.definition
+        names = []
+        for i, source in enumerate(record.inputs):
+            if i in call.constants:
+                name = f"c{call.number}_{i}"
+                constants[name] = call.constants[i]
+            elif source == NONE:
+                name = EMPTY_NAME
+            else:
+                name = f"v{source}" if source >= 0 else f"l{-1 - source}"
+            names.append(name)
+        it = iter(names)
+        inputs = {}
+        for slot, n in zip(definition.ins, call.layout):
+            given = [next(it) for _ in range(abs(n))]
+            if n > 0 or (n < 0 and given != [EMPTY_NAME]):
+                inputs[slot.name] = given
+        outputs = {
+            slot.name: [
+                EMPTY_NAME if n is None else f"v{n}"
+                for n in (number if type(number) is list else [number])
+            ]
+            for slot, number in zip(definition.outs, record.outputs)
+            if number is not None
+        }
+        op = Operator(call.op.block, definition.type, inputs, outputs, call.attrs, callsite=False)
+        if definition.wants_shared and definition.fn is not None:
+            definition = replace(
+                definition, wants_shared=False, fn=_shared(definition.fn, call.shared)
+            )
+        if record.draw >= 0:
+            drawing.append((at, record.draw))
+        items.append((at, op, definition))
+    return items, drawing, constants
+
+
+def _shared(function: Any, shared: bool) -> Any:
+    return lambda *values, **attrs: function(*values, shared=shared, **attrs)
