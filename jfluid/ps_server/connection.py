@@ -24,8 +24,10 @@ from jfluid.ps_server.errors import (
     TooLargeError,
     UnknownNameError,
 )
+from jfluid.ps_server.pipe_calls import CallError
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
 from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffer, SharedBuffers
+from jfluid.ps_server.stream_calls import CallStream, CallStreams
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
@@ -114,6 +116,13 @@ class ServerConnection:
             for name, (_, reply) in wire.METHODS.items()
         }
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
+        self._streams = CallStreams(
+            self._port,
+            endpoint.rpartition(":")[0].strip("[]"),
+            token,
+            wire.LARGEST_MESSAGE + wire.OVERHEAD,
+            wanted=credentials is None,
+        )
         self._closed = threading.Event()
         self._created: list[pb.CreateRequest] = []  # to be repeated when the server has restarted
         self.replay_log, self.restarts = ReplayLog(keep_bytes), 0
@@ -151,17 +160,24 @@ class ServerConnection:
         )
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
+        reply = self._attached(request)
+        return None if reply is None else int(reply.lane)
+
+    def _port(self) -> int | None:
+        """Where the server takes calls through streams; None without an answer."""
+        reply = self._attached(pb.AttachRequest(client=self._buffers.client))
+        if reply is None:
+            return None
+        here = self.endpoint.rpartition(":")[2] == str(reply.beside)
+        return int(reply.port) if here else 0
+
+    def _attached(self, request: pb.AttachRequest) -> pb.AttachReply | None:
         try:
-            return int(
-                self._methods["Attach"](
-                    request.SerializeToString(), min(self.timeout_s, _ASIDE_S)
-                ).lane
-            )
-        except (
-            grpc.RpcError,
-            errors.ServerError,
-            ValueError,
-        ):  # the call then goes over the network, and reports what is wrong
+            data = request.SerializeToString()
+            reply: pb.AttachReply = self._methods["Attach"](data, min(self.timeout_s, _ASIDE_S))
+            return reply
+        # the call then goes through gRPC, and reports what is wrong
+        except (grpc.RpcError, errors.ServerError, ValueError):
             return None
 
     def _locally(
@@ -184,14 +200,47 @@ class ServerConnection:
             try:
                 request = pb.LocalRequest(method=method, bytes=buffer.write_request(parts))
                 reply = self._through(buffer, request, timeout_s, sent)
-                data = reply.reply or buffer.reply(reply.bytes)
-                read = _READERS.get(method)
-                found = read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
+                found = _read(method, reply.reply or buffer.reply(reply.bytes))
             except BaseException:
                 self._buffers.drop(buffer)
                 raise
             self._buffers.give(buffer)  # from here on another call may have it
             return found
+
+        return self._tried(method, send, waits)
+
+    def _streamed(
+        self,
+        stream: CallStream,
+        method: str,
+        parts: list[Any],
+        waits: bool,
+        sent: Callable[[], None] | None,
+    ) -> Any:
+        """A call through a stream. Without an answer it is sent again through gRPC."""
+        again = False
+
+        def send(timeout_s: float | None) -> Any:
+            nonlocal again
+            if again:
+                return self._methods[method](b"".join(parts), timeout_s, sent)
+            again = True
+            try:
+                stream.post(method, parts)
+                if sent is not None:
+                    sent()
+                data = stream.answer(timeout_s, self._closed.is_set)
+            except CallError as error:
+                if error.told:  # the stream is as good as it was
+                    self._streams.give(stream)
+                else:
+                    self._streams.drop(stream)
+                raise
+            except BaseException:
+                self._streams.drop(stream)
+                raise
+            self._streams.give(stream)
+            return _read(method, data)
 
         return self._tried(method, send, waits)
 
@@ -294,6 +343,7 @@ class ServerConnection:
         for create in self._created:
             self.call("Create", create)
         self._buffers.forget()
+        self._streams.forget()
         self.on_restart(self)
         calls, through = self.replay_log.beyond(0), 0
         if (
@@ -398,13 +448,17 @@ class ServerConnection:
         most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        buffer = self._buffers.take(most) if most >= SMALLEST + wire.OVERHEAD else None
+        large = most >= SMALLEST + wire.OVERHEAD
+        buffer = self._buffers.take(most) if large else None
+        elsewhere = large and not self._buffers.possible
+        stream = self._streams.take() if elsewhere else None
         sent = request.sent if request.on_sent is not None else None
-        reply = (
-            self._locally(buffer, method, parts, waits, sent)
-            if buffer
-            else self._call(method, b"".join(parts), waits, sent)
-        )
+        if buffer is not None:
+            reply = self._locally(buffer, method, parts, waits, sent)
+        elif stream is not None:
+            reply = self._streamed(stream, method, parts, waits, sent)
+        else:
+            reply = self._call(method, b"".join(parts), waits, sent)
         if method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)
         both: IncomingExchangeReply = (
@@ -478,7 +532,14 @@ class ServerConnection:
     def close(self) -> None:
         """Close the connection; pending calls fail."""
         self._closed.set()
+        self._streams.close()
         self._grpc.close()
+
+
+def _read(method: str, data: bytes | memoryview) -> Any:
+    """The reply in data."""
+    read = _READERS.get(method)
+    return read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
 
 
 def _is_lost(error: grpc.RpcError) -> bool:

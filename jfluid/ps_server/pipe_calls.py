@@ -23,20 +23,20 @@ from jfluid.ps_server.auth import PROOF
 # A request is written and read whole: so many bytes are one piece in every pipe of POSIX.
 LARGEST = 512
 _ANSWER = struct.Struct("<IQ")  # the number of a status of gRPC, and the bytes that follow
-_STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LOOK_S = 0.5  # between two looks whether the client was closed
 
 
 class CallError(grpc.RpcError):  # type: ignore[misc]
     """A call that failed, as gRPC tells it.
 
-    Args:
+    Attributes:
         told: whether the server said so.
     """
 
     def __init__(self, code: grpc.StatusCode, details: str, told: bool = False):
         super().__init__(details)
-        self._code, self._details, self._told = code, details, told
+        self._code, self._details, self.told = code, details, told
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -46,7 +46,7 @@ class CallError(grpc.RpcError):  # type: ignore[misc]
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         """Return what tells the service's own refusals from those of the network."""
-        return ((PROOF, b""),) if self._told else ()
+        return ((PROOF, b""),) if self.told else ()
 
 
 def refuse(code: grpc.StatusCode, details: str) -> None:
@@ -94,7 +94,7 @@ class CallPipes:
         except BrokenPipeError:
             raise _lost() from None
         if code:
-            raise CallError(_STATUS[code], data.decode(errors="replace"), told=True)
+            raise CallError(STATUS[code], data.decode(errors="replace"), told=True)
         return data
 
     def _read(self, size: int, end: float | None, closed: Callable[[], bool]) -> bytes:

@@ -131,12 +131,17 @@ class Server:
         self._metrics_server: MetricsServer | None = None
         self.metrics_port: int | None = None
 
+    @property
+    def _has_tls(self) -> bool:
+        settings = self.settings
+        return bool(settings.tls_certificate or settings.tls_key or settings.tls_clients)
+
     def _listen(self) -> int:
         settings = self.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         port: int
         try:
-            if settings.tls_certificate or settings.tls_key or settings.tls_clients:
+            if self._has_tls:
                 port = self._grpc.add_secure_port(f"{host}:{settings.port}", _credentials(settings))
             else:
                 port = self._grpc.add_insecure_port(f"{host}:{settings.port}")
@@ -157,6 +162,8 @@ class Server:
                 _tls_context(self.settings),
             )
             self.metrics_port = self._metrics_server.server_port
+        if not self._has_tls:  # a stream of its own would have none
+            self.service.streams.listen(self.settings.host, self.settings.token, self.port)
         self._grpc.start()
         self._watch.start()
         return self
@@ -180,8 +187,10 @@ class Server:
         """Take no more calls; those under way have `grace_s` seconds."""
         self._ended.set()
         stopped = self._grpc.stop(grace_s)
-        self.service.buffers.stop()
-        self.service.buffers.end(grace_s)
+        for local in (self.service.buffers, self.service.streams):
+            local.stop()
+        for local in (self.service.buffers, self.service.streams):
+            local.end(grace_s)
         if not stopped.wait(grace_s + _CANCELLED_S):
             logger.warning("gRPC still waits for calls that were cancelled; going on without them")
         if self._metrics_server is not None:

@@ -1,6 +1,5 @@
 """What a server does with each call."""
 
-import contextlib
 import functools
 import logging
 import os
@@ -19,6 +18,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
 from jfluid.ps_server.dense import Block
+from jfluid.ps_server.direct_calls import DirectCalls
 from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
@@ -30,11 +30,11 @@ from jfluid.ps_server.errors import (
 )
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
-from jfluid.ps_server.pipe_calls import CallError, refuse
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
-from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffer, random_name
+from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
+from jfluid.ps_server.stream_calls import ServedStreams
 from jfluid.ps_server.sync_rounds import TrainerGroup
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -95,7 +95,9 @@ class Service:
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""
-        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, self._local)
+        direct = DirectCalls(self, self.metrics, self._answered)
+        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, direct.local)
+        self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, direct.streamed)
         self.ready = threading.Event()
         self.ready.set()
         self.round_snapshots: RoundSnapshots | None = None
@@ -324,7 +326,11 @@ class Service:
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
         # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
         # of the trainer of that number.
-        return pb.AttachReply(lane=self.buffers.attach(request))
+        return pb.AttachReply(
+            lane=self.buffers.attach(request) if request.process else 0,
+            port=self.streams.port,
+            beside=self.streams.beside,
+        )
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
@@ -525,40 +531,6 @@ class Service:
                 return b"".join(parts)
 
         return answer
-
-    def _local(
-        self, buffer: SharedBuffer, data: bytes, alive: Alive
-    ) -> tuple[grpc.StatusCode, bytes]:
-        """A call whose request lies in shared memory."""
-        functions: dict[str, Callable[..., Any]] = {
-            "Pull": self.pull,
-            "Push": self.push,
-            "Exchange": self.exchange,
-        }
-        asked = pb.LocalRequest()
-        with contextlib.suppress(errors.ServerError):
-            asked = wire.parsed(pb.LocalRequest, data)
-
-        def answer() -> Any:
-            if asked.method not in functions:
-                raise errors.ServerError(
-                    f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}"
-                )
-            with self.metrics.part("parse"):
-                request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
-            return functions[asked.method](request, alive)
-
-        name = asked.method if asked.method in functions else "Local"
-        try:
-            parts = self._answered(name, refuse, len(data) + asked.bytes, answer)
-        except CallError as refused:
-            return refused.code(), refused.details().encode()
-        if sum(map(len, parts)) > buffer.capacity:
-            reply = pb.LocalReply(reply=b"".join(parts))
-        else:
-            with self.metrics.part("reply"):
-                reply = pb.LocalReply(bytes=buffer.write_reply(parts))
-        return grpc.StatusCode.OK, reply.SerializeToString()
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         def exchange() -> wire.ExchangeReply:

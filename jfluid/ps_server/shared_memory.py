@@ -104,6 +104,11 @@ class SharedBuffers:
         self._free: list[SharedBuffer] = []
         self._taken: set[SharedBuffer] = set()
 
+    @property
+    def possible(self) -> bool:
+        """Whether the server may be on this machine, and memory shared with it."""
+        return self._possible
+
     def take(self, capacity: int) -> SharedBuffer | None:
         """Return a buffer for a call of so many bytes; None when there is none, or another call is
         creating one.

@@ -117,6 +117,10 @@ def _mac(key: bytes, sender: bytes, number: int, message: bytes) -> bytes:
 class Connection:
     """A connection to another process of the job. One thread may send while another receives.
 
+    Attributes:
+        stream: the socket; who uses it for messages of a form of their own sends none here.
+        key: of MACs, which only both sides of this connection know, 32 bytes.
+
     Args:
         stream: closed by `close`; its timeout is that of sending and receiving.
         keys: from the proofs.
@@ -125,10 +129,10 @@ class Connection:
     """
 
     def __init__(self, stream: socket.socket, keys: _Keys, listens: bool, longest: int):
-        self.stream = stream
-        self._key, self._own = keys.of_messages, b"L" if listens else b"C"
+        self.stream, self.key = stream, keys.of_messages
+        self._own = b"L" if listens else b"C"
         self._sent = 0
-        self._frames = Frames(self._key, b"C" if listens else b"L", longest)
+        self._frames = Frames(self.key, b"C" if listens else b"L", longest)
         self._messages: list[bytes] = []
 
     def fileno(self) -> int:
@@ -138,7 +142,7 @@ class Connection:
         """Send a message. Raises OSError when the other side has disconnected, or accepts nothing
         until the timeout.
         """
-        head = _HEAD.pack(len(message), _mac(self._key, self._own, self._sent, message))
+        head = _HEAD.pack(len(message), _mac(self.key, self._own, self._sent, message))
         self._sent += 1
         self.stream.sendall(head)
         self.stream.sendall(message)

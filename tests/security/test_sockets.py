@@ -121,7 +121,7 @@ def test_neither_the_secret_nor_its_keys_travel(listener):
         assert (
             SECRET.encode() not in wiretap
             and key_for(SECRET, PURPOSE) not in wiretap
-            and ours._key not in wiretap
+            and ours.key not in wiretap
         )
 
 

@@ -1,0 +1,398 @@
+"""Calls of large messages between a client and a server through a socket of their own.
+
+gRPC takes two milliseconds of the processor for a call with 1.7 MB each way, most of it in copies
+and in threads that wake one another; a socket takes 0.6. So a server listens at another port, too,
+which Attach tells. Both sides prove that they have the job's secret before anything else is read
+(jfluid.security.sockets). What cannot be reached there, or breaks off, goes through gRPC.
+
+    client                                             server
+    method, bytes, MAC; the request             ->
+                                                <-     status, bytes, MAC; the reply
+
+The MACs cover the heads, which hold the place of a call in its stream: as with gRPC, methods, order
+and statuses are those of who has the secret; messages are neither hidden nor sealed.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server.cancellation import Alive
+from jfluid.ps_server.pipe_calls import STATUS, CallError
+from jfluid.security import sockets
+
+METHODS = ("Pull", "Push", "Exchange")
+MOST = 4  # streams of one client, and so its concurrent calls through them
+_PURPOSE = "parameter server's streams"
+_MAC_SIZE = 32
+_HEAD = struct.Struct("<IQ")  # the number of a method or of a status, and the bytes that follow
+_WHOLE = _HEAD.size + _MAC_SIZE
+_LOOK_S = 0.5  # between two looks whether the client was closed, or the server stops
+_AGAIN_S = 5.0  # between two attempts to connect
+_MOST_SERVED = 1024  # each has a thread
+_MOST_PIECES = 512  # of one system call, which takes 1024
+_CONNECT_S = 5.0
+logger = logging.getLogger(__name__)
+
+
+class _Stream:
+    """One side of a stream, for one call at a time."""
+
+    def __init__(self, connection: sockets.Connection, largest: int):
+        self.socket, self._key = connection.stream, connection.key
+        self._largest, self._number = largest, 0
+        self.socket.settimeout(None)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # who waits finds out when the other host is there no more
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 20),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", 40_000),
+        ):
+            if hasattr(socket, name):
+                self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._arrived = select.poll()
+        self._arrived.register(self.socket, select.POLLIN)
+
+    def _head(self, kind: bytes, code: int, size: int) -> bytes:
+        head = _HEAD.pack(code, size)
+        message = kind + self._number.to_bytes(8, "little") + head
+        return head + hashlib.blake2b(message, key=self._key, digest_size=_MAC_SIZE).digest()
+
+    def _send(self, kind: bytes, code: int, parts: Sequence[Any]) -> None:
+        """Raises OSError when the other side has gone."""
+        left: list[memoryview] = [
+            memoryview(self._head(kind, code, sum(map(len, parts)))),
+            *(memoryview(part) for part in parts),
+        ]
+        while left:
+            sent = self.socket.sendmsg(left[:_MOST_PIECES])
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    def _receive_head(self, kind: bytes) -> tuple[int, int]:
+        """(number of the method or status, bytes that follow). Raises OSError, also for a head that is
+        not the other side's.
+        """
+        data = bytearray(_WHOLE)
+        self._fill(memoryview(data))
+        code, size = _HEAD.unpack_from(data)
+        if size > self._largest or not hmac.compare_digest(data, self._head(kind, code, size)):
+            raise ConnectionError("a message that is not of the other side, or too large")
+        return code, size
+
+    def _fill(self, view: memoryview) -> None:
+        while len(view):
+            count = self.socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionError("the other side has gone")
+            view = view[count:]
+
+    def shut(self) -> None:
+        """Let who waits for the other side wait no longer."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side has
+            pass
+
+
+# ---- of a client ----
+
+
+class CallStream(_Stream):
+    """A client's side of a stream. `post` and then `answer` are one call."""
+
+    def post(self, method: str, parts: Sequence[Any]) -> None:
+        """Send a request. Raises CallError where the server has gone."""
+        try:
+            self._send(b"C", METHODS.index(method), parts)
+        except OSError as error:
+            raise _lost(error) from None
+
+    def answer(
+        self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False
+    ) -> memoryview:
+        """Return the reply to what was posted.
+
+        Raises CallError where the server refuses, has gone, or does not begin to answer in time;
+        ValueError, as gRPC does, when the client is `closed` meanwhile.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LOOK_S if end is None else min(end - time.monotonic(), _LOOK_S)
+            if self._arrived.poll(max(left_s, 0.0) * 1e3):
+                break
+            if closed():
+                raise ValueError("the client was closed")
+            if left_s <= 0:
+                raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+        try:
+            code, size = self._receive_head(b"S")
+            data = np.empty(size, np.uint8).data
+            self._fill(data)
+        except OSError as error:
+            if closed():
+                raise ValueError("the client was closed") from None
+            raise _lost(error) from None
+        self._number += 1
+        if code:
+            raise CallError(STATUS[code], bytes(data).decode(errors="replace"), told=True)
+        return data.toreadonly()
+
+
+class CallStreams:
+    """The streams from one client to one server. Safe for threads.
+
+    Args:
+        port_of: asks the server for the port of streams; 0 where it has none, None without an answer.
+        host: of the server.
+        largest: bytes of a message.
+        wanted: False makes none.
+    """
+
+    def __init__(
+        self,
+        port_of: Callable[[], int | None],
+        host: str,
+        secret: str,
+        largest: int,
+        wanted: bool = True,
+    ):
+        self._port_of, self._host, self._secret, self._largest = port_of, host, secret, largest
+        self._lock = threading.Lock()
+        self._free: list[CallStream] = []
+        self._taken: set[CallStream] = set()
+        self._connecting, self._closed = False, not wanted
+        self._possible, self._not_before_s, self._life = True, 0.0, 0
+
+    def take(self) -> CallStream | None:
+        """Return a stream for a call; None where there is none, which another thread may then make.
+
+        `give` it back after the call; if the call had no answer `drop` it.
+        """
+        with self._lock:
+            if self._free:
+                stream = self._free.pop()
+                self._taken.add(stream)
+                return stream
+            if (
+                self._connecting
+                or self._closed
+                or not self._possible
+                or len(self._taken) >= MOST
+                or time.monotonic() < self._not_before_s
+            ):
+                return None
+            self._connecting = True
+        # a network that drops what comes to this port must not delay the call
+        threading.Thread(target=self._connect, name="jfluid-ps-connect", daemon=True).start()
+        return None
+
+    def give(self, stream: CallStream) -> None:
+        with self._lock:
+            if stream in self._taken:  # otherwise the server has restarted
+                self._taken.remove(stream)
+                self._free.append(stream)
+
+    def drop(self, stream: CallStream) -> None:
+        with self._lock:
+            self._taken.discard(stream)
+        stream.socket.close()
+
+    def forget(self) -> None:
+        """Forget all streams: the server has restarted, and listens at another port."""
+        with self._lock:
+            free, self._free, taken, self._taken = self._free, [], self._taken, set()
+            self._possible, self._not_before_s, self._life = True, 0.0, self._life + 1
+        for stream in taken:
+            stream.shut()
+        for stream in free:
+            stream.socket.close()
+
+    def close(self) -> None:
+        """Close all streams; calls under way end."""
+        self.forget()
+        with self._lock:
+            self._closed = True
+
+    def _connect(self) -> None:
+        life, stream, port, possible = self._life, None, None, True
+        try:
+            port = self._port_of()
+            if port:
+                stream = CallStream(
+                    sockets.connect(
+                        (self._host, port), self._secret, _PURPOSE, self._largest, _CONNECT_S
+                    ),
+                    self._largest,
+                )
+            possible = port != 0
+        except (OSError, errors.JFluidError) as error:
+            logger.info("%s: no stream for large messages, which go through gRPC: %s", port, error)
+        with self._lock:
+            self._connecting = False
+            if life == self._life and not self._closed:
+                self._possible = possible
+                if stream is not None:
+                    self._free.append(stream)
+                    return
+                self._not_before_s = time.monotonic() + _AGAIN_S
+        if stream is not None:
+            stream.socket.close()
+
+
+# ---- of a server ----
+
+
+# What answers a request: (method, request, whether the caller is there) to a status of gRPC, and the
+# answer, in pieces, or the reason for a refusal.
+Answering = Callable[[str, memoryview, Alive], tuple[grpc.StatusCode, Sequence[Any]]]
+
+
+class _Served(_Stream):
+    """A server's side of a stream, to be used by one thread."""
+
+    def __init__(self, connection: sockets.Connection, largest: int, stopping: int):
+        super().__init__(connection, largest)
+        self._arrived.register(stopping, 0)
+        self._memory = np.empty(0, np.uint8)
+
+    def receive(self) -> tuple[str, memoryview] | None:
+        """Return the next call, whose request stays until the one after; None when the server stops.
+        Raises OSError when the caller has gone.
+        """
+        if any(file != self.socket.fileno() for file, _ in self._arrived.poll()):
+            return None
+        code, size = self._receive_head(b"C")
+        if code >= len(METHODS):
+            raise ConnectionError(f"a method of number {code}")
+        if size > len(self._memory):
+            self._memory = np.empty(1 << (size - 1).bit_length(), np.uint8)
+        request = self._memory.data[:size]
+        self._fill(request)
+        return METHODS[code], request.toreadonly()
+
+    def answer(self, code: grpc.StatusCode, parts: Sequence[Any]) -> None:
+        """Answer a call. Raises OSError when the caller has gone."""
+        self._send(b"S", code.value[0], parts)
+        self._number += 1
+
+    def there(self) -> bool:
+        """Return whether the caller has its side still."""
+        gone = select.poll()
+        gone.register(self.socket, select.POLLRDHUP)
+        return not gone.poll(0)
+
+
+class ServedStreams:
+    """The streams of a server, and a thread for each that waits for calls. Safe for threads.
+
+    Attributes:
+        port: where it listens; 0 for nowhere.
+        beside: the port of gRPC.
+    """
+
+    def __init__(self, largest: int, answering: Answering):
+        self._largest, self._answering = largest, answering
+        self.port = self.beside = 0
+        self._lock = threading.Lock()
+        self._threads: dict[_Served, threading.Thread] = {}
+        self._listener: sockets.Listener | None = None
+        self._stopping: tuple[int, int] | None = (
+            None  # the first hangs up when the second is closed
+        )
+        self._stopped = self._ended = False
+
+    def listen(self, host: str, secret: str, beside: int) -> None:
+        """Take connections from now on, at a free port; at none where the host has no such address."""
+        try:
+            stream = socket.create_server(
+                (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
+        except OSError as error:
+            logger.warning("%s: no port for large messages, which go through gRPC: %s", host, error)
+            return
+        self._listener = sockets.Listener(stream, secret, _PURPOSE, self._largest, _CONNECT_S)
+        self._stopping = os.pipe()
+        self.port, self.beside = self._listener.port, beside
+        threading.Thread(target=self._accept, name="jfluid-ps-streams", daemon=True).start()
+
+    def stop(self) -> None:
+        """Take no more calls."""
+        with self._lock:
+            if self._stopping is not None and not self._stopped:
+                os.close(self._stopping[1])
+            self._stopped = True
+
+    def end(self, grace_s: float) -> None:
+        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for
+        their answers.
+        """
+        end = time.monotonic() + grace_s
+        with self._lock:
+            threads = dict(self._threads)
+        for thread in threads.values():
+            thread.join(max(end - time.monotonic(), 0.0))
+        self._ended = True
+        for stream in threads:
+            stream.shut()
+
+    def _accept(self) -> None:
+        assert self._listener is not None  # it was made before this thread
+        with self._listener as listener:
+            while not self._stopped:
+                for connection in listener.accept(_LOOK_S):
+                    self._begin(connection)
+
+    def _begin(self, connection: sockets.Connection) -> None:
+        with self._lock:
+            if self._stopped or self._stopping is None or len(self._threads) >= _MOST_SERVED:
+                connection.close()
+                return
+            stream = _Served(connection, self._largest, self._stopping[0])
+            self._threads[stream] = thread = threading.Thread(
+                target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True
+            )
+            thread.start()
+
+    def _serve(self, stream: _Served) -> None:
+        """Answer calls until the caller ends, or the server stops."""
+
+        def alive() -> bool:
+            return stream.there() and not self._ended
+
+        try:
+            while (call := stream.receive()) is not None:
+                answer = self._answering(*call, alive)
+                if self._ended:  # the call is made again, of the server that comes after this one
+                    break
+                stream.answer(*answer)
+        except OSError:  # the caller has ended
+            pass
+        finally:
+            stream.socket.close()
+            with self._lock:
+                self._threads.pop(stream, None)
+                if self._stopped and not self._threads and self._stopping is not None:
+                    os.close(self._stopping[0])
+                    self._stopping = None
+
+
+def _lost(error: OSError) -> CallError:
+    return CallError(grpc.StatusCode.UNAVAILABLE, f"the server, or its stream, is gone: {error}")
