@@ -29,6 +29,8 @@ SHAPES = {
     "many columns": (300, 14, 2000),
     "of mlp": (256, 784, 200),
     "of stacked_lstm": (2560, 32, 128),
+    "several chunks each way": (300, 250, 530),
+    "more rows than are kept for others": (5000, 64, 64),
 }
 
 
@@ -102,14 +104,20 @@ def test_steps_use_it_for_gradients_of_weights_and_turn_nothing_round():
         ((128, 10), (10, 200), jnp.float32),
         ((128, 32), (32, 64), jnp.float32),
         ((128, 300), (300, 300), jnp.float32),
-        ((5000, 64), (64, 64), jnp.float32),
         ((128, 200), (200, 100), jnp.bfloat16),
     ],
-    ids=["few columns", "few rows", "small", "long sides", "many rows", "bfloat16"],
+    ids=["few columns", "few rows", "small", "long sides", "bfloat16"],
 )
 def test_steps_leave_other_products_to_the_library(x, w, dtype):
     names = _primitives(x, w, dtype)
     assert "ffi_call" not in names and names.count("dot_general") == 3
+
+
+def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(monkeypatch):
+    assert "ffi_call" in _primitives((5000, 64), (64, 64))
+    monkeypatch.setattr(os, "cpu_count", lambda: 11)
+    assert "ffi_call" not in _primitives((5000, 64), (64, 64))
+    assert "ffi_call" in _primitives((4000, 64), (64, 64))
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):

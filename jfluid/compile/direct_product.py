@@ -1,9 +1,11 @@
 """Products of two matrices over their rows, as of a weight's gradient, by machine code of our own
 (`product_kernels.py`), for the shapes that it is faster for than XLA's library.
 
-The library turns the first matrix round for such a product. Here both are read as they are.
+The library turns the first matrix round for such a product. Here parts of both are copied as they are.
 """
 
+import functools
+import itertools
 import os
 
 import jax
@@ -11,31 +13,30 @@ import numpy as np
 from jax import Array
 
 from jfluid.compile import machine_code, product_kernels
-from jfluid.compile.product_kernels import BLOCK, LANES, TILE, WIDTH
+from jfluid.compile.product_kernels import LANES, TILE, WIDTH
 
-# Of the first matrix, so much is read for one part of the columns after the other: a core's cache holds it.
-_READ_AGAIN = 1 << 20  # bytes
-_FEWEST_TILES, _MOST_TILES = 4, 28
-_CHUNKS = 2  # for each processor, if they are worth it
+_MOST_TILES, _MOST_PANELS = 16, 8  # of a chunk: what is copied for it stays in a core's cache
+# What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
+_COPY_X, _COPY_Y = 12, 20
 # Where both sides of the result are longer, it pays for the library to turn the matrix round.
 _SHORT_SIDE = 256
-# Beyond, numbers are read from far caches again and again: the library divides such matrices.
-_MOST_ROWS = 4096
-_MOST_NUMBERS = 1 << 20  # of the first matrix
+_MOST_ROWS = 4096  # where some processors would have nothing to do
 
 
 def over_rows(x: Array, y: Array) -> Array:
     """Return x.T @ y, of matrices with equally many rows."""
     (depth, rows), columns = x.shape, y.shape[1]
-    panels, tiles = -(-columns // WIDTH), _tiles(depth, rows, columns)
+    tiles, panels = _divided(-(-rows // TILE), -(-columns // WIDTH), os.cpu_count() or 1)
+    groups = -(-columns // (WIDTH * panels))
     geometry = {
-        "chunks": panels * -(-rows // (TILE * tiles)),
-        "memory": (BLOCK + tiles * TILE) * WIDTH + LANES,
+        "chunks": groups * -(-rows // (TILE * tiles)),
+        "memory": product_kernels.memory(tiles, panels),
         "depth": depth,
         "rows": rows,
         "columns": columns,
-        "panels": panels,
         "tiles": tiles,
+        "panels": panels,
+        "groups": groups,
     }
     numbers = np.array([geometry[name] for name in product_kernels.GEOMETRY], np.int32)
     shape = jax.ShapeDtypeStruct((rows, columns), np.float32)
@@ -43,13 +44,23 @@ def over_rows(x: Array, y: Array) -> Array:
     return out
 
 
-def _tiles(depth: int, rows: int, columns: int) -> int:
-    """How many tiles share a copy of columns: as many as leave each thread a chunk or two."""
-    every, panels = -(-rows // TILE), -(-columns // WIDTH)
-    held = max(1, min(_MOST_TILES, _READ_AGAIN // (depth * TILE * 4)))
-    wanted = -(-_CHUNKS * (os.cpu_count() or 1) // panels)
-    blocks = max(-(-every // held), min(wanted, every // _FEWEST_TILES), 1)
-    return -(-every // blocks)
+def _parts(rows: int, columns: int) -> int:
+    """Into how many chunks the work can be divided."""
+    return -(-rows // TILE) * -(-columns // WIDTH)
+
+
+@functools.cache
+def _divided(tiles: int, panels: int, processors: int) -> tuple[int, int]:
+    """How many tiles and panels a chunk has: so that the processor that has most to do is soonest ready."""
+
+    def cost(sizes: tuple[int, int]) -> tuple[bool, int]:
+        some, others = sizes
+        chunks = -(-tiles // some) * -(-panels // others)
+        one = TILE * some * others + _COPY_X * some + _COPY_Y * others
+        return chunks < processors, -(-chunks // processors) * one
+
+    held = range(1, min(tiles, _MOST_TILES) + 1), range(1, min(panels, _MOST_PANELS) + 1)
+    return min(itertools.product(*held), key=cost)
 
 
 def suits(x: Array, y: Array) -> bool:
@@ -59,7 +70,6 @@ def suits(x: Array, y: Array) -> bool:
         rows >= TILE
         and (columns >= WIDTH or columns == LANES)
         and min(rows, columns) <= _SHORT_SIDE
-        and depth <= _MOST_ROWS
-        and x.size <= _MOST_NUMBERS
+        and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
         and machine_code.registered()
     )

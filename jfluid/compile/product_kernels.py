@@ -1,7 +1,8 @@
 """Products of two matrices over their rows, x.T @ y, on CPUs as loops over registers, for LLVM.
 
-A tile of the result stays in registers while all rows are read: of each row some numbers of x times
-vectors of y, which are copied together once for many tiles.
+A tile of the result stays in registers while rows are read: of each row some numbers of x times vectors
+of y. Both are copied together before, x once for many columns and y once for many tiles: where matrices
+lie in memory, numbers of rows that follow one another would push each other out of a core's cache.
 """
 
 from typing import Any
@@ -16,10 +17,22 @@ TILE, LANES = 14, 16  # rows of the result that are computed at a time, numbers 
 WIDTH = 2 * LANES  # columns that are
 BLOCK = 256  # of how many rows products are added up before they are added to those of others
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns].
-# A chunk is a panel of the columns, `WIDTH` or the last `LANES`, of `tiles` tiles. Those of the same tiles
-# follow one another.
-GEOMETRY = "chunks memory depth rows columns panels tiles".split()
+# A chunk is `tiles` tiles of rows and `panels` panels of columns, each of `WIDTH` or the last of `LANES`.
+# Those of the same tiles follow one another, `groups` of them.
+GEOMETRY = "chunks memory depth rows columns tiles panels groups".split()
 _LINE = 64  # bytes
+
+
+def _apart(width: int) -> int:
+    """How many float32 lie from one copied part to the next: rows of parts side by side are copied together,
+    so three lines more than the rows need keep these from the same places of a cache.
+    """
+    return BLOCK * width + 3 * LANES
+
+
+def memory(tiles: int, panels: int) -> int:
+    """Return how many float32 a thread needs for chunks of so many tiles and panels."""
+    return _apart(TILE) * tiles + _apart(WIDTH) * panels + TILE * tiles * WIDTH * panels + LANES
 
 
 def names() -> list[str]:
@@ -33,11 +46,11 @@ def write(module: Module) -> None:
 
 
 def _tile(module: Module, width: int) -> Any:
-    """Adds to `sums` [TILE, width], or sets it unless `adds`, `numbers` [depth, TILE], which are `rows`
-    apart, times `others` [depth, width].
+    """Adds to `sums` [TILE, width], or sets it unless `adds`, `numbers` [depth, TILE] times `others`
+    [depth, width].
     """
     pointers = dict.fromkeys(("numbers", "others", "sums"), POINTER)
-    f = Function(module, f"product_tile_{width}", VOID, **pointers, depth=I64, rows=I64, adds=I1)
+    f = Function(module, f"product_tile_{width}", VOID, **pointers, depth=I64, adds=I1)
     f.function.attributes.add("noinline")  # so that the loop has all registers
     vector = ir.VectorType(FLOAT, LANES)
     fma = module.declare(f"llvm.fma.v{LANES}f32", vector, [vector] * 3)
@@ -52,7 +65,7 @@ def _tile(module: Module, width: int) -> Any:
             number = f.spread(f.load(f.at(numbers, I64(i)), FLOAT), vector)
             for place, other in zip(of_number, loaded):
                 f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
-        f.b.store(f.at(numbers, v["rows"]), places[0])
+        f.b.store(f.at(numbers, I64(TILE)), places[0])
         f.b.store(f.at(others, I64(width)), places[1])
     everywhere = [
         (sums[i][j], f.at(v["sums"], I64(width * i + LANES * j)))
@@ -67,51 +80,68 @@ def _tile(module: Module, width: int) -> Any:
     return f.end()
 
 
-def _part(module: Module, width: int) -> Any:
-    """Some tiles of `width` columns from `column` on: of x and y, into out [rows, columns].
+def _copy(f: Function, target: Any, source: Any, width: int) -> None:
+    """Copy numbers that follow one another."""
+    vector = ir.VectorType(FLOAT, min(width, LANES))
+    for j in range(0, width, LANES):
+        f.b.store(f.load(f.at(source, I64(j)), vector), f.at(target, I64(j)), align=4)
 
-    Another thread may write the columns that two parts have in common: only sums that are complete
-    are written there.
+
+def _start(f: Function, i: Any, size: Any, width: int) -> Any:
+    """Where a part begins. The last one overlaps with the one before."""
+    return f.least(f.product(i, I64(width)), f.b.sub(size, I64(width)))
+
+
+def _parts(module: Module, name: str, width: int) -> Any:
+    """Copies parts of a matrix [depth, size], from the part `first` to before `end`, each of `width` columns, to
+    `parts` [parts, _apart(width)], where the rows of a part follow one another.
     """
-    tile, vector = _tile(module, width), ir.VectorType(FLOAT, LANES)
-    numbers = ("depth", "rows", "columns", "column", "first", "end")
-    pointers = dict.fromkeys(("x", "y", "out", "copied"), POINTER)
-    f = Function(module, f"product_part_{width}", VOID, **pointers, **dict.fromkeys(numbers, I64))
-    v, b = f.v, f.b
-
-    def copy(target: Any, source: Any) -> None:
-        for j in range(0, width, LANES):
-            b.store(f.load(f.at(source, I64(j)), vector), f.at(target, I64(j)), align=4)
-
-    def start(i: Any) -> Any:
-        """The first row of a tile. The last tile overlaps with the one before."""
-        return f.least(f.product(i, I64(TILE)), b.sub(v["rows"], I64(TILE)))
-
-    def place(sums: Any, i: Any) -> Any:
-        return f.at(sums, f.product(b.sub(i, v["first"]), I64(TILE * width)))
-
-    sums = f.at(v["copied"], I64(BLOCK * width))
-    blocks = b.sdiv(f.sum(v["depth"], I64(BLOCK - 1)), I64(BLOCK))
-    with f.loop(blocks) as block:
-        done = f.product(block, I64(BLOCK))
-        depth = f.least(I64(BLOCK), b.sub(v["depth"], done))
-        with f.loop(depth) as row:
-            source = f.at(v["y"], f.product(f.sum(done, row), v["columns"]), v["column"])
-            copy(f.at(v["copied"], f.product(row, I64(width))), source)
+    sizes = dict.fromkeys(("depth", "size", "first", "end"), I64)
+    f = Function(module, name, VOID, matrix=POINTER, parts=POINTER, **sizes)
+    v = f.v
+    with f.loop(v["depth"]) as row:
+        source = f.at(v["matrix"], f.product(row, v["size"]))
+        target = f.at(v["parts"], f.product(row, I64(width)))
         with f.loop(v["end"], v["first"]) as i:
-            x = f.at(v["x"], f.product(done, v["rows"]), start(i))
-            adds = b.icmp_signed(">", block, I64(0))
-            f.call(tile, x, v["copied"], place(sums, i), depth, v["rows"], adds)
+            to = f.at(target, f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
+            _copy(f, to, f.at(source, _start(f, i, v["size"], width)), width)
+    return f.end()
+
+
+def _scatter(module: Module, width: int) -> Any:
+    """Copies `sums` [tiles, TILE, width] to the tiles from `first` to before `end` of out [rows, columns].
+
+    Another thread may write the rows and columns that two chunks have in common: the same numbers.
+    """
+    sizes = dict.fromkeys(("rows", "columns", "first", "end"), I64)
+    f = Function(module, f"product_scatter_{width}", VOID, sums=POINTER, out=POINTER, **sizes)
+    v = f.v
     with f.loop(v["end"], v["first"]) as i:
-        out = f.at(v["out"], f.product(start(i), v["columns"]), v["column"])
+        out = f.at(v["out"], f.product(_start(f, i, v["rows"], TILE), v["columns"]))
+        sums = f.at(v["sums"], f.product(f.b.sub(i, v["first"]), I64(TILE * width)))
         for j in range(TILE):
             row = f.at(out, f.product(I64(j), v["columns"]))
-            copy(row, f.at(place(sums, i), I64(width * j)))
+            _copy(f, row, f.at(sums, I64(width * j)), width)
+    return f.end()
+
+
+def _tiles(module: Module, width: int) -> Any:
+    """Adds to `sums` [tiles, TILE, width] the products of a block: of `numbers`, the tiles, with a panel."""
+    tile, pointers = _tile(module, width), dict.fromkeys(("numbers", "panel", "sums"), POINTER)
+    f = Function(module, f"product_tiles_{width}", VOID, **pointers, depth=I64, tiles=I64, adds=I1)
+    v = f.v
+    with f.loop(v["tiles"]) as i:
+        numbers = f.at(v["numbers"], f.product(i, I64(_apart(TILE))))
+        sums = f.at(v["sums"], f.product(i, I64(TILE * width)))
+        f.call(tile, numbers, v["panel"], sums, v["depth"], v["adds"])
     return f.end()
 
 
 def _chunk(module: Module) -> Any:
-    parts = [_part(module, width) for width in (WIDTH, LANES)]
+    widths = (WIDTH, LANES)
+    copies = {n: _parts(module, f"product_parts_{n}", n) for n in (TILE, *widths)}
+    multiply = [_tiles(module, width) for width in widths]
+    scatter = [_scatter(module, width) for width in widths]
     pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
     f = Function(module, "product_chunk", VOID, **pointers, chunk=I64)
     v, b = f.v, f.b
@@ -119,18 +149,56 @@ def _chunk(module: Module) -> Any:
         place = f.at(v["geometry"], I64(i), kind=I32)
         v[name] = b.sext(f.load(place, I32), I64)
     scratch = b.ptrtoint(v["scratch"], I64)
-    copied = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
-    block, panel = b.sdiv(v["chunk"], v["panels"]), b.srem(v["chunk"], v["panels"])
-    tiles = b.sdiv(f.sum(v["rows"], I64(TILE - 1)), I64(TILE))
-    first = f.product(block, v["tiles"])
-    end = f.least(f.sum(first, v["tiles"]), tiles)
+    others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
+    numbers = f.at(others, f.product(v["panels"], I64(_apart(WIDTH))))
+    sums = f.at(numbers, f.product(v["tiles"], I64(_apart(TILE))))
+    every = b.sdiv(f.sum(v["rows"], I64(TILE - 1)), I64(TILE))
+    first = f.product(b.sdiv(v["chunk"], v["groups"]), v["tiles"])
+    end = f.least(f.sum(first, v["tiles"]), every)
     # Part of the columns overlap with those before, unless they are a multiple of a vector.
     wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
-    arrays = (v["x"], v["y"], v["out"], copied, v["depth"], v["rows"], v["columns"])
-    with b.if_else(b.icmp_signed("<", panel, wide)) as (then, otherwise):
-        for case, part, width in zip((then, otherwise), parts, (WIDTH, LANES)):
-            with case:
-                column = f.product(panel, I64(WIDTH))
-                column = f.least(column, b.sub(v["columns"], I64(width)))
-                f.call(part, *arrays, column, first, end)
+    every = b.sdiv(f.sum(v["columns"], I64(WIDTH - 1)), I64(WIDTH))
+    start = f.product(b.srem(v["chunk"], v["groups"]), v["panels"])
+    stop = f.least(f.sum(start, v["panels"]), every)
+
+    def each_panel(work: Any) -> None:
+        """Write down what is done for a panel of either width, its column and number among the chunk's."""
+        with f.loop(stop, start) as panel:
+            with b.if_else(b.icmp_signed("<", panel, wide)) as cases:
+                for which, case in enumerate(cases):
+                    with case:
+                        column = f.product(panel, I64(WIDTH))
+                        column = f.least(column, b.sub(v["columns"], I64(widths[which])))
+                        work(which, column, b.sub(panel, start))
+
+    def of_panel(array: Any, i: Any, apart: Any) -> Any:
+        return f.at(array, f.product(i, apart))
+
+    def sums_of(i: Any) -> Any:
+        return of_panel(sums, i, f.product(v["tiles"], I64(TILE * WIDTH)))
+
+    with f.loop(b.sdiv(f.sum(v["depth"], I64(BLOCK - 1)), I64(BLOCK))) as block:
+        done = f.product(block, I64(BLOCK))
+        depth = f.least(I64(BLOCK), b.sub(v["depth"], done))
+        x = f.at(v["x"], f.product(done, v["rows"]))
+        y = f.at(v["y"], f.product(done, v["columns"]))
+        f.call(copies[TILE], x, numbers, depth, v["rows"], first, end)
+        f.call(copies[WIDTH], y, others, depth, v["columns"], start, f.least(stop, wide))
+        with b.if_then(b.icmp_signed(">", stop, wide)):
+            last = of_panel(others, b.sub(wide, start), I64(_apart(WIDTH)))
+            columns = v["columns"]
+            f.call(copies[LANES], y, last, depth, columns, columns, f.sum(columns, I64(1)))
+        adds, tiles = b.icmp_signed(">", block, I64(0)), b.sub(end, first)
+
+        def products(which: Any, column: Any, i: Any) -> None:
+            panel = of_panel(others, i, I64(_apart(WIDTH)))
+            f.call(multiply[which], numbers, panel, sums_of(i), depth, tiles, adds)
+
+        each_panel(products)
+
+    def results(which: Any, column: Any, i: Any) -> None:
+        out = f.at(v["out"], column)
+        f.call(scatter[which], sums_of(i), out, v["rows"], v["columns"], first, end)
+
+    each_panel(results)
     return f.end()
