@@ -5,6 +5,7 @@ threads have to meet at, in every step. Here a thread takes some sequences throu
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,30 +154,31 @@ _over_places.defvjp(_kept, _gradients)
 def _forward(
     loop: _Loop, weight: Array, bias: Array, x: Array, h0: Array, c0: Array, places: Array
 ) -> Sequence[Array]:
-    """Hidden states, cells and gates of batches [batches, rows, ...] that share weights."""
-    (batches, rows), (number, width) = x.shape[:2], h0.shape[1:]
+    """Hidden states, cells and gates of rows, or of batches of rows that share weights."""
+    *batches, rows, _ = x.shape
+    number, width = h0.shape[-2:]
     panels = _Panels.of(weight)
-    geometry = loop.geometry(batches, rows, number, panels, width)
-    shapes = [(batches, rows, n * width) for n in (1, 1, 4)]
+    geometry = loop.geometry(math.prod(batches), rows, number, panels, width)
+    shapes = [(*batches, rows, n * width) for n in (1, 1, 4)]
     arrays = (x, panels.array, bias, h0, c0, places, geometry)
     return _call(lstm_kernels.FORWARD, shapes, *arrays)
 
 
 def _backward(loop: _Loop, weight: Array, bias: Array, *others: Array) -> Sequence[Array]:
-    """Gradients of x, hidden states before each row, sums of the bias's gradients
-    [batches, groups, 7 width], gradients of h0 and c0.
+    """Gradients of x, hidden states before each row, sums of the bias's gradients, [groups, 7 width] of
+    each batch, gradients of h0 and c0.
     """
     gates, cells, hidden, h0, c0, grad_hidden, grad_cells, places = others
-    (batches, rows), (number, width) = gates.shape[:2], h0.shape[1:]
+    *batches, rows, _ = gates.shape
+    number, width = h0.shape[-2:]
     panels = _Panels.of(weight.T)
-    geometry = loop.geometry(batches, rows, number, panels, width)
-    groups = int(geometry[0]) // batches
-    shapes = [(batches, rows, n) for n in (4 * width, width)]
-    shapes += [(groups, batches, bias.size), (batches, number, width), (batches, number, width)]
+    geometry = loop.geometry(math.prod(batches), rows, number, panels, width)
+    groups = int(geometry[0]) // math.prod(batches)
+    shapes = [(*batches, rows, n) for n in (4 * width, width)]
+    shapes += [(groups, *batches, bias.size), h0.shape, c0.shape]
     arrays = (gates, cells, hidden, panels.array, bias, h0, c0, grad_hidden, grad_cells, places)
-    found = list(_call(lstm_kernels.BACKWARD, shapes, *arrays, geometry))
-    found[2] = found[2].swapaxes(0, 1)
-    return found
+    grad_x, before, sums, *starts = _call(lstm_kernels.BACKWARD, shapes, *arrays, geometry)
+    return [grad_x, before, jnp.moveaxis(sums, 0, -2), *starts]
 
 
 def _call(name: str, shapes: Sequence[Sequence[int]], *arrays: Any) -> Sequence[Array]:
@@ -186,7 +188,7 @@ def _call(name: str, shapes: Sequence[Sequence[int]], *arrays: Any) -> Sequence[
 
 
 def _mapped(function: Callable[..., Sequence[Array]], loop: _Loop, shared: int) -> Any:
-    """A function of batches for one batch, which `jax.vmap` makes one call of for all.
+    """A function of one batch, which `jax.vmap` makes one call of for all batches.
 
     Args:
         shared: how many of the arguments, the first, batches share.
@@ -194,8 +196,7 @@ def _mapped(function: Callable[..., Sequence[Array]], loop: _Loop, shared: int) 
 
     @jax.custom_batching.custom_vmap
     def one(*arrays: Array) -> list[Array]:
-        batched = [a[None] for a in arrays[shared:]]
-        return [found[0] for found in function(loop, *arrays[:shared], *batched)]
+        return list(function(loop, *arrays))
 
     @one.def_vmap
     def all_(size: int, batched: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
