@@ -8,9 +8,9 @@ import threading
 import jax
 
 from jfluid import kept_files
-from jfluid.compile import direct_kernels, llvm_writer, lstm_kernels, product_kernels
+from jfluid.compile import direct_kernels, gru_kernels, llvm_writer, lstm_kernels, product_kernels
 
-_WRITERS = (direct_kernels, product_kernels, lstm_kernels)
+_WRITERS = (direct_kernels, product_kernels, lstm_kernels, gru_kernels)
 _MOST_FILES = 4
 _registering = threading.Lock()
 

@@ -24,3 +24,22 @@ class OwnLoops:
         if not direct_lstm.suits(x, weight, bias, h0, c0):
             return None
         return direct_lstm.over_sequences(x, level, weight, bias, h0, c0, backwards, acts)
+
+    def gru(
+        self,
+        x: Array,
+        level: Level,
+        to_gates: Array,
+        to_candidate: Array,
+        bias: Array,
+        h0: Array,
+        backwards: bool,
+        origin: bool,
+        acts: tuple[str, str],
+    ) -> Array | None:
+        from jfluid.compile import direct_gru  # as above
+
+        arrays = to_gates, to_candidate, bias, h0
+        if not direct_gru.suits(x, *arrays):
+            return None
+        return direct_gru.over_sequences(x, level, *arrays, backwards, origin, acts)

@@ -7,7 +7,7 @@ from jax import Array, lax
 from jfluid import errors
 from jfluid.ops import static_values
 from jfluid.ops.ragged import Value, need, rows_of
-from jfluid.ops.recurrent import ACTIVATIONS
+from jfluid.ops.recurrent_loops import ACTIVATIONS
 from jfluid.ops.registry import op
 from jfluid.ops.shape import is_unknown
 

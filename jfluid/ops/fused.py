@@ -16,7 +16,8 @@ from jfluid.ops.click import cvm
 from jfluid.ops.elementwise import aligned
 from jfluid.ops.linalg import mul
 from jfluid.ops.ragged import Level, Ragged, Value, need, rows_of, spread
-from jfluid.ops.recurrent import ACTIVATIONS, gru, lstm
+from jfluid.ops.recurrent import gru, lstm
+from jfluid.ops.recurrent_loops import ACTIVATIONS
 from jfluid.ops.registry import Bool, Float, Int, Strings, op
 from jfluid.ops.sequence import sequence_conv, sequence_pool
 

@@ -37,11 +37,39 @@ class TimeLoops(Protocol):
             acts: activations of gates, cell and candidate.
         """
 
+    def gru(
+        self,
+        x: Array,
+        level: Level,
+        to_gates: Array,
+        to_candidate: Array,
+        bias: Array,
+        h0: Array,
+        backwards: bool,
+        origin: bool,
+        acts: tuple[str, str],
+    ) -> Array | None:
+        """Return hidden states [rows, width].
+
+        Args:
+            x: [rows, 3 width], for update, reset, candidate.
+            level: groups the rows.
+            to_gates: [width, 2 width].
+            to_candidate: [width, width].
+            bias: [3 width].
+            h0: [number, width].
+            origin: whether the update gate says what stays of the state, and not what is new.
+            acts: activations of gates and candidate.
+        """
+
 
 class XlaLoops:
     """None of these: XLA runs all."""
 
     def lstm(self, *arguments: object) -> None:
+        return None
+
+    def gru(self, *arguments: object) -> None:
         return None
 
 

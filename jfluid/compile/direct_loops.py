@@ -1,0 +1,177 @@
+"""Loops over the steps of sequences by machine code of our own (`sequence_kernels.py`).
+
+XLA runs a loop over time as a program of small products and elementwise operations, all of which
+threads have to meet at, in every step. Here a thread takes some sequences through all steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfluid.compile import machine_code, sequence_kernels, vector_functions
+from jfluid.compile.vector_functions import LANES, MOST_ROWS, PANEL
+from jfluid.ops.ragged import Level
+
+# Beyond, the weights of each step come from far caches, once for each group of sequences.
+_WIDEST = 256
+# Sequences are divided into so many groups where that leaves some to each: on any machine, since
+# sums over the sequences of a group are added up.
+_GROUPS, _FEWEST = 8, 2
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A matrix as products want it: `PANEL` vectors of columns after the other, if it is so many.
+
+    Attributes:
+        pitch: numbers from a row of a panel to the next.
+        panel: numbers from a panel to the next.
+    """
+
+    array: Array
+    pitch: int
+    panel: int
+
+    @classmethod
+    def of(cls, matrix: Array) -> "Panels":
+        (rows, columns), wide = matrix.shape, PANEL * LANES
+        if columns % wide:
+            return cls(matrix, columns, wide)
+        return cls(matrix.reshape(rows, -1, wide).swapaxes(0, 1), wide, rows * wide)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call's arrays.
+
+    Attributes:
+        batches: dimensions before the rows of arrays that share weights.
+        rows: in each batch.
+        number: of sequences in each batch.
+        width: numbers of a state.
+    """
+
+    batches: tuple[int, ...]
+    rows: int
+    number: int
+    width: int
+
+    @classmethod
+    def of(cls, rows: Array, h0: Array) -> "Sizes":
+        """Those of arrays [..., rows, n width] and [..., number, width]."""
+        return cls(rows.shape[:-2], rows.shape[-2], *h0.shape[-2:])
+
+    @property
+    def group(self) -> int:
+        """How many sequences are a chunk of the work."""
+        return min(self.number, MOST_ROWS, max(_FEWEST, -(-self.number // _GROUPS)))
+
+    @property
+    def groups(self) -> int:
+        return -(-self.number // self.group)
+
+    def of_rows(self, numbers: int) -> tuple[int, ...]:
+        """The shape of an array of rows, so many times as wide as a state."""
+        return (*self.batches, self.rows, numbers * self.width)
+
+    def of_sequences(self) -> tuple[int, ...]:
+        """The shape of a state of each sequence."""
+        return (*self.batches, self.number, self.width)
+
+    def of_sums(self, numbers: int) -> tuple[int, ...]:
+        """The shape of sums over each chunk."""
+        return (self.groups, *self.batches, numbers * self.width)
+
+    def numbers(
+        self, names: Sequence[str], memory: int, backwards: bool, others: Mapping[str, int]
+    ) -> Any:
+        """The numbers of a call.
+
+        Args:
+            names: of all numbers, in order.
+            memory: float32 of it that a thread needs, for each number of the state of a group.
+            others: the numbers that are not of all loops.
+        """
+        batches = math.prod(self.batches)
+        found = {
+            "chunks": batches * self.groups,
+            "memory": memory * self.group * self.width + sequence_kernels.ALIGNED,
+            "batches": batches,
+            "rows": self.rows,
+            "number": self.number,
+            "width": self.width,
+            "group": self.group,
+            "stride": 1,
+            "backwards": backwards,
+            **others,
+        }
+        return np.array([found[name] for name in names], np.int32)
+
+
+def suits(width: int, x: Array, *others: Array) -> bool:
+    """Return whether a loop over rows x [rows, ...] should run here, by the width of its states and all
+    its arrays.
+    """
+    return (
+        all(a.dtype == np.float32 for a in (x, *others))
+        and width % LANES == 0
+        and 0 < width <= _WIDEST
+        and min(a.shape[0] for a in (x, *others)) > 0
+        and machine_code.registered()
+    )
+
+
+def places(level: Level) -> Array:
+    """What `sequence_kernels` wants to know of sequences."""
+    order = jnp.argsort(-level.lengths)
+    parts = [order, level.starts[order], level.lengths[order], level.offsets[-1:]]
+    return jnp.concatenate([p.astype(jnp.int32) for p in parts])
+
+
+def kind(activation: str) -> int:
+    """The number of an activation."""
+    return vector_functions.KINDS.index(activation or "identity")
+
+
+def over_rows(x: Array, grad: Array) -> Array:
+    """Return x.T @ grad, the gradient of a weight that all steps share."""
+    return lax.dot_general(x, grad, (((0,), (0,)), ((), ())))
+
+
+def call(name: str, shapes: Sequence[Sequence[int]], *arrays: Any) -> Sequence[Array]:
+    """Call a function of machine code that gives arrays of these shapes."""
+    results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    found: Sequence[Array] = jax.ffi.ffi_call(name, results)(*arrays)
+    return found
+
+
+def mapped(function: Callable[..., Sequence[Array]], settings: Any, shared: int) -> Any:
+    """A function of one batch, which `jax.vmap` makes one call of for all batches.
+
+    Args:
+        settings: the function's first argument, no array.
+        shared: how many of the arguments, the first, batches share.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def one(*arrays: Array) -> list[Array]:
+        return list(function(settings, *arrays))
+
+    @one.def_vmap
+    def all_(size: int, batched: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
+        full = [
+            a if own else jnp.broadcast_to(a, (size, *a.shape)) for a, own in zip(arrays, batched)
+        ]
+        if any(batched[:shared]):
+            found = lax.map(lambda own: one(*own), full)
+        else:
+            found = list(function(settings, *arrays[:shared], *full[shared:]))
+        return found, [True] * len(found)
+
+    return one
