@@ -23,6 +23,8 @@ _PARTS = 8
 _COPIED = 128 << 10
 # Larger filters are read again from far caches for each row: the library divides them.
 _MOST_FILTERS = 320 << 10  # bytes
+# Of filters that are no multiple of a vector some are computed twice.
+_MOST_COMPUTED = 1.6
 # The gradient of a filter is read and written once for each image: it has to be small for that.
 _BYTES_A_POSITION = 256
 
@@ -56,8 +58,15 @@ def gradient(
     channels, filters = x.shape[3], grad.shape[3]
     geometry = _geometry(x.shape, kernel, filters, strides, low, grad.shape[1:3])
     geometry["chunks"] = min(_PARTS, x.shape[0])
-    shape = (geometry["chunks"], *kernel, channels, filters)
-    return jnp.sum(_call("gradient", x, grad, geometry, shape), 0)
+    width = _width(filters)
+    assert width is not None  # it suits
+    held = -(-filters // width) * width
+    shape = (geometry["chunks"], *kernel, channels, held)
+    total = jnp.sum(_call("gradient", x, grad, geometry, shape), 0)
+    if held == filters:
+        return total
+    whole = held - width  # the last of the filters follow these, in what overlaps with them
+    return jnp.concatenate([total[..., :whole], total[..., whole + held - filters :]], -1)
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
@@ -96,8 +105,12 @@ def suits_gradient(x: Array, grad: Array, kernel: Sequence[int]) -> bool:
 
 
 def _width(filters: int) -> int | None:
-    """How many filters are computed at a time."""
-    return next((width for width in _widths() if filters % width == 0), None)
+    """How many filters are computed at a time; None if too much would be computed twice."""
+    found = [(-(-filters // width) * width, -width) for width in _widths() if width <= filters]
+    if not found:
+        return None
+    computed, width = min(found)
+    return -width if computed <= _MOST_COMPUTED * filters else None
 
 
 def _geometry(

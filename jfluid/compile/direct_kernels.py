@@ -1,9 +1,9 @@
 """Convolutions on CPUs and the gradients of their filters as loops over registers, for LLVM.
 
-All arithmetic is in one function, a tile: it adds up products of numbers of one array, which are
-`across` from one another, and vectors of another array. In a convolution the numbers are of
-neighbouring columns and the vectors are filters; in a filter's gradient the numbers are of a window
-and the vectors are gradients. Around it are loops over the rows of an image.
+All arithmetic is in tiles: functions that add up products of some numbers of one array and vectors of
+another. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
+filter's gradient the numbers are of a window and the vectors are gradients. Around a tile are loops
+over the rows of an image.
 """
 
 from typing import Any
@@ -13,7 +13,13 @@ from llvmlite import ir
 from jfluid.compile import llvm_writer, xla_tasks
 from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
-TILE = 8  # columns of a convolution, or numbers of a window, that are computed at a time
+# Columns of a convolution, and numbers of a window in its gradient, that are computed at a time, by
+# how many filters are: sums that a core's registers hold and enough to wait for none of them.
+COLUMNS = {16: 16, 32: 8}
+NUMBERS = {16: 16, 32: 12}
+TILE = min(COLUMNS.values())  # columns that a convolution has at least
+_FEW = 4  # numbers of what is left of a window
+_UNROLLED = 4  # steps of a loop between two jumps
 KINDS = ("forward", "gradient")
 # The numbers of a call, see `xla_tasks.py` for the first two. Images are read in bands of `band` rows of
 # the result: where they are if `direct`, otherwise from a copy with borders of zeros.
@@ -43,25 +49,35 @@ def names() -> list[str]:
 def write(module: Module) -> None:
     """Write down the functions of all names."""
     for width, lanes in widths().items():
-        tiles = {count: _tile(module, count, width, lanes) for count in (TILE, 1)}
-        for kind, chunk in zip(KINDS, (_forward, _gradient)):
+        columns = {n: _tile(module, "columns", n, width, lanes) for n in {TILE, COLUMNS[width]}}
+        numbers = {n: _tile(module, "numbers", n, width, lanes) for n in (NUMBERS[width], _FEW, 1)}
+        for kind, chunk, tiles in zip(KINDS, (_forward, _gradient), (columns, numbers)):
             xla_tasks.define(module, name(kind, width), chunk(module, tiles, width))
 
 
-def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
+def _tile(module: Module, kind: str, count: int, width: int, lanes: int) -> Any:
     """Adds to `out` [count, width], or sets it unless `adds`, the sums over two loops, `outer` and
-    `inner`, of `numbers` that are `across` one another times vectors of `others`, [width].
+    `inner`, of `numbers` times vectors of `others`, [width].
+
+    The numbers of a sum are `apart` from those of the next and `step` from one to the next in `inner`. Of
+    `columns` the step is 1, of `numbers` they are 1 apart: places that are known need no arithmetic.
     """
-    steps = "across outer numbers_outer others_outer inner numbers_inner others_inner pitch".split()
+    lengths = "apart step outer numbers_outer others_outer inner others_inner pitch".split()
     pointers = dict.fromkeys(("numbers", "others", "out"), POINTER)
     f = Function(
-        module, f"tile_{count}_{width}", VOID, **pointers, **dict.fromkeys(steps, I64), adds=I1
+        module,
+        f"tile_{kind}_{count}_{width}",
+        VOID,
+        **pointers,
+        **dict.fromkeys(lengths, I64),
+        adds=I1,
     )
     f.function.attributes.add("noinline")  # so that the loops have all registers
     vector = ir.VectorType(FLOAT, lanes)
     fma = module.declare(f"llvm.fma.v{lanes}f32", vector, [vector] * 3)
     v, parts = f.v, range(width // lanes)
-    offsets = [f.product(I64(i), v["across"]) for i in range(count)]
+    step, apart = (I64(1), v["apart"]) if kind == "columns" else (v["step"], I64(1))
+    offsets = [f.product(I64(i), apart) for i in range(count)]
     outs = [
         [f.at(v["out"], f.product(I64(i), v["pitch"]), I64(lanes * j)) for j in parts]
         for i in range(count)
@@ -73,18 +89,26 @@ def _tile(module: Module, count: int, width: int, lanes: int) -> Any:
         for place, out in everywhere:
             f.b.store(f.load(out, vector), place)
     rows = [f.variable(POINTER, v[n]) for n in ("numbers", "others")]
+
+    def add(places: list[Any]) -> None:
+        numbers, others = (f.load(place, POINTER) for place in places)
+        loaded = [f.load(f.at(others, I64(lanes * j)), vector) for j in parts]
+        for offset, of_number in zip(offsets, sums):
+            number = f.spread(f.load(f.at(numbers, offset), FLOAT), vector)
+            for place, other in zip(of_number, loaded):
+                f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
+        f.b.store(f.at(numbers, step), places[0])
+        f.b.store(f.at(others, v["others_inner"]), places[1])
+
+    unrolled = f.b.sdiv(v["inner"], I64(_UNROLLED))
     with f.loop(v["outer"]):
         starts = [f.load(row, POINTER) for row in rows]
         places = [f.variable(POINTER, start) for start in starts]
-        with f.loop(v["inner"]):
-            numbers, others = (f.load(place, POINTER) for place in places)
-            loaded = [f.load(f.at(others, I64(lanes * j)), vector) for j in parts]
-            for offset, of_number in zip(offsets, sums):
-                number = f.spread(f.load(f.at(numbers, offset), FLOAT), vector)
-                for place, other in zip(of_number, loaded):
-                    f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
-            f.b.store(f.at(numbers, v["numbers_inner"]), places[0])
-            f.b.store(f.at(others, v["others_inner"]), places[1])
+        with f.loop(unrolled):
+            for _ in range(_UNROLLED):
+                add(places)
+        with f.loop(v["inner"], f.product(unrolled, I64(_UNROLLED))):
+            add(places)
         f.b.store(f.at(starts[0], v["numbers_outer"]), rows[0])
         f.b.store(f.at(starts[1], v["others_outer"]), rows[1])
     for place, out in everywhere:
@@ -135,41 +159,69 @@ def _bordered(f: Function, image: Any, first: Any, rows: Any) -> Any:
     return f.load(found, POINTER)
 
 
+def _parts(f: Function, width: int) -> Any:
+    """How many times `width` filters there are, the last of which overlap with those before."""
+    return f.b.sdiv(f.sum(f.v["filters"], I64(width - 1)), I64(width))
+
+
+def _part(f: Function, part: Any, width: int) -> Any:
+    """The first filter of a part."""
+    return f.least(f.product(part, I64(width)), f.b.sub(f.v["filters"], I64(width)))
+
+
 def _forward(module: Module, tiles: dict[int, Any], width: int) -> Any:
     """A band of an image's rows: x [images, height, width, channels], y [window_height, window_width,
     channels, filters], out [images, rows, columns, filters].
     """
     f, v = _chunk(module, f"forward_{width}_chunk")
-    b, one = f.b, I64(1)
+    b = f.b
     image, band = b.sdiv(v["chunk"], v["bands"]), b.srem(v["chunk"], v["bands"])
     first = f.product(band, v["band"])
     rows = f.least(v["band"], b.sub(v["rows"], first))
     x = _bordered(f, image, first, rows)
-    blocks = b.sdiv(f.sum(v["columns"], I64(TILE - 1)), I64(TILE))
     others_outer = f.product(v["window"], v["filters"])
-    with f.loop(rows) as row, f.loop(b.sdiv(v["filters"], I64(width))) as part:
-        filters = f.product(part, I64(width))
-        with f.loop(blocks) as block:
-            # The last overlaps with the one before.
-            column = f.least(f.product(block, I64(TILE)), b.sub(v["columns"], I64(TILE)))
-            numbers = f.at(x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"]))
-            at = f.sum(
-                f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
-            )
-            out = f.at(v["out"], f.product(at, v["filters"]), filters)
-            outer = (v["step"], v["window_height"], v["pitch"], others_outer)
-            inner = (v["window"], one, v["filters"], v["filters"])
-            f.call(tiles[TILE], numbers, f.at(v["y"], filters), out, *outer, *inner, I1(0))
+
+    def row_of(tile: int) -> None:
+        blocks = b.sdiv(f.sum(v["columns"], I64(tile - 1)), I64(tile))
+        with f.loop(rows) as row, f.loop(_parts(f, width)) as part:
+            filters = _part(f, part, width)
+            with f.loop(blocks) as block:
+                # The last overlaps with the one before.
+                column = f.least(f.product(block, I64(tile)), b.sub(v["columns"], I64(tile)))
+                numbers = f.at(
+                    x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"])
+                )
+                at = f.sum(
+                    f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
+                )
+                out = f.at(v["out"], f.product(at, v["filters"]), filters)
+                outer = (v["window_height"], v["pitch"], others_outer)
+                inner = (v["window"], v["filters"], v["filters"])
+                others = f.at(v["y"], filters)
+                f.call(
+                    tiles[tile], numbers, others, out, v["step"], I64(1), *outer, *inner, I1(0)
+                )
+
+    largest = max(tiles)
+    if largest == TILE:
+        row_of(TILE)
+    else:
+        with b.if_else(b.icmp_signed(">=", v["columns"], I64(largest))) as (then, otherwise):
+            for case, tile in zip((then, otherwise), (largest, TILE)):
+                with case:
+                    row_of(tile)
     return f.end()
 
 
 def _gradient(module: Module, tiles: dict[int, Any], width: int) -> Any:
     """The gradient of a filter from a part of the images: x as above, y [images, rows, columns,
-    filters], out [chunks, window_height, window_width, channels, filters].
+    filters], out [chunks, window_height, window_width, channels, parts of the filters, width].
     """
     f, v = _chunk(module, f"gradient_{width}_chunk")
     b, one = f.b, I64(1)
-    size = f.product(v["window_height"], v["window"], v["filters"])
+    parts = _parts(f, width)
+    held = f.product(parts, I64(width))
+    size = f.product(v["window_height"], v["window"], held)
     out = f.at(v["out"], f.product(v["chunk"], size))
     f.c("memset", out, I32(0), f.product(size, I64(4)))
     ends = [
@@ -180,30 +232,24 @@ def _gradient(module: Module, tiles: dict[int, Any], width: int) -> Any:
         rows = f.least(v["band"], b.sub(v["rows"], first))
         x = _bordered(f, image, first, rows)
         at = f.product(f.sum(f.product(image, v["rows"]), first), v["columns"], v["filters"])
-        with (
-            f.loop(v["window_height"]) as row,
-            f.loop(b.sdiv(v["filters"], I64(width))) as part,
-        ):
-            filters = f.product(part, I64(width))
-            others = f.at(v["y"], at, filters)
-
-            def add(count: int, number: Any, row: Any = row, filters: Any = filters) -> None:
-                place = f.product(f.sum(f.product(row, v["window"]), number), v["filters"])
-                numbers = f.at(x, f.product(row, v["pitch"]), number)
-                outer = (
-                    one,
-                    rows,
-                    f.product(v["down"], v["pitch"]),
-                    f.product(v["columns"], v["filters"]),
-                )
-                inner = (v["columns"], v["step"], v["filters"], v["filters"])
-                f.call(
-                    tiles[count], numbers, others, f.at(out, place, filters), *outer, *inner, I1(1)
-                )
-
-            whole = b.sdiv(v["window"], I64(TILE))
-            with f.loop(whole) as block:
-                add(TILE, f.product(block, I64(TILE)))
-            with f.loop(v["window"], f.product(whole, I64(TILE))) as number:
-                add(1, number)
+        with f.loop(v["window_height"]) as row, f.loop(parts) as part:
+            others = f.at(v["y"], at, _part(f, part, width))
+            done = I64(0)
+            for count in sorted(tiles, reverse=True):
+                times = b.sdiv(b.sub(v["window"], done), I64(count))
+                with f.loop(times) as block:
+                    number = f.sum(done, f.product(block, I64(count)))
+                    place = f.product(f.sum(f.product(row, v["window"]), number), held)
+                    numbers = f.at(x, f.product(row, v["pitch"]), number)
+                    outer = (
+                        rows,
+                        f.product(v["down"], v["pitch"]),
+                        f.product(v["columns"], v["filters"]),
+                    )
+                    inner = (v["columns"], v["filters"], held)
+                    target = f.at(out, place, f.product(part, I64(width)))
+                    f.call(
+                        tiles[count], numbers, others, target, one, v["step"], *outer, *inner, I1(1)
+                    )
+                done = f.sum(done, f.product(times, I64(count)))
     return f.end()
