@@ -25,8 +25,9 @@ _COPIED = 128 << 10
 _MOST_FILTERS = 320 << 10  # bytes
 # Of filters that are no multiple of a vector some are computed twice.
 _MOST_COMPUTED = 1.6
-# The gradient of a filter is read and written once for each image: it has to be small for that.
-_BYTES_A_POSITION = 256
+# The gradient of a filter is read and written once for each image: it has to be small for that, but
+# costs less than turning images and gradients round.
+_BYTES_A_POSITION = 2560
 
 
 def forward(

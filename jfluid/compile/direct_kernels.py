@@ -198,9 +198,7 @@ def _forward(module: Module, tiles: dict[int, Any], width: int) -> Any:
                 outer = (v["window_height"], v["pitch"], others_outer)
                 inner = (v["window"], v["filters"], v["filters"])
                 others = f.at(v["y"], filters)
-                f.call(
-                    tiles[tile], numbers, others, out, v["step"], I64(1), *outer, *inner, I1(0)
-                )
+                f.call(tiles[tile], numbers, others, out, v["step"], I64(1), *outer, *inner, I1(0))
 
     largest = max(tiles)
     if largest == TILE:
