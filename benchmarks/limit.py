@@ -307,6 +307,7 @@ def main():
     parser.add_argument("--fluid", help="an interpreter that can import paddle.fluid")
     parser.add_argument("--json", help="a file for what was found")
     args = parser.parse_args()
+    fluid.CPUPlace().device()  # before JAX starts: its threads keep the memory of steps from here on
     limit = machine(args.torch)
     print("machine: %s\n" % json.dumps(limit, default=lambda v: round(v, 1)))
     found = {"machine": limit, "programs": show_programs(args.models, args.rounds, limit)}
