@@ -60,6 +60,18 @@ class Size(NamedTuple):
             uniform = numbers[0] * longest[0] == rows - int(lod[0][0])  # none is shorter
         return cls(rows, numbers, longest, uniform)
 
+    @classmethod
+    def of_all(cls, offsets: np.ndarray) -> "list[Size]":
+        """The sizes of several feeds of one level, int32 [feeds, number + 1]."""
+        number = offsets.shape[1] - 1
+        longest = np.diff(offsets).max(1, initial=0)
+        rows = offsets[:, -1]
+        uniform = (number > 1) & (longest > 0) & (number * longest == rows - offsets[:, 0])
+        return [
+            cls(r, (number,), (n,), u)
+            for r, n, u in zip(rows.tolist(), longest.tolist(), uniform.tolist())
+        ]
+
     def rounded(self) -> "Size":
         if self.uniform:
             return self
@@ -68,8 +80,16 @@ class Size(NamedTuple):
 
     def fits(self, other: "Size") -> bool:
         """Whether a batch that needs `self` can be padded to `other`."""
-        if other.uniform or self.numbers[:1] != other.numbers[:1]:
+        if other.uniform:
             return self == other
+        if len(self.numbers) == 1:  # dozens of slots a step are of one level
+            return (
+                self.rows <= other.rows
+                and self.longest <= other.longest
+                and self.numbers == other.numbers
+            )
+        if self.numbers[:1] != other.numbers[:1]:
+            return False
         return (
             self.rows <= other.rows
             and all(map(le, self.longest, other.longest))
@@ -136,14 +156,19 @@ class Buckets:
 
     def pad(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds with every LoDTensor as `Ragged`."""
+        return self.pad_beside(feeds, {})[0]
+
+    def pad_beside(self, feeds: Mapping[str, Any], beside: Sizes) -> tuple[dict[str, Any], Sizes]:
+        """The feeds with every LoDTensor as `Ragged`, and the sizes of all LoDTensors, others among
+        them that need `beside`.
+        """
         measures, padded = Measures(), dict(feeds)
         found = {n: measures.of(v) for n, v in feeds.items() if isinstance(v, LoDTensor)}
-        if found:
-            need = {n: size for n, (_, size) in found.items()}
-            sizes = need if self.exact else self.choose(need)
-            for name, (lod, _) in found.items():
-                padded[name] = fill(padded[name].value, lod, sizes[name], self.exact)
-        return padded
+        need = {n: size for n, (_, size) in found.items()} | beside
+        sizes = need if self.exact or not need else self.choose(need)
+        for name, (lod, _) in found.items():
+            padded[name] = fill(padded[name].value, lod, sizes[name], self.exact)
+        return padded, sizes
 
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""

@@ -14,13 +14,14 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import collective_jit, filter_orders, kept_executables, padding, trace
+from jfluid.compile import collective_jit, filter_orders, kept_executables, padding, slots, trace
 from jfluid.compile.device_feeds import ready
 from jfluid.compile.host import Host
 from jfluid.compile.image_layout import Order
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
+from jfluid.compile.slots import Batch
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
@@ -58,9 +59,12 @@ class Placement(ABC):
     def enter(self, feeds: Any) -> Env:
         """Checked feeds in the form that segments take."""
 
-    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
+    def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
         """A user's feed of the form that another one had, which was checked, in the form that
         segments take; None where it is to be prepared as at first.
+
+        Args:
+            batches: of slots, which `feeds` does not hold.
         """
         return None
 
@@ -156,12 +160,13 @@ class OneDevice(Placement):
     """
 
     keeps = True
+    _joins_slots = True
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan)
         self.device, self.on_gpus = device, device.platform != "cpu"
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._buckets = padding.Buckets()
+        self._buckets = slots.SlotBuckets()
 
     def home(self, name: str) -> jax.sharding.Sharding:
         return self._home
@@ -173,10 +178,19 @@ class OneDevice(Placement):
         return placed(values, dict.fromkeys(values, self._home))
 
     def enter(self, feeds: Mapping[str, Any]) -> Env:
-        return self._buckets.pad(ready(feeds, self.device, self._buckets.exact))
+        given = ready(feeds, self.device, self._buckets.exact)
+        if self._buckets.exact or not self._joins_slots:
+            return self._buckets.pad(given)
+        batches = slots.read(slots.of(given), given)
+        joined = {n for b in batches or () for n in b.names}
+        others = {n: v for n, v in given.items() if n not in joined}
+        return self._buckets.pad_with_slots(others, batches or ())
 
-    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
-        return self.enter({n: _unwrapped(v) for n, v in feeds.items()})
+    def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
+        given = {n: _unwrapped(v) for n, v in feeds.items()}
+        if self._buckets.exact or not self._joins_slots:
+            return self.enter(given | {n: t for b in batches for n, t in zip(b.names, b.tensors)})
+        return self._buckets.pad_with_slots(ready(given, self.device, False), batches)
 
     def replan(self, plan: Plan) -> bool:
         self.plan, self.held = plan, {}
@@ -236,6 +250,7 @@ class OneDevice(Placement):
         try:
             return segment.call(donated, kept, key)
         except errors.JFluidError as padded:
+            kept = slots.opened_arguments(segment.kept, kept)
             if not any(isinstance(v, Ragged) and not v.exact for v in kept):
                 raise
             outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
@@ -259,6 +274,8 @@ class Processes(OneDevice):
     """A device of each process: segments whose operators compute with the values of all are one
     program of all processes.
     """
+
+    _joins_slots = False  # each process has slots of its own sizes
 
     def lower(
         self,

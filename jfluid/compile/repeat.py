@@ -1,13 +1,14 @@
 """Repeat: a step that is run again as it was, without looking anything up."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfluid import flags
+from jfluid.compile import slots
 from jfluid.compile.device_feeds import DeviceTensor
 from jfluid.compile.fetches import Fetched, to_numpy
 from jfluid.compile.step import Step
@@ -54,7 +55,10 @@ class Repeat:
         self._parallel = getattr(program, "_parallel", None)
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._names = step.plan.fetches
-        self._feeds = [(n, _form(v)) for n, v in feed.items()]
+        self._count = len(feed)
+        self._slots = slots.of(feed)
+        joined = {name for each in self._slots for name in each.names}
+        self._feeds = [(n, _form(v)) for n, v in feed.items() if n not in joined]
         self._as_it_is = fetched is None and all(type(v) is np.ndarray for v in feed.values())
         self._segment, self._placement = step.whole, step.placement
         self._fetched, self._key = fetched, key if step.plan.rng else None
@@ -101,7 +105,7 @@ class Repeat:
             program is not self._program
             or self._inner._version != self._version
             or type(feed) is not dict
-            or len(feed) != len(self._feeds)
+            or len(feed) != self._count
             or type(fetch_list) is not list
             or len(fetch_list) != len(self._fetch_list)
             or getattr(program, "_parallel", None) is not self._parallel
@@ -125,7 +129,7 @@ class Repeat:
             or flags.get("FLAGS_check_nan_inf") != self._flag
         ):
             return None
-        entered = feed if self._as_it_is else self._placement.enter_again(feed)
+        entered = feed if self._as_it_is else self._entered(feed)
         if entered is None:
             return None
         key = self._key() if self._key is not None else None
@@ -137,6 +141,13 @@ class Repeat:
         if any(v is None for v in found):
             return [f.numpy(merged) for f in self._fetched(values)]
         return found
+
+    def _entered(self, feed: dict[str, Any]) -> Mapping[str, Any] | None:
+        """The feed in the form that segments take; None for one that is to be checked."""
+        batches = slots.read(self._slots, feed)
+        if batches is None:
+            return None
+        return self._placement.enter_again({n: feed[n] for n, _ in self._feeds}, batches)
 
 
 def _only(feed: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile import padding
+from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
 from jfluid.compile.kept_executables import Entry
 from jfluid.compile.lower import Path, known_part
@@ -97,6 +97,7 @@ class Specialized:
                 return self.plain(donated, kept, key)
             except Unknown as need:
                 self._add(need)
+        kept = slots.opened_arguments(self._names[len(donated) :], kept)
         while True:
             known = self._evaluated((*donated, *kept), key)
             try:

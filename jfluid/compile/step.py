@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import scalars
+from jfluid.compile import scalars, slots
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -66,7 +66,9 @@ class CompiledSegment:
         self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, known: Known
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {
-            n: v for n, v in zip(self.kept, kept) if v is not None
+            n: v
+            for n, v in zip(self.kept, slots.opened_arguments(self.kept, kept))
+            if v is not None
         }
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list[Any] | None = [] if self._check else None
@@ -169,7 +171,7 @@ class Step:
             except Unknown as need:
                 self._use_host(0, need)
                 return self.run(scope, feeds, key, entered)
-        env = dict(values)
+        env = slots.opened(values)
         state.read(env)
         with self.placement.context():
             self.run_segments(env, scope, key, state)

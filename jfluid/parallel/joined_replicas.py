@@ -16,6 +16,7 @@ from jfluid.compile import filter_orders, padding, trace, update_order
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.placement import Env, OneDevice
 from jfluid.compile.plan import Plan
+from jfluid.compile.slots import Batch
 from jfluid.fetched_array import fetched
 from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
@@ -130,9 +131,10 @@ class JoinedReplicas(OneDevice):
         entered: Env = self._stacker.stack(mine) if mine else {}
         return entered | {n: feeds[0][n] for n in self._fed_whole}
 
-    def enter_again(self, feeds: Mapping[str, Any]) -> Env | None:
+    def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
         if self._fed_whole:
             return None
+        feeds = dict(feeds) | {n: t for b in batches for n, t in zip(b.names, b.tensors)}
         found: Env = {}
         ragged: dict[str, LoDTensor] = {}
         for name, value in feeds.items():

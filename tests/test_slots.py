@@ -1,0 +1,154 @@
+"""Slots: feeds in sequences of one type are checked in one pass and go to XLA as one array, which gives
+each of them what it would have alone.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors
+from jfluid.compile import slots
+from jfluid.compile.padding import Buckets
+from jfluid.lod_tensor import LoDTensor
+
+COUNT = 26
+
+
+def _tensor(lengths, start=0, dtype="int64"):
+    rows = np.arange(start, start + sum(lengths), dtype=dtype)[:, None]
+    return LoDTensor(rows, [np.cumsum([0, *lengths])])
+
+
+def _joined(feed):
+    (group,) = slots.of(feed)
+    return slots.SlotBuckets().pad_with_slots({}, [group.read(feed)])
+
+
+LENGTHS = {
+    "of one length": [[2, 2, 2]] * 3,
+    "alike": [[1, 2, 4]] * 3,
+    "some of one length": [[1, 2, 4], [3, 3, 3], [20, 0, 7]],
+    "empty ones": [[0, 0, 0], [1, 0, 0], [0, 0, 5]],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_each_slot_has_what_it_has_alone(lengths):
+    feed = {f"s{i}": _tensor(own, 100 * i) for i, own in enumerate(lengths)}
+    found = slots.opened(_joined(feed))
+    expected = Buckets().pad(feed)
+    assert found.keys() == expected.keys()
+    for name, alone in expected.items():
+        one = found[name]
+        np.testing.assert_array_equal(one.values, alone.values)
+        assert (one.exact, one.last.longest) == (alone.exact, alone.last.longest)
+        assert one.last.uniform == alone.last.uniform
+        if not alone.last.uniform:
+            np.testing.assert_array_equal(one.last.given, alone.last.given)
+
+
+def test_the_array_is_where_xla_reads_it_in_place():
+    found = _joined({n: _tensor([1, 2, 3]) for n in "abc"})["a"]
+    assert found.values.ctypes.data % 64 == 0 and found.values.flags.c_contiguous
+
+
+def test_slots_are_of_one_type_and_number_of_sequences():
+    feed = {
+        "a": _tensor([1, 2]),
+        "b": _tensor([2, 2]),
+        "other type": _tensor([1, 2], dtype="float32"),
+        "other number": _tensor([1, 2, 3]),
+        "levels": LoDTensor(np.zeros((2, 1), "int64"), [[0, 1], [0, 2]]),
+        "dense": np.zeros((2, 1), "int64"),
+    }
+    assert [s.names for s in slots.of(feed)] == [("a", "b")]
+
+
+WRONG = {
+    "missing": {"a": None},
+    "an array": {"a": np.zeros((3, 1), "int64")},
+    "another type": {"a": _tensor([1, 2], dtype="int32")},
+    "another rank": {"a": LoDTensor(np.zeros(3, "int64"), [[0, 1, 3]])},
+    "another row": {"a": LoDTensor(np.zeros((3, 2), "int64"), [[0, 1, 3]])},
+    "no lod": {"a": LoDTensor(np.zeros((3, 1), "int64"))},
+    "more levels": {"a": LoDTensor(np.zeros((3, 1), "int64"), [[0, 2], [0, 1, 3]])},
+    "too few rows": {"a": LoDTensor(np.zeros((2, 1), "int64"), [[0, 1, 3]])},
+    "another number of sequences": {"a": _tensor([1, 1, 1])},
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_what_differs_is_seen(change):
+    feed = {n: _tensor([1, 2]) for n in "abc"}
+    (group,) = slots.of(feed)
+    for _ in range(2):
+        assert group.read(feed) is not None
+        assert group.read(feed | change) is None
+
+
+@pytest.fixture
+def click_model():
+    """Runs a step of a model of many slots; gives the sums that it fetches."""
+    names = [f"slot_{i}" for i in range(COUNT)]
+    ids = [fluid.data(n, [None, 1], "int64", lod_level=1) for n in names]
+    table = fluid.ParamAttr("table", fluid.initializer.Constant(1.0))
+    rows = [
+        fluid.layers.sequence_pool(fluid.layers.embedding(x, [50, 2], param_attr=table), "sum")
+        for x in ids
+    ]
+    fetches = [fluid.layers.reduce_sum(fluid.layers.concat(rows, 1), dim=0)]
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+
+    def run(lengths, **changed):
+        feed = {n: _tensor(own) for n, own in zip(names, lengths)} | changed
+        return exe.run(feed=feed, fetch_list=fetches)[0]
+
+    return exe, run
+
+
+def _lengths(seed):
+    return np.random.RandomState(seed).randint(0, 4, (COUNT, 5)).tolist()
+
+
+def test_a_step_takes_one_argument_for_all_slots(click_model):
+    exe, run = click_model
+    for seed in (0, 1, 1):
+        lengths = _lengths(seed)
+        np.testing.assert_array_equal(run(lengths), np.repeat(np.sum(lengths, 1), 2))
+    segment = list(exe.engine._steps.values())[-1].whole
+    given, plain = [], segment.call.plain
+    segment.call.plain = lambda donated, kept, key: given.append(kept) or plain(donated, kept, key)
+    run(_lengths(1))
+    assert sum(isinstance(v, slots.Joined) for v in given[0]) == 1
+    assert sum(v is None for v in given[0]) == COUNT - 1
+
+
+def test_wrong_slots_are_refused_as_at_first(click_model):
+    _, run = click_model
+    lengths = _lengths(0)
+    for _ in range(2):
+        run(lengths)
+        with pytest.raises(errors.FeedError, match="feed slot_3: expected dtype int64"):
+            run(lengths, slot_3=_tensor(lengths[3], dtype="int32"))
+        short = LoDTensor(np.zeros((1, 1), "int64"), [[0, 1, 2, 3, 4, 5]])
+        with pytest.raises(errors.FeedError, match="slot_4.*does not describe its 1 rows"):
+            run(lengths, slot_4=short)
+
+
+def test_many_slots_take_few_calls():
+    feed = {f"s{i}": _tensor(own) for i, own in enumerate([[1] * 5] * COUNT)}
+    (group,), buckets, calls = slots.of(feed), slots.SlotBuckets(), []
+
+    def work():
+        return buckets.pad_with_slots({}, [group.read(feed)])
+
+    work()
+    sys.setprofile(lambda frame, event, _: calls.append(event))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    assert sum(event in ("call", "c_call") for event in calls) < 3 * COUNT
