@@ -1,6 +1,7 @@
 """The simulation of jobs with parameter servers, held against small jobs on this machine.
 
-    python benchmarks/scale_check.py       # 1 to 4 trainers and 1 to 3 servers: some minutes a strategy
+    python benchmarks/scale_check.py       # 1 to 4 trainers and 1 to 3 servers, each job three times
+    python benchmarks/scale_check.py --times 1       # all four strategies in some six minutes
     python benchmarks/scale_check.py --strategies async geo --trainers 1 2 --servers 1 3
 
 Jobs of all sizes run in turn, several times. Three of each strategy (1 trainer and 1 server, 1 and 3,
@@ -340,7 +341,7 @@ def main():
     add = parser.add_argument
     add("--trainers", type=int, nargs="+", default=[1, 2, 3, 4])
     add("--servers", type=int, nargs="+", default=[1, 2, 3])
-    add("--strategies", nargs="+", choices=list(AHEAD), default=["sync", "async", "geo"])
+    add("--strategies", nargs="+", choices=list(AHEAD), default=list(AHEAD))
     add("--steps", type=int, default=120, help="GEO: a multiple of 20")
     add("--times", type=int, default=3, help="how often each job runs, in turn; the middle counts")
     add("--json", metavar="FILE", help="also write what was found")

@@ -9,14 +9,13 @@ and prints seconds a step: on the clock, of the processors by a trainer and by a
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
-import select
 import socket
-import subprocess
-import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,9 @@ GEO_EVERY = 20
 WARM = 2 * GEO_EVERY
 _SECONDS_TO_ANSWER = 300
 _TICKS = os.sysconf("SC_CLK_TCK")
+# Processes are forked from one that has imported what they need: half of what they take to begin.
+_FORKS = multiprocessing.get_context("forkserver")
+_IMPORTED = ("jfluid", "jfluid.fleet.parameter_server.fleet", "jfluid.ps_server.client")
 
 
 def network(fluid):
@@ -65,10 +67,15 @@ def demanded_seconds():
     return 1e-9 * sum(sum(map(int, each.read_text().split()[:2])) for each in threads)
 
 
-def role(kind, number, endpoints, trainers, steps, strategy):
-    """One process of a job. A trainer says when it is ready, trains when it is told, says what it
-    took, and ends when it is told.
+def role(kind, number, endpoints, trainers, steps, strategy, parent, environment, log):
+    """One process of a job. A trainer tells its parent when it is ready, trains when it is told,
+    tells what it took, and ends when it is told. What it prints goes to the file `log`.
     """
+    printed = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(printed, stream)
+    os.environ.update(environment)
+    warnings.simplefilter("ignore")
     from jfluid.incubate.fleet.base import role_maker
     from jfluid.incubate.fleet.parameter_server.distribute_transpiler import fleet
     from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import (
@@ -83,7 +90,7 @@ def role(kind, number, endpoints, trainers, steps, strategy):
             current_id=number,
             role=roles.SERVER if kind == "server" else roles.WORKER,
             worker_num=trainers,
-            server_endpoints=endpoints.split(","),
+            server_endpoints=endpoints,
         )
     )
     loss = network(fluid)
@@ -104,8 +111,8 @@ def role(kind, number, endpoints, trainers, steps, strategy):
             executor.run(fleet.main_program, feed=feeds[step % 16], fetch_list=[loss])
 
     train(WARM)
-    print("ready", flush=True)
-    sys.stdin.readline()
+    parent.send("ready")
+    parent.recv()
     parts, used, begin = fleet._communicator.seconds(), processor_seconds(), time.perf_counter()
     demanded = demanded_seconds()
     train(steps)
@@ -118,8 +125,8 @@ def role(kind, number, endpoints, trainers, steps, strategy):
         "demanded": demanded / steps,
         "parts": {name: (after[name] - parts.get(name, 0.0)) / steps for name in after},
     }
-    print(json.dumps(found), flush=True)
-    sys.stdin.readline()
+    parent.send(found)
+    parent.recv()
     fleet.stop_worker()
 
 
@@ -163,23 +170,22 @@ class _Left:
         return len(os.sched_getaffinity(0)) - others
 
 
-def _answers(processes, log):
-    """A line of each process."""
-    lines = []
-    for process in processes:
-        ready, _, _ = select.select([process.stdout], [], [], _SECONDS_TO_ANSWER)
-        line = process.stdout.readline() if ready else ""
-        if not line:
-            log.seek(0)
-            raise SystemExit("a trainer did not answer:\n" + log.read()[-3000:])
-        lines.append(line)
-    return lines
+def _answers(connections, log):
+    """What each process tells."""
+    found = []
+    for connection in connections:
+        try:
+            if not connection.poll(_SECONDS_TO_ANSWER):
+                raise EOFError
+            found.append(connection.recv())
+        except (EOFError, ConnectionError):
+            raise SystemExit("a trainer did not answer:\n" + log.read()[-3000:]) from None
+    return found
 
 
-def _tell(processes):
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+def _tell(connections):
+    for connection in connections:
+        connection.send("go on")
 
 
 def measure(trainers, servers, steps, environment=None, strategy="sync"):
@@ -189,38 +195,38 @@ def measure(trainers, servers, steps, environment=None, strategy="sync"):
     (while they worked or waited for a processor), `servers` of the processors by all servers
     together, `parts` of a trainer's step; and `left`: how many processors others left to the job.
     """
-    endpoints = ",".join("127.0.0.1:%d" % port for port in _free_ports(servers))
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    env = dict(os.environ, CPU_NUM="1", PYTHONWARNINGS="ignore", PYTHONPATH=root)
-    env.update(environment or {})
-    own = [sys.executable, os.path.abspath(__file__), "--role"]
-    pipe = subprocess.PIPE
-    with tempfile.TemporaryFile("w+") as log:
+    endpoints = ["127.0.0.1:%d" % port for port in _free_ports(servers)]
+    environment = {"CPU_NUM": "1", **(environment or {})}
+    with tempfile.NamedTemporaryFile("r") as log:
 
         def start(kind, number):
-            words = [kind, str(number), endpoints, str(trainers), str(steps), strategy]
-            return subprocess.Popen(
-                own + words, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True
-            )
+            ours, theirs = _FORKS.Pipe()
+            job = (kind, number, endpoints, trainers, steps, strategy)
+            given = (*job, theirs, environment, log.name)
+            process = _FORKS.Process(target=role, args=given, daemon=True)
+            process.start()
+            theirs.close()
+            return process, ours
 
-        serving = [start("server", number) for number in range(servers)]
-        training = [start("trainer", number) for number in range(trainers)]
+        started = [start("server", number) for number in range(servers)]
+        started += [start("trainer", number) for number in range(trainers)]
+        processes, connections = zip(*started, strict=True)
+        serving, training = processes[:servers], connections[servers:]
         try:
             _answers(training, log)
-            before, left = sum(map(_used, serving)), _Left(serving + training)
+            before, left = sum(map(_used, serving)), _Left(processes)
             _tell(training)
-            found = [json.loads(line) for line in _answers(training, log)]
+            found = _answers(training, log)
             processors = left.now()
             used = sum(map(_used, serving)) - before
             _tell(training)
-            for process in training:
-                process.wait(_SECONDS_TO_ANSWER)
+            for process in processes[servers:]:
+                process.join(_SECONDS_TO_ANSWER)
         finally:
-            for process in serving + training:
+            for process, connection in started:
                 process.kill()
-                process.wait()
-                process.stdin.close()
-                process.stdout.close()
+                process.join()
+                connection.close()
 
     def mean(values):
         return float(np.mean(list(values)))
@@ -237,11 +243,10 @@ def measure(trainers, servers, steps, environment=None, strategy="sync"):
     }
 
 
+_FORKS.set_forkserver_preload(list(_IMPORTED))
+
+
 def main():
-    if sys.argv[1:2] == ["--role"]:
-        kind, number, endpoints, trainers, steps, strategy = sys.argv[2:]
-        role(kind, int(number), endpoints, int(trainers), int(steps), strategy)
-        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainers", type=int, nargs="+", default=[1])
     parser.add_argument("--servers", type=int, nargs="+", default=[1])

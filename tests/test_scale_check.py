@@ -150,7 +150,7 @@ def test_three_jobs_of_other_strategies_tell_of_the_others(check, strategy, crow
 RECORDED = json.loads((Path(__file__).parent / "golden" / "scale_jobs.json").read_text())
 
 
-@pytest.mark.parametrize("strategy", ["sync", "async", "geo"])
+@pytest.mark.parametrize("strategy", ["sync", "half_async", "async", "geo"])
 def test_jobs_that_ran_are_simulated(check, strategy):
     """What they took is as `scale_check.py --json` writes it."""
     found = {(one["trainers"], one["count"]): one for one in RECORDED[strategy]["jobs"]}
