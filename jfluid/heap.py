@@ -7,6 +7,7 @@ fault for every 4 KB. Fluid's own allocator keeps memory, too.
 
 import contextlib
 import ctypes
+import sys
 
 from jfluid import environment
 
@@ -14,6 +15,10 @@ from jfluid import environment
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MESSAGE_BYTES = 4 << 20
 _STEP_BYTES = 1 << 30
+# Of the heap, so much is to be of huge pages: less than what makes the allocator give free memory back.
+_HEAP_BYTES = 3 << 28
+_HUGE_PAGE = 2 << 20
+_HUGE_PAGES = 14  # MADV_HUGEPAGE of <sys/mman.h>
 # With one of these a user has chosen, and the choice stays.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -39,12 +44,41 @@ def keep_for_steps() -> None:
     """
     if not any(environment.text(name) for name in _VARIABLES):
         _set({_MMAP_THRESHOLD: _STEP_BYTES, _TRIM_THRESHOLD: _STEP_BYTES, _ARENA_MAX: 1})
+        _want_huge_pages()
 
 
 def give_back() -> None:
     """Give the system what is free, as after a compilation: little of it fits what steps ask for."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if not any(environment.text(name) for name in _VARIABLES):
+        _want_huge_pages()  # the heap grows anew
+
+
+def _want_huge_pages() -> None:
+    """Have the heap grow in huge pages, where the system gives them to those who ask (Linux's
+    `transparent_hugepage`): the processor looks fewer of them up. Addresses are asked for, no memory.
+    """
+    if not sys.platform.startswith("linux") or _addresses_are_limited():
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL("libc.so.6")
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+        library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        block = library.malloc(_HEAP_BYTES)
+        if block:
+            start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+            pages = (block + _HEAP_BYTES - start) // _HUGE_PAGE
+            library.madvise(start, pages * _HUGE_PAGE, _HUGE_PAGES)
+            library.free(block)
+
+
+def _addresses_are_limited() -> bool:
+    import resource  # not on Windows
+
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
 def _set(options: dict[int, int]) -> None:

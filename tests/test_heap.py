@@ -3,7 +3,10 @@
 import ctypes
 import platform
 import resource
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,3 +84,43 @@ def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
     assert resident()
     heap.give_back()
     assert not resident()
+
+
+# Whether the heap that a small block is taken from may be of huge pages.
+_ADVISED = """
+import ctypes
+from jfluid import heap
+{before}
+heap.keep_for_steps()
+heap.give_back()
+block = (ctypes.c_char * (4 << 20))()
+address, inside = ctypes.addressof(block) + (2 << 20), False
+for line in open("/proc/self/smaps"):
+    first, *rest = line.split()
+    if "-" in first and not first.endswith(":"):
+        start, end = (int(n, 16) for n in first.split("-"))
+        inside = start <= address < end
+    elif inside and first == "VmFlags:":
+        print("hg" in rest)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="the heap is glibc's, and huge pages Linux's",
+)
+@pytest.mark.parametrize(
+    "before, advised",
+    [
+        ("", True),
+        ("import resource; resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, -1))", False),
+        ("import os; os.environ['MALLOC_ARENA_MAX'] = '1'", False),
+    ],
+    ids=["it grows", "addresses are limited", "a user has chosen"],
+)
+def test_the_heap_of_steps_is_of_huge_pages(before, advised, monkeypatch):
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    script = _ADVISED.format(before=before)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == [str(advised)], done.stderr
