@@ -124,7 +124,7 @@ def to_variable(
 
 def real_variable(value: Any, name: str | None = None) -> VarBase:
     """Return what `to_variable` does of an array of real numbers; raises the same errors."""
-    tracer()
+    current = tracer()
     if isinstance(value, VarBase):
         return value
     if isinstance(value, LoDTensor):
@@ -135,7 +135,9 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    return VarBase(constant(copied(value)), name, stop_gradient=True)
+    given = constant(copied(value))
+    current.give(given)
+    return VarBase(given, name, stop_gradient=True)
 
 
 class _NoGrad(contextlib.ContextDecorator):

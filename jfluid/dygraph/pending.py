@@ -24,6 +24,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
+from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.step import (
     NONE,
@@ -86,7 +87,7 @@ def array_of(value: Value) -> Any:
     """Return the array of a value, after all that is pending has run if it has none."""
     if value.array is None:
         for pending in _pending.values():
-            pending.run(value)
+            pending.run()
     if value.array is None:
         raise errors.OpError("the operator that gives this value has failed before")
     return in_order(value.array, value.order)
@@ -108,6 +109,7 @@ class Pending:
         self._seen = LruCache[bool](4096)
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
+        self._ahead = Ahead()
         self._begin()
 
     def _begin(self) -> None:
@@ -170,6 +172,17 @@ class Pending:
         if len(self.records) >= _MOST_PENDING:
             self.run()
         return values
+
+    def give(self, value: Value, draw: tuple[int, int]) -> None:
+        """Note an array that the script gives, as a batch: the step that reads it may begin.
+
+        Args:
+            draw: the seed and number of the next random operator.
+        """
+        forecast = self._ahead.give(value, self.ends)
+        if forecast is not None and tuple(self._key) == forecast.calls[: len(self._key)]:
+            with jax.enable_x64(True), jax.default_device(self.device):
+                self._ahead.begin(forecast, self._draws[0] if self._draws else draw)
 
     def has(self, value: Value) -> bool:
         """Whether the operator that gives a value is pending here."""
@@ -245,14 +258,8 @@ class Pending:
         self._outs.append(ref(value))
         return value
 
-    def run(self, awaited: Value | None = None) -> None:
-        """Run all that is pending, as far as somebody still holds its results.
-
-        Args:
-            awaited: what the caller waits for. A step of training that is new is compiled so that
-                this comes first, and the rest is computed while the caller goes on.
-        """
-        first = self._place_of(awaited) if self.ends else -1
+    def run(self) -> None:
+        """Run all that is pending, as far as somebody still holds its results."""
         records, leaves, outs, draws, key = (
             self.records,
             self._leaves,
@@ -261,6 +268,7 @@ class Pending:
             self._key,
         )
         if not records:
+            self._ahead.distrust()
             return
         self._begin()
         holders = {
@@ -268,23 +276,24 @@ class Pending:
         }
         if not holders:
             leaves.clear()
+            self._ahead.forget()
             return
+        sources = self._ahead.sources(leaves)
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
         donated = donation.donated(leaves, list(holders.values()))
-        first = list(holders).index(first) if first in holders else -1
-        seeds = seeds_of(draws)
+        calls = tuple(key)
 
         def whole_key() -> _Key:
             numbers = tuple([a.number if o is None else (a.number, o) for a, o in kinds])
-            # without `first`: a loop that reads a number in some of its steps compiles them once
-            return _Key((tuple(key), tuple(holders), numbers, donated))
+            return _Key((calls, tuple(holders), numbers, donated))
 
         at = whole_key()
         known = self._whole.get(at)
         with jax.enable_x64(True), jax.default_device(self.device):
             if self._goes_one_by_one(at, known is not None, len(records)):
                 given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
-                results = self._singly(records, given, seeds, list(holders))
+                self._ahead.forget()
+                results = self._singly(records, given, seeds_of(draws), list(holders))
                 orders: Sequence[tuple[int, Any]] = ()
             else:
                 if known is None:
@@ -296,8 +305,10 @@ class Pending:
                 else:
                     # the same object: keys are not compared again
                     self._whole.move_to_end(known[0])
-                results = known[1].run(arrays, seeds, first)
-                orders = known[1].orders
+                step = known[1]
+                results = self._ahead.take(step, arrays, draws) or step.run(arrays, seeds_of(draws))
+                self._ahead.ran(step, calls, sources, draws, [outs[i] for i in holders])
+                orders = step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
             value.array = result
@@ -314,10 +325,6 @@ class Pending:
         self.compiled += 1
         results = {number: value.aval for number, value in holders.items()}
         return Step(records, kinds, donated, results, self.device)
-
-    def _place_of(self, value: Value | None) -> int:
-        """Return the place of a value among the outputs of all calls; -1 for one that is not."""
-        return value.slot if value is not None and value.owner is self._leaves else -1
 
     def _goes_one_by_one(self, key: _Key, known: bool, size: int) -> bool:
         """Whether operators of a record run one by one.

@@ -6,16 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from jfluid.compile import filter_orders, trace
-from jfluid.compile.early_results import Divided, divide
 from jfluid.compile.image_layout import Order
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.values import Aval, aval_of, in_order
+from jfluid.dygraph.values import Aval, in_order
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 
@@ -23,6 +21,7 @@ from jfluid.ir.variable import EMPTY_NAME
 NONE = 1 << 40
 # Of an array: its shape and dtype, and the order its dimensions are held in; None for the variable's.
 Kind = tuple[Aval, Order | None]
+_SMALL_STATE = 32 << 20  # bytes
 Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 
 
@@ -54,11 +53,14 @@ class Step:
     Args:
         records: the calls.
         leaves: kinds of its inputs.
-        donated: the places of those that it overwrites.
+        donated: the places of those that it may overwrite.
         results: numbers and kinds of its results.
         device: runs it.
 
     Attributes:
+        leaves: as given.
+        overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
+            the step may begin before it is known whether it is wanted (see `ahead`).
         orders: of those results whose dimensions are in another order than their variables', by place.
     """
 
@@ -70,6 +72,7 @@ class Step:
         results: Mapping[int, Aval],
         device: jax.Device,
     ):
+        self.leaves = leaves
         self._items, self._drawing, self._constants = program(records)
         self._device, self._live = device, list(results)
         replaced = donation.replaced(self._items)
@@ -78,24 +81,23 @@ class Step:
         self._held: dict[str, Order] = held
         self.orders = [(at, held[f"v{i}"]) for at, i in enumerate(self._live) if f"v{i}" in held]
         made = [(f"v{i}", (aval.number, held.get(f"v{i}"))) for i, aval in results.items()]
+        # a table of which few rows change would be copied
+        sparse = any(op.attrs.get("is_sparse") for _, op, _ in self._items)
+        size = sum(leaves[i][0].bytes for i in donated)
+        if size <= _SMALL_STATE and not sparse:
+            donated = ()
+        self.overwrites_nothing = not donated
         given = [(f"l{i}", (leaves[i][0].number, leaves[i][1])) for i in donated]
         given = donation.usable(given, made)
         self._donated = [int(name[1:]) for name, _ in given]
         self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
         self._order = donation.beside(given, made, replaced)
         self._back = sorted(range(len(made)), key=self._order.__getitem__)
-        self._function: Any = None
+        self._function = jitted(self._trace, device, donate_argnums=(0,))
 
-    def run(self, arrays: Sequence[Any], seeds: Seeds, first: int = -1) -> list[Any]:
-        """Return the results.
-
-        Args:
-            first: in the first call, the place of the result that the caller waits for: it is computed
-                before the others. -1 for none.
-        """
+    def run(self, arrays: Sequence[Any], seeds: Seeds) -> list[Any]:
+        """Return the results; does not wait for them."""
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
-        if self._function is None:
-            self._function = self._compiled(given, kept, seeds, first)
         made = self._function(given, kept, seeds)
         return [made[i] for i in self._back]
 
@@ -106,34 +108,6 @@ class Step:
         on_gpus = False if self._device.platform == "cpu" else None
         found = trace.lower(self._items, env, keys=keys, on_gpus=on_gpus, held=self._held)
         return [found[f"v{self._live[i]}"] for i in self._order]
-
-    def _compiled(self, given: list[Any], kept: list[Any], seeds: Seeds, first: int) -> Any:
-        if first >= 0 and all(v.plain for v in map(aval_of, [*given, *kept])):
-            traced, results = jax.make_jaxpr(self._trace, return_shape=True)(given, kept, seeds)
-            one_each = len(jax.tree.leaves(results)) == len(self._live)
-            divided = divide(traced, self._order.index(first)) if one_each else None
-            if divided is not None:
-                return self._in_two(divided)
-        return jitted(self._trace, self._device, donate_argnums=(0,))
-
-    def _in_two(self, divided: Divided) -> Any:
-        """Return a function that calls both parts, of which neither waits."""
-        donated = tuple(range(len(self._donated)))
-        first = jitted(core.jaxpr_as_fun(divided.first), self._device)
-        second = jitted(core.jaxpr_as_fun(divided.second), self._device, donate_argnums=donated)
-        late = [at for at in range(len(self._live)) if at not in set(divided.early)]
-
-        def function(given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
-            found: list[Any] = [None] * len(self._live)
-            made = first(*given, *kept, *seeds)
-            for place, value in zip(divided.early, made):
-                found[place] = value
-            others = second(*given, *kept, *seeds, *[made[i] for i in divided.handed])
-            for place, value in zip(late, others, strict=True):
-                found[place] = value
-            return found
-
-        return function
 
 
 def hold_filters(

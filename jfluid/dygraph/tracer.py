@@ -63,6 +63,10 @@ class Tracer:
         """Begin the random numbers of a seed anew; 0 draws one."""
         self.seed, self._drawn = seed, 0
 
+    def give(self, value: Value) -> None:
+        """Note an array that the script gives (see `Pending.give`)."""
+        self.pending.give(value, (self.seed or self._entropy, self._drawn))
+
     # ---- operators --------------------------------------------------------------------------------
 
     def call(

@@ -17,15 +17,17 @@ class Aval:
         number: of the object.
         shape, dtype: of the array; of a sparse gradient those of the whole table.
         plain: whether it is one array.
+        bytes: of the array; 0 where it is not one.
         large: whether it is one array of so many elements that to write over it is worth while.
     """
 
-    __slots__ = ("dtype", "large", "number", "plain", "shape", "struct")
+    __slots__ = ("bytes", "dtype", "large", "number", "plain", "shape", "struct")
 
     def __init__(self, struct: Any, number: int):
         self.struct, self.number = struct, number
         self.shape, self.dtype = tuple(struct.shape), np.dtype(struct.dtype)
         self.plain = isinstance(struct, jax.ShapeDtypeStruct)
+        self.bytes = struct.size * self.dtype.itemsize if self.plain else 0
         self.large = self.plain and struct.size > 64
 
 

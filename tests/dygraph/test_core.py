@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.dygraph import calls, step
+from jfluid.dygraph import calls
 from jfluid.dygraph.base import enabled, grad, guard, no_grad, to_variable
 
 X = np.arange(6, dtype="float32").reshape(2, 3) + 1
@@ -164,26 +164,6 @@ def test_nothing_is_kept_of_steps_that_are_over():
         pending = fluid.default_main_program().tracer.pending
         pending.run()
         assert not pending.records and sys.getrefcount(x.held) < 5
-
-
-def test_a_loss_that_is_read_comes_before_the_rest_of_its_step(monkeypatch):
-    divisions = []
-    divide = step.divide
-    monkeypatch.setattr(
-        step, "divide", lambda *given: divisions.append(divide(*given)) or divisions[-1]
-    )
-    losses, compiled = trained(4, dropout=0.2)
-    (divided,) = divisions
-    primitives = [
-        {eqn.primitive.name for eqn in part.jaxpr.eqns} for part in (divided.first, divided.second)
-    ]
-    assert "sqrt" not in primitives[0] and "sqrt" in primitives[1]  # Adam's
-    later, again = trained(4, dropout=0.2, reads_at_once=False)
-    assert later == losses and compiled <= 2 and again == 0
-    # another program, of which no loss is read before all has run
-    whole, _ = trained(4, dropout=0.25, reads_at_once=False)
-    assert len(divisions) == 1
-    np.testing.assert_allclose(trained(4, dropout=0.25)[0], whole, rtol=1e-6)
 
 
 def test_random_numbers_do_not_depend_on_who_looks():

@@ -58,6 +58,7 @@ def _steps(optimizer, reads_loss):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step, "jitted", noted)
         patched.setattr(pending, "_pending", {})  # nothing is compiled yet
+        patched.setattr(step, "_SMALL_STATE", -1)  # what is small is not overwritten
         losses = _losses(optimizer, reads_loss)
         with jax.enable_x64(True):
             return [made.lower(*s).compile().as_text() for made, s in compiled.values()], losses
