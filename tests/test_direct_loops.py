@@ -1,5 +1,5 @@
-"""LSTMs and GRUs over sequences by machine code of our own: the numbers of XLA's loops for sequences of
-any lengths, and NumPy's activations.
+"""LSTMs, GRUs and maxima over sequences by machine code of our own: the numbers of XLA's loops for sequences
+of any lengths, and NumPy's activations.
 """
 
 import functools
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import direct_gru, direct_lstm, lstm_kernels, machine_code
+from jfluid.compile import direct_gru, direct_lstm, direct_maximum, lstm_kernels, machine_code
 from jfluid.compile.own_loops import OwnLoops
-from jfluid.ops import recurrent_loops, time_loops
+from jfluid.ops import recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 
 pytestmark = pytest.mark.skipif(
@@ -36,7 +36,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert machine_code.registered()
+    assert machine_code.loops_registered()
 
 
 def _level(lengths):
@@ -71,7 +71,7 @@ def _results(loops, run, level, arrays, grads):
     grads = [np.where(np.arange(len(g))[:, None] < real, g, 0) for g in grads]
 
     def states(x, *others):
-        with time_loops.using(loops):
+        with sequence_loops.using(loops):
             return run(Ragged(x, (level,)), *others)
 
     def both(*arrays):
@@ -84,7 +84,7 @@ def _results(loops, run, level, arrays, grads):
 
 def _compare(run, level, arrays, grads):
     states, gradients, padding = _results(OwnLoops(), run, level, arrays, grads)
-    expected = _results(time_loops.XlaLoops(), run, level, arrays, grads)
+    expected = _results(sequence_loops.XlaLoops(), run, level, arrays, grads)
     for ours, theirs in zip((*states, *gradients), (*expected[0], *expected[1]), strict=True):
         scale = max(1.0, float(jnp.max(jnp.abs(theirs), initial=0)))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5 * scale)
@@ -113,6 +113,42 @@ def test_a_gru_has_the_numbers_and_gradients_of_the_loop_of_xla(case, origin):
         return (recurrent_loops.gru_of_rows(*arrays, backwards, origin, acts[::2]),)
 
     _compare(run, _level(lengths), arrays, grads)
+
+
+MAXIMA = {
+    "ragged": (32, [5, 3, 0, 9, 1], 24),
+    "columns that overlap": (23, [2, 3, 1], 6),
+    "many sequences": (16, [7, 0, 1, 2, 6] * 9, 160),
+    "no row at all": (16, [0, 0], 8),
+}
+
+
+@pytest.mark.parametrize("case", MAXIMA.values(), ids=MAXIMA)
+def test_a_maximum_and_its_gradient_are_those_of_xla(case):
+    columns, lengths, rows = case
+    level, rng = _level(lengths), np.random.RandomState(0)
+    x = rng.randint(-3, 3, (rows, columns)).astype("float32")  # some are equal
+    grad = rng.randn(len(lengths), columns).astype("float32")
+    assert direct_maximum.suits(x, level)
+
+    def both(loops):
+        def pooled(x):
+            with sequence_loops.using(loops):
+                return sequence.sequence_pool(Ragged(x, (level,)), pooltype="MAX")
+
+        (out, where), pull = jax.vjp(pooled, x)
+        return out, where, *pull((grad, np.zeros(where.shape, jax.dtypes.float0)))
+
+    for ours, theirs in zip(both(OwnLoops()), both(sequence_loops.XlaLoops()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_maximum_of_what_is_no_number_is_none():
+    x = np.zeros((3, 16), np.float32)
+    x[1, 3], x[:, 4], x[0, 5], x[2, 6] = np.nan, -np.inf, np.nan, np.inf
+    best, where = direct_maximum.over_sequences(x, _level([3]))
+    np.testing.assert_array_equal(best[0, 3:7], [np.nan, -np.inf, np.nan, np.inf])
+    np.testing.assert_array_equal(where[0, 3:7], [1, 0, 0, 2])
 
 
 def _activation(name, x):
@@ -152,10 +188,19 @@ def _gru_of(level, x, to_gates, to_candidate, bias, h0):
     return (direct_gru.over_sequences(x, level, *arrays, True, False, USUAL[:2]),)
 
 
+def _maximum(width, lengths, rows):
+    arrays, _ = _arrays(rows, width, (rows, width))
+    return arrays, [np.ones((len(lengths), width), np.float32)]
+
+
+def _maximum_of(level, x):
+    return direct_maximum.over_sequences(x, level)[:1]
+
+
 @pytest.mark.parametrize(
     "draw, run, apart",
-    [(_lstm, _lstm_of, (0, 3, 4)), (_gru, _gru_of, (0, 4))],
-    ids=["lstm", "gru"],
+    [(_lstm, _lstm_of, (0, 3, 4)), (_gru, _gru_of, (0, 4)), (_maximum, _maximum_of, (0,))],
+    ids=["lstm", "gru", "maximum"],
 )
 def test_batches_that_share_weights_are_one_call(draw, run, apart):
     lengths = [[3, 1, 4], [2, 2, 2], [4, 0, 0]]
@@ -200,12 +245,15 @@ def test_other_loops_are_left_to_xla(width, dtype):
         level, loops = _level([2]), OwnLoops()
         assert loops.lstm(lstm[0], level, *lstm[1:], False, USUAL) is None
         assert loops.gru(gru[0], level, *gru[1:], False, False, USUAL[:2]) is None
+        assert loops.maximum(jnp.ones((2, 16), dtype), level) is None or dtype == "float32"
+        assert loops.maximum(jnp.ones((2, 8), dtype), level) is None
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
-    monkeypatch.setattr(machine_code, "registered", lambda: False)
+    monkeypatch.setattr(machine_code, "loops_registered", lambda: False)
     assert not direct_lstm.suits(*_lstm(16, [2], 2)[0])
     assert not direct_gru.suits(*_gru(16, [2], 2)[0])
+    assert not direct_maximum.suits(np.ones((2, 16), np.float32), _level([2]))
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -122,7 +122,7 @@ def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
     monkeypatch.setattr(llvm_writer, "has_wide_vectors", lambda: False)
-    assert not machine_code._register.__wrapped__()
+    assert not machine_code._register.__wrapped__(machine_code._LAYERS)
     monkeypatch.setattr(machine_code, "registered", lambda: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
 

@@ -181,15 +181,30 @@ def _convolves():
         return exe.run(main, feed={"x": np.ones((2, 16, 16, 16), "float32")}, fetch_list=[loss])[0]
 
 
+def _recurs():
+    """What a program with an LSTM gives, for rows of ones."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.layers.lod_reset(fluid.data("x", [5, 64]), target_lod=[0, 2, 5])
+        one = fluid.initializer.Constant(0.1)
+        hidden, _ = fluid.layers.dynamic_lstm(x, 64, param_attr=fluid.ParamAttr(initializer=one))
+        loss = fluid.layers.mean(fluid.layers.sequence_last_step(hidden))
+    with fluid.scope_guard(fluid.Scope()):
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        return exe.run(main, feed={"x": np.ones((5, 64), "float32")}, fetch_list=[loss])[0]
+
+
 @pytest.mark.skipif(
     not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
 )
-def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch):
-    expected, asked = _convolves(), []
-    monkeypatch.setattr(machine_code, "registered", lambda: asked.append(1) or True)
+@pytest.mark.parametrize("run, name", [(_convolves, "registered"), (_recurs, "loops_registered")])
+def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
+    expected, asked = run(), []
+    monkeypatch.setattr(machine_code, name, lambda: asked.append(1) or True)
     traced.clear()
-    assert _convolves() == expected
+    assert run() == expected
     assert asked and not traced
-    monkeypatch.setattr(machine_code, "registered", lambda: False)
-    assert abs(_convolves() - expected) < 1e-4  # by the library: nothing is loaded
+    monkeypatch.setattr(machine_code, name, lambda: False)
+    assert abs(run() - expected) < 1e-4  # by the library: nothing is loaded
     assert traced

@@ -123,7 +123,7 @@ def suits(width: int, x: Array, *others: Array) -> bool:
         and width % LANES == 0
         and 0 < width <= _WIDEST
         and min(a.shape[0] for a in (x, *others)) > 0
-        and machine_code.registered()
+        and machine_code.loops_registered()
     )
 
 
@@ -144,9 +144,14 @@ def over_rows(x: Array, grad: Array) -> Array:
     return lax.dot_general(x, grad, (((0,), (0,)), ((), ())))
 
 
-def call(name: str, shapes: Sequence[Sequence[int]], *arrays: Any) -> Sequence[Array]:
-    """Call a function of machine code that gives arrays of these shapes."""
-    results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+def call(
+    name: str, shapes: Sequence[Sequence[int]], *arrays: Any, kinds: Sequence[Any] | None = None
+) -> Sequence[Array]:
+    """Call a function of machine code that gives arrays of these shapes, and of `kinds`, or float32."""
+    results = [
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in zip(shapes, kinds or [np.float32] * len(shapes), strict=True)
+    ]
     found: Sequence[Array] = jax.ffi.ffi_call(name, results)(*arrays)
     return found
 

@@ -6,7 +6,7 @@ from jfluid.compile import llvm_writer, sequence_kernels, vector_functions, xla_
 from jfluid.compile.llvm_writer import I64, Module
 from jfluid.compile.sequence_kernels import Group
 
-FORWARD, BACKWARD = "jfluid_direct_gru_forward", "jfluid_direct_gru_backward"
+FORWARD, BACKWARD = "jfluid_loop_gru_forward", "jfluid_loop_gru_backward"
 # The numbers of a call. Pitches and panels are those of the weights of gates and candidate, see
 # `vector_functions.product`; then two activations, and whether the update gate keeps the old state.
 GEOMETRY = [

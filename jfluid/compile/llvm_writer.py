@@ -35,15 +35,19 @@ def has_wide_vectors() -> bool:
 
 def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
     """Return the addresses of functions of an object file, which stays loaded."""
-    engine = _engine()
-    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
-    engine.finalize_object()
+    engine = _engine(machine_code)
     return [engine.get_function_address(name) for name in names]
 
 
 @functools.cache
-def _engine() -> Any:
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+def _engine(machine_code: bytes) -> Any:
+    """What holds an object file. Each has one of its own: a second file in what is executable already
+    crashes.
+    """
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+    engine.finalize_object()
+    return engine
 
 
 def _target() -> Any:

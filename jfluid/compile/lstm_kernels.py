@@ -6,7 +6,7 @@ from jfluid.compile import llvm_writer, sequence_kernels, vector_functions, xla_
 from jfluid.compile.llvm_writer import I64, Module
 from jfluid.compile.sequence_kernels import Group
 
-FORWARD, BACKWARD = "jfluid_direct_lstm_forward", "jfluid_direct_lstm_backward"
+FORWARD, BACKWARD = "jfluid_loop_lstm_forward", "jfluid_loop_lstm_backward"
 # The numbers of a call. `pitch` and `panel` are those of the weights, see `vector_functions.product`; the
 # last three are activations.
 GEOMETRY = [*sequence_kernels.GEOMETRY, *"pitch panel gate cell candidate".split()]

@@ -4,27 +4,46 @@ import ctypes
 import functools
 import hashlib
 import threading
+from typing import Any
 
 import jax
 
 from jfluid import kept_files
-from jfluid.compile import direct_kernels, gru_kernels, llvm_writer, lstm_kernels, product_kernels
+from jfluid.compile import (
+    direct_kernels,
+    gru_kernels,
+    llvm_writer,
+    lstm_kernels,
+    pool_kernels,
+    product_kernels,
+)
 
-_WRITERS = (direct_kernels, product_kernels, lstm_kernels, gru_kernels)
-_MOST_FILES = 4
+# What is made, kept and loaded together: what layers of most programs may call, and what few do.
+_LAYERS, _LOOPS = (direct_kernels, product_kernels), (lstm_kernels, gru_kernels, pool_kernels)
+_MOST_FILES = 8
 _registering = threading.Lock()
 
 
 def registered() -> bool:
-    """Make the machine code known to XLA; False where there is none for this machine or this XLA."""
+    """Make machine code of products and convolutions known to XLA; False where there is none for this
+    machine or this XLA.
+    """
     with _registering:
-        return _register()
+        return _register(_LAYERS)
+
+
+def loops_registered() -> bool:
+    """Make machine code of loops over sequences known to XLA; False as above."""
+    with _registering:
+        return _register(_LOOPS)
 
 
 @functools.cache
-def _register() -> bool:
-    names = [name for writer in _WRITERS for name in writer.names()]
-    for name, address in zip(names, llvm_writer.load(_object_file(), names) if names else ()):
+def _register(writers: tuple[Any, ...]) -> bool:
+    names = [name for writer in writers for name in writer.names()]
+    for name, address in zip(
+        names, llvm_writer.load(_object_file(writers), names) if names else ()
+    ):
         try:
             function = jax.ffi.pycapsule(ctypes.c_void_p(address))
             jax.ffi.register_ffi_target(name, function, platform="cpu")
@@ -33,15 +52,16 @@ def _register() -> bool:
     return bool(names)
 
 
-def _object_file() -> bytes:
+def _object_file(writers: tuple[Any, ...]) -> bytes:
     """Of this process's file of it, or a new one."""
     folder = kept_files.folder()
-    identity = repr((llvm_writer.identity(), kept_files.sources()))
+    parts = [writer.__name__ for writer in writers]
+    identity = repr((parts, llvm_writer.identity(), kept_files.sources()))
     path = folder and folder / f"functions-{hashlib.sha256(identity.encode()).hexdigest()}"
     found = path and kept_files.read(path)
     if not found:
         module = llvm_writer.Module()
-        for writer in _WRITERS:
+        for writer in writers:
             writer.write(module)
         found = module.machine_code()
         if path:

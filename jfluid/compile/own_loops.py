@@ -1,4 +1,4 @@
-"""Loops over time on CPUs: by machine code of our own where it is made for the arrays."""
+"""Loops over sequences on CPUs: by machine code of our own where it is made for the arrays."""
 
 from jax import Array
 
@@ -6,7 +6,7 @@ from jfluid.ops.ragged import Level
 
 
 class OwnLoops:
-    """See `jfluid.ops.time_loops.TimeLoops`."""
+    """See `jfluid.ops.sequence_loops.SequenceLoops`."""
 
     def lstm(
         self,
@@ -43,3 +43,8 @@ class OwnLoops:
         if not direct_gru.suits(x, *arrays):
             return None
         return direct_gru.over_sequences(x, level, *arrays, backwards, origin, acts)
+
+    def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
+        from jfluid.compile import direct_maximum  # as above
+
+        return direct_maximum.over_sequences(x, level) if direct_maximum.suits(x, level) else None

@@ -16,7 +16,7 @@ from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.plan import Item
-from jfluid.ops import time_loops
+from jfluid.ops import sequence_loops
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
@@ -103,7 +103,7 @@ def laid_out(
             that operators make.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
-    loops = time_loops.using(OwnLoops()) if on_cpu else contextlib.nullcontext()
+    loops = sequence_loops.using(OwnLoops()) if on_cpu else contextlib.nullcontext()
     with loops, collector.paused():  # nearly all objects that tracing makes live until its end
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}

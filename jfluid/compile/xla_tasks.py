@@ -49,6 +49,7 @@ def _number(f: Function, numbers: Any, which: int) -> Any:
 def _leave(module: Module) -> Any:
     """Say that a task does not need a call any more."""
     f = Function(module, "leave", VOID, call=POINTER)
+    f.function.linkage = "internal"  # each object file has its own
     before = f.b.atomic_rmw("sub", _part(f, f.v["call"], _USERS), I64(1), "acq_rel")
     with f.b.if_then(f.b.icmp_signed("==", before, I64(1))):
         f.c("free", f.v["call"])

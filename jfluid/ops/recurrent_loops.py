@@ -3,7 +3,7 @@
 They run in time-major padded form, for as many steps as the longest sequence of the batch has.
 Their gradients are written by hand: everything that does not depend on the step before is computed
 for all steps at once, so that a step of the backward loop is one matrix product and few elementwise
-operations, and the gradient of the weights is one product for all. Where `time_loops` has a loop
+operations, and the gradient of the weights is one product for all. Where `sequence_loops` has a loop
 over the rows as they lie, that runs instead.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfluid.ops import time_loops
+from jfluid.ops import sequence_loops
 from jfluid.ops.ragged import Ragged
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -184,8 +184,8 @@ def lstm_of_rows(
     backwards: bool,
     acts: tuple[str, str, str],
 ) -> tuple[Array, Array]:
-    """Return hidden states and cells [rows, width]; the arguments are those of `TimeLoops.lstm`."""
-    found = time_loops.current().lstm(x.values, x.last, weight, bias, h0, c0, backwards, acts)
+    """Return hidden states and cells [rows, width]; the arguments are those of `SequenceLoops.lstm`."""
+    found = sequence_loops.current().lstm(x.values, x.last, weight, bias, h0, c0, backwards, acts)
     if found is not None:
         return found
     width = weight.shape[0]
@@ -289,9 +289,11 @@ def gru_of_rows(
     origin: bool,
     acts: tuple[str, str],
 ) -> Array:
-    """Return hidden states [rows, width]; the arguments are those of `TimeLoops.gru`."""
+    """Return hidden states [rows, width]; the arguments are those of `SequenceLoops.gru`."""
     weights = to_gates, to_candidate
-    found = time_loops.current().gru(x.values, x.last, *weights, bias, h0, backwards, origin, acts)
+    found = sequence_loops.current().gru(
+        x.values, x.last, *weights, bias, h0, backwards, origin, acts
+    )
     if found is not None:
         return found
     dense = x.like(x.values + bias).pad(time_major=True)

@@ -1,4 +1,4 @@
-"""Other ways to run loops over time than as XLA's loops: those that the compiler has for a device."""
+"""Other ways to run loops over sequences than XLA's: those that the compiler has for a device."""
 
 import contextlib
 import contextvars
@@ -10,7 +10,7 @@ from jax import Array
 from jfluid.ops.ragged import Level
 
 
-class TimeLoops(Protocol):
+class SequenceLoops(Protocol):
     """Loops over the rows of sequences where they lie. Each gives None for arrays that it is not
     made for.
     """
@@ -62,6 +62,15 @@ class TimeLoops(Protocol):
             acts: activations of gates and candidate.
         """
 
+    def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
+        """Return the largest number of each column of each sequence and int32 its row, the first of
+        several, [number, columns]; any number and -1 of a sequence without rows.
+
+        Args:
+            x: [rows, columns].
+            level: groups the rows.
+        """
+
 
 class XlaLoops:
     """None of these: XLA runs all."""
@@ -72,13 +81,18 @@ class XlaLoops:
     def gru(self, *arguments: object) -> None:
         return None
 
+    def maximum(self, *arguments: object) -> None:
+        return None
+
 
 _NONE = XlaLoops()
-_current: contextvars.ContextVar[TimeLoops] = contextvars.ContextVar("time_loops", default=_NONE)
+_current: contextvars.ContextVar[SequenceLoops] = contextvars.ContextVar(
+    "sequence_loops", default=_NONE
+)
 
 
 @contextlib.contextmanager
-def using(loops: TimeLoops) -> Iterator[None]:
+def using(loops: SequenceLoops) -> Iterator[None]:
     """A context in which operators are traced with these loops where they are made for."""
     token = _current.set(loops)
     try:
@@ -87,6 +101,6 @@ def using(loops: TimeLoops) -> Iterator[None]:
         _current.reset(token)
 
 
-def current() -> TimeLoops:
+def current() -> SequenceLoops:
     """Return the loops to ask before XLA's are made."""
     return _current.get()

@@ -1,0 +1,83 @@
+"""The largest numbers of the rows of sequences by machine code of our own (`pool_kernels.py`), which reads
+rows where they lie, once: XLA pads them, and looks for the number and then for its row.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from jfluid.compile import direct_loops, machine_code, pool_kernels
+from jfluid.compile.vector_functions import LANES
+from jfluid.ops.ragged import Level
+
+_GROUPS = 8
+
+
+def suits(x: Array, level: Level) -> bool:
+    """Return whether the maximum of x [rows, columns] should be computed here."""
+    return (
+        x.ndim == 2
+        and x.dtype == np.float32
+        and x.shape[1] >= LANES
+        and min(x.shape[0], level.number) > 0
+        and machine_code.loops_registered()
+    )
+
+
+def over_sequences(x: Array, level: Level) -> tuple[Array, Array]:
+    """Return the largest number of each column of each sequence and int32 its row, the first of several,
+    [number, columns]; 0 and -1 of a sequence without rows.
+    """
+    return _over_offsets(x.shape[0], x, level.offsets)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _over_offsets(rows: int, x: Array, offsets: Array) -> tuple[Array, Array]:
+    return _kept(rows, x, offsets)[0]
+
+
+def _kept(rows: int, x: Array, offsets: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    best, where = direct_loops.mapped(_forward, rows, 0)(x, offsets)
+    return (best, where), (where, offsets)
+
+
+def _gradient(rows: int, kept: tuple[Array, ...], grads: tuple[Array, Any]) -> tuple[Array, None]:
+    where, offsets = kept
+    return direct_loops.mapped(_backward, rows, 0)(grads[0], where, offsets)[0], None
+
+
+_over_offsets.defvjp(_kept, _gradient)
+
+
+def _numbers(rows: int, of_sequences: Sequence[int]) -> Any:
+    *batches, number, columns = of_sequences
+    group = -(-number // _GROUPS)
+    count = math.prod(batches)
+    found = {
+        "chunks": count * -(-number // group),
+        "memory": 1,
+        "batches": count,
+        "rows": rows,
+        "number": number,
+        "columns": columns,
+        "group": group,
+    }
+    return np.array([found[name] for name in pool_kernels.GEOMETRY], np.int32)
+
+
+def _forward(rows: int, x: Array, offsets: Array) -> Sequence[Array]:
+    shape = (*x.shape[:-2], offsets.shape[-1] - 1, x.shape[-1])
+    kinds = (np.float32, np.int32)
+    numbers = _numbers(rows, shape)
+    return direct_loops.call(pool_kernels.FORWARD, [shape] * 2, x, offsets, numbers, kinds=kinds)
+
+
+def _backward(rows: int, grad: Array, where: Array, offsets: Array) -> Sequence[Array]:
+    shape = (*grad.shape[:-2], rows, grad.shape[-1])
+    arrays = (grad, where, offsets, _numbers(rows, grad.shape))
+    return direct_loops.call(pool_kernels.BACKWARD, [shape], *arrays)

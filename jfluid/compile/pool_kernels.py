@@ -1,0 +1,109 @@
+"""The largest numbers of the rows of sequences on CPUs, and their gradient, for LLVM."""
+
+from typing import Any
+
+from llvmlite import ir
+
+from jfluid.compile import llvm_writer, xla_tasks
+from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.compile.vector_functions import LANES, Vectors
+
+FORWARD, BACKWARD = "jfluid_loop_maximum_forward", "jfluid_loop_maximum_backward"
+# The numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, each of
+# `number` sequences in `rows` rows of `columns` numbers, at least a vector. A chunk is `group` sequences.
+GEOMETRY = "chunks memory batches rows number columns group".split()
+_ROWS = ir.VectorType(I32, LANES)
+
+
+def names() -> list[str]:
+    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    return [FORWARD, BACKWARD] if llvm_writer.has_wide_vectors() else []
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
+    xla_tasks.define(module, FORWARD, _forward(module), given=2, made=2)
+    xla_tasks.define(module, BACKWARD, _backward(module), given=3, made=1)
+
+
+def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Function, Any, Any]:
+    """(a function that does a chunk, its first sequence, the one after its last).
+
+    Args:
+        of_rows: which array has `rows` rows; of the others, all but "offsets" have `number`.
+    """
+    pointers = dict.fromkeys((*arrays.split(), "geometry", "scratch"), POINTER)
+    f = Function(module, name, VOID, **pointers, chunk=I64)
+    v, b = f.v, f.b
+    for i, number in enumerate(GEOMETRY):
+        v[number] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
+    batch, v["part"] = b.srem(v["chunk"], v["batches"]), b.sdiv(v["chunk"], v["batches"])
+    for array in arrays.split():
+        if array == "offsets":
+            size = f.product(batch, f.sum(v["number"], I64(1)))
+        else:
+            size = f.product(batch, v["rows" if array == of_rows else "number"], v["columns"])
+        v[array] = f.at(v[array], size)
+    first = f.product(v["part"], v["group"])
+    return f, first, f.least(f.sum(first, v["group"]), v["number"])
+
+
+def _offset(f: Function, sequence: Any) -> Any:
+    return f.b.sext(f.load(f.at(f.v["offsets"], sequence, kind=I32), I32), I64)
+
+
+def _forward(module: Module) -> Any:
+    """x [rows, columns], offsets [number + 1]; makes the largest of each column of each sequence, and
+    int32 its row, the first of several: [number, columns]. What is no number is the largest. Of a
+    sequence without rows they are 0 and -1.
+    """
+    f, first, end = _chunk(module, "maximum_chunk", "x offsets out where", "x")
+    v, b, vectors = f.v, f.b, Vectors(f)
+    parts = b.sdiv(f.sum(v["columns"], I64(LANES - 1)), I64(LANES))
+    with f.loop(end, first) as sequence, f.loop(parts) as part:
+        # The last overlaps with the one before.
+        column = f.least(f.product(part, I64(LANES)), b.sub(v["columns"], I64(LANES)))
+        start, stop = _offset(f, sequence), _offset(f, f.sum(sequence, I64(1)))
+        best = f.variable(ir.VectorType(FLOAT, LANES), vectors.number(0.0))
+        where = f.variable(_ROWS, ir.Constant(_ROWS, [-1] * LANES))
+        with b.if_then(b.icmp_signed(">", stop, start)):
+            x = f.at(v["x"], f.product(start, v["columns"]), column)
+            b.store(vectors.load(x), best)
+            b.store(f.spread(b.trunc(start, I32), _ROWS), where)
+        with f.loop(stop, f.sum(start, I64(1))) as row:
+            x = vectors.load(f.at(v["x"], f.product(row, v["columns"]), column))
+            before = vectors.load(best)
+            none = b.and_(b.fcmp_unordered("uno", x, x), b.fcmp_ordered("ord", before, before))
+            larger = b.or_(b.fcmp_ordered(">", x, before), none)
+            b.store(b.select(larger, x, before), best)
+            rows = f.spread(b.trunc(row, I32), _ROWS)
+            b.store(b.select(larger, rows, f.load(where, _ROWS)), where)
+        place = f.sum(f.product(sequence, v["columns"]), column)
+        vectors.store(vectors.load(best), f.at(v["out"], place))
+        b.store(f.load(where, _ROWS), f.at(v["where"], place), align=4)
+    return f.end()
+
+
+def _backward(module: Module) -> Any:
+    """grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where
+    the rows say.
+    """
+    f, first, end = _chunk(module, "maximum_gradient_chunk", "grad where offsets out", "out")
+    v, b = f.v, f.b
+
+    def clear(start: Any, stop: Any) -> None:
+        size = f.product(b.sub(stop, start), v["columns"], I64(4))
+        f.c("memset", f.at(v["out"], f.product(start, v["columns"])), I32(0), size)
+
+    with f.loop(end, first) as sequence:
+        start, stop = _offset(f, sequence), _offset(f, f.sum(sequence, I64(1)))
+        clear(start, stop)
+        with b.if_then(b.icmp_signed(">", stop, start)), f.loop(v["columns"]) as column:
+            place = f.sum(f.product(sequence, v["columns"]), column)
+            row = b.sext(f.load(f.at(v["where"], place, kind=I32), I32), I64)
+            out = f.at(v["out"], f.product(row, v["columns"]), column)
+            b.store(f.load(f.at(v["grad"], place), FLOAT), out)
+    with b.if_then(b.icmp_signed("==", v["part"], I64(0))):
+        clear(I64(0), _offset(f, I64(0)))
+        clear(_offset(f, v["number"]), v["rows"])
+    return f.end()
