@@ -51,19 +51,17 @@ def _compared(
     name: str,
     tolerance: float | None,
 ) -> Iterator[Row]:
-    """One row, and one for each case that is wrong."""
+    """One row, one for each case that is wrong, and one for those that there was no time for."""
     wrong, done = [], 0
     with ThreadPoolExecutor() as pool, jax.enable_x64(True):
         waiting = [
-            (
-                part,
-                _start(pool, part, devices.first, precision),
-                _start(pool, part, None, "float32"),
-            )
+            (part, *_started(pool, part, devices.first, precision))
             for part in parts
             if devices.clock.left > 0
         ]
         for part, there, here in waiting:
+            if devices.clock.left <= 0:
+                break
             found, wanted = _finish(there), _finish(here)
             done += len(part)
             wrong += [
@@ -71,34 +69,51 @@ def _compared(
                 for c, one, other in zip(part, found, wanted)
                 if (differs := difference(one, other, tolerance))
             ]
+        pool.shutdown(cancel_futures=True)
     yield from wrong
     total = sum(map(len, parts))
-    about = f"{done - len(wrong)} of {total} cases are equal to the CPU's" + (
-        f"; {total - done} were left out for want of time" if done < total else ""
-    )
-    yield Row(SECTION, name, "wrong" if wrong else "right" if done else "left out", about)
+    if done:
+        about = f"{done - len(wrong)} of {done} cases are equal to the CPU's"
+        yield Row(SECTION, name, "wrong" if wrong else "right", about)
+    if done < total:
+        left = f"{total - done} of {total} cases"
+        yield Row(SECTION, f"{name} of {left}", "left out", "no time was left")
 
 
 Started = Callable[[], Any]
 
 
-def _start(
+def _started(
     pool: ThreadPoolExecutor,
     part: Sequence[cases.Computation],
-    device: jax.Device | None,
+    device: jax.Device,
     precision: str,
-) -> Started:
-    """Lower cases, and have them compiled while others are lowered; for the CPU, to compare with,
-    without optimisations.
+) -> tuple[Started, Started]:
+    """Lower cases for a device, and for the CPU to compare with, and have them compiled while others
+    are lowered; the latter without optimisations.
     """
-    arguments = [c.arguments for c in part]
-    home = device or jax.local_devices(backend="cpu")[0]
-    with jax.default_device(home), jax.default_matmul_precision(precision):
-        placed = jax.device_put(arguments, home)
-        lowered = jax.jit(cases.together(part)).lower(placed)
-    settings: dict[str, Any] = options(home, quickly=True)
-    if device is None:
-        settings["xla_backend_optimization_level"] = 0
+    cpu = jax.local_devices(backend="cpu")[0]
+    there = _lowered(part, device, precision)
+    same = device == cpu and precision == "float32"
+    here = there if same else _lowered(part, cpu, "float32")
+    level = {"xla_backend_optimization_level": 0}
+    return (
+        _compiling(pool, *there, options(device, quickly=True)),
+        _compiling(pool, *here, options(cpu, quickly=True) | level),
+    )
+
+
+def _lowered(
+    part: Sequence[cases.Computation], device: jax.Device, precision: str
+) -> tuple[Any, Any]:
+    with jax.default_device(device), jax.default_matmul_precision(precision):
+        placed = jax.device_put([c.arguments for c in part], device)
+        return jax.jit(cases.together(part)).lower(placed), placed
+
+
+def _compiling(
+    pool: ThreadPoolExecutor, lowered: Any, placed: Any, settings: dict[str, Any]
+) -> Started:
     compiled = pool.submit(functools.partial(lowered.compile, settings))
     return lambda: compiled.result()(placed)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jfluid.install_check import Machine
 
+_NAMED = 6  # of what was left out of a section
 State = Literal["right", "wrong", "left out"]
 
 
@@ -80,7 +81,18 @@ class Report:
         how = "works" if self.right else "does not work as it should"
         only = ", as far as it was checked" if self.right and number["left out"] else ""
         found = counts or "nothing was checked"
-        return f"jfluid {how} on {self.checked}{only}: {found}, {self.seconds:.0f} s"
+        said = f"jfluid {how} on {self.checked}{only}: {found}, {self.seconds:.0f} s"
+        return "; left out: ".join(filter(None, [said, ", ".join(self._left_out())]))
+
+    def _left_out(self) -> Iterator[str]:
+        """Yield what was not checked: names by section, or how many of them."""
+        by_section: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.state == "left out":
+                by_section.setdefault(row.section, []).append(row.name)
+        for section, names in by_section.items():
+            few = len(names) <= _NAMED
+            yield f"{section} ({', '.join(names) if few else f'{len(names)} of them'})"
 
     def write(self, path: Path) -> None:
         """Write it as JSON, which has no numbers that are not finite."""

@@ -10,10 +10,11 @@ import types
 import numpy as np
 import pytest
 
+from jfluid import install_check
 from jfluid.check_device import __main__ as command
 from jfluid.check_device import devices, goldens, jobs, operators, speed, structure, together
 from jfluid.check_device.devices import Devices
-from jfluid.check_device.report import Clock, Row
+from jfluid.check_device.report import Clock, Report, Row
 from jfluid.compile import device_feeds
 from jfluid.lod_tensor import LoDTensor
 from jfluid.places import CPUPlace
@@ -142,10 +143,13 @@ def test_a_wrong_value_is_found(two_cpus, monkeypatch):
         return [({slot: v + shift for slot, v in values.items()}, gradients)]
 
     monkeypatch.setattr(operators, "_finish", off)
+    lower, lowered = operators._lowered, []
+    monkeypatch.setattr(operators, "_lowered", lambda *_: lowered.append(0) or lower(*_))
     case = next(case for case in operators.cases.recorded() if case.type == "tanh")
     one = [operators.cases.Computation(case)]
     wrong, row = operators._compared(two_cpus, [one], "float32", "values", None)
     assert wrong.name == "tanh" and "off by 0.01" in wrong.about
+    assert len(lowered) == 1, "the CPU's program is lowered once"
     assert row.state == "wrong" and row.about.startswith("0 of 1 cases")
 
 
@@ -174,7 +178,21 @@ def test_errors_and_want_of_time_are_rows():
         raise ValueError("no such thing\nmore")
 
     assert [r.state for r in command._rows("s", broken, late)] == ["left out"]
+    case = operators.cases.recorded()[0]
+    parts = [[operators.cases.Computation(case)]] * 2
+    (row,) = operators._compared(late, parts, "float32", "values", None)
+    assert (row.state, row.name) == ("left out", "values of 2 of 2 cases")
+    assert {row.state for row in structure.check(late)} == {"left out"}
     in_time = Devices((CPUPlace(),), True, Clock(1e6))
     first, rest = command._rows("s", broken, in_time)
     assert first.state == "right"
     assert (rest.state, rest.about) == ("wrong", "ValueError: no such thing")
+
+
+def test_the_verdict_names_what_was_left_out():
+    rows = [Row("programs", "first", "right"), Row("speed", "mlp", "left out")]
+    rows += [Row("programs", f"{i}", "left out") for i in range(7)]
+    report = Report(install_check.machine(), "2 x cpu", rows, 1.0)
+    assert "as far as it was checked: 1 right, 8 left out, 1 s; left out: " in report.verdict()
+    assert report.verdict().endswith("left out: speed (mlp), programs (7 of them)")
+    assert Report(report.machine, "2 x cpu", rows[:1], 1.0).verdict().endswith("1 right, 1 s")
