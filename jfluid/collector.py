@@ -23,3 +23,23 @@ def paused(settle: bool = False) -> Iterator[None]:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+_SELDOM = 50_000  # objects
+
+
+def seldom() -> int:
+    """Have young objects looked through seldom, while many are made that soon go by themselves; returns
+    what `often` takes. A collector that is off, or that somebody has made as slow, stays so.
+    """
+    before, *others = gc.get_threshold()
+    if 0 < before < _SELDOM:
+        gc.set_threshold(_SELDOM, *others)
+    return before
+
+
+def often(before: int) -> None:
+    """End `seldom`, unless somebody has set the collector since."""
+    now, *others = gc.get_threshold()
+    if now == _SELDOM:
+        gc.set_threshold(before, *others)

@@ -42,3 +42,23 @@ def test_a_collector_that_is_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_collector_that_seldom_looks_does_so_as_before_afterwards():
+    before = gc.get_threshold()
+    try:
+        for set_by_user in (700, 0, 60_000):
+            gc.set_threshold(set_by_user, 5, 6)
+            outer = collector.seldom()
+            inner = collector.seldom()
+            assert gc.get_threshold() == (50_000 if set_by_user == 700 else set_by_user, 5, 6)
+            collector.often(outer)
+            collector.often(inner)
+            assert gc.get_threshold() == (set_by_user, 5, 6)
+        gc.set_threshold(700, 5, 6)
+        noted = collector.seldom()
+        gc.set_threshold(123, 4, 5)
+        collector.often(noted)
+        assert gc.get_threshold() == (123, 4, 5)
+    finally:
+        gc.set_threshold(*before)

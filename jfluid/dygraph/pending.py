@@ -21,7 +21,7 @@ from weakref import ref
 import jax
 import numpy as np
 
-from jfluid import errors
+from jfluid import collector, errors
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
@@ -110,6 +110,7 @@ class Pending:
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
         self._ahead = Ahead()
+        self._collects = 0  # how often objects were collected before those of the records were made
         self._begin()
 
     def _begin(self) -> None:
@@ -167,6 +168,8 @@ class Pending:
         if draw is not None:
             place = len(self._draws)
             self._draws.append(draw)
+        if not self.records:
+            self._collects = collector.seldom()
         self.records.append(Record(call, sources, numbers, place))
         self._key.append((call.number, sources))
         if len(self.records) >= _MOST_PENDING:
@@ -260,6 +263,15 @@ class Pending:
 
     def run(self) -> None:
         """Run all that is pending, as far as somebody still holds its results."""
+        if not self.records:
+            self._ahead.distrust()
+            return
+        try:
+            self._run()
+        finally:
+            collector.often(self._collects)  # what was recorded has gone
+
+    def _run(self) -> None:
         records, leaves, outs, draws, key = (
             self.records,
             self._leaves,
@@ -267,9 +279,6 @@ class Pending:
             self._draws,
             self._key,
         )
-        if not records:
-            self._ahead.distrust()
-            return
         self._begin()
         holders = {
             i: v for i, held in enumerate(outs) if (v := held()) is not None and v.array is None

@@ -183,7 +183,8 @@ class Optimizer(DygraphMode):
         start = len(block.ops)
         self.helper = LayerHelper(type(self).__name__)
         present = [(p, g) for p, g in params_grads if g is not None and p.trainable]
-        self._create_accumulators(block, [p for p, _ in present])
+        new = [p for p, _ in present if not (program.eager and self._has_accumulators(p))]
+        self._create_accumulators(block, new)
         self._create_global_learning_rate()
         for pair in present:
             if program.eager:  # its operators have neither roles nor scopes
@@ -216,6 +217,10 @@ class Optimizer(DygraphMode):
                     fill_value=self._first_value(name),
                     shape=self._accumulator_shape(name, param),
                 )
+
+    def _has_accumulators(self, param: Parameter) -> bool:
+        made = self._accumulators
+        return all(param.name in made.get(self._accumulator_key(n), ()) for n in self.accumulators)
 
     def _extra_inputs(self) -> dict[str, Variable]:
         """Inputs of the update operator beside parameter, gradient, learning rate and
