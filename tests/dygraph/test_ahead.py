@@ -232,6 +232,18 @@ def test_a_batch_that_comes_late_and_a_loss_that_is_seldom_read(count):
     assert count.begun == count.taken >= 2
 
 
+def test_batches_of_a_loader(count):
+    with guard(fluid.CPUPlace()):
+        loop = Loop()
+        loader = fluid.io.DataLoader.from_generator(capacity=2)
+        loader.set_batch_generator(lambda: iter(BATCHES))
+        for at, (x, y) in enumerate(loader):
+            loss = loop.forward(at, x, y)
+            loop.update(at, loss)
+            loss.numpy()
+    assert count.begun == count.taken >= 3
+
+
 def test_large_states_and_tables_of_sparse_rows_are_overwritten(count, monkeypatch):
     class Sparse(Loop):
         def __init__(self):
