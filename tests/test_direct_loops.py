@@ -29,6 +29,7 @@ CASES = {
     "groups of all sizes": (16, [7, 1, 2, 6, 3, 5, 4] * 6, 200, False, USUAL),
     "columns of all sizes": (112, [2, 3, 1], 8, False, USUAL),
     "panels": (128, [2, 3, 1, 3, 3, 2, 1], 16, True, USUAL),
+    "wide": (272, [2, 1, 2, 3, 1, 2, 1], 13, False, USUAL),
     "other activations": (48, [4, 2, 6] * 5, 64, True, OTHERS),
     "no step at all": (16, [0, 0], 8, False, USUAL),
 }
@@ -236,7 +237,7 @@ def test_weights_of_their_own_are_mapped_too():
 
 @pytest.mark.parametrize(
     "width, dtype",
-    [(8, "float32"), (24, "float32"), (272, "float32"), (16, "float64"), (16, "bfloat16")],
+    [(8, "float32"), (24, "float32"), (528, "float32"), (16, "float64"), (16, "bfloat16")],
 )
 def test_other_loops_are_left_to_xla(width, dtype):
     with jax.enable_x64(True):

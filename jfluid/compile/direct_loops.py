@@ -18,8 +18,9 @@ from jfluid.compile import machine_code, sequence_kernels, vector_functions
 from jfluid.compile.vector_functions import LANES, MOST_ROWS, PANEL
 from jfluid.ops.ragged import Level
 
-# Beyond, the weights of each step come from far caches, once for each group of sequences.
-_WIDEST = 256
+# The weights of each step come from far caches, once for each group of sequences, beyond the first;
+# XLA multiplies all sequences with them at once, which is as fast at the second.
+_WIDE, _WIDEST = 256, 512
 # Sequences are divided into so many groups where that leaves some to each: on any machine, since
 # sums over the sequences of a group are added up.
 _GROUPS, _FEWEST = 8, 2
@@ -70,7 +71,8 @@ class Sizes:
     @property
     def group(self) -> int:
         """How many sequences are a chunk of the work."""
-        return min(self.number, MOST_ROWS, max(_FEWEST, -(-self.number // _GROUPS)))
+        wanted = MOST_ROWS if self.width > _WIDE else -(-self.number // _GROUPS)
+        return min(self.number, MOST_ROWS, max(_FEWEST, wanted))
 
     @property
     def groups(self) -> int:
