@@ -14,7 +14,15 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import collective_jit, filter_orders, kept_executables, padding, slots, trace
+from jfluid.compile import (
+    collective_jit,
+    filter_orders,
+    image_convolution,
+    kept_executables,
+    padding,
+    slots,
+    trace,
+)
 from jfluid.compile.device_feeds import ready
 from jfluid.compile.host import Host
 from jfluid.compile.image_layout import Order
@@ -339,6 +347,11 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
         return Processes(plan, device)
     found = OneDevice(plan, device)
     found.held = filter_orders.of(plan, device)
+    if device.platform == "cpu" and not plan.state and not plan.feeds:
+        # a startup program: what its filters will be convolved by is made while XLA compiles it
+        image_convolution.expect(
+            [s for name in plan.updated if len(s := plan.block.var_recursive(name).shape) == 4]
+        )
     return found
 
 
