@@ -152,3 +152,16 @@ def test_many_slots_take_few_calls():
     finally:
         sys.setprofile(None)
     assert sum(event in ("call", "c_call") for event in calls) < 3 * COUNT
+
+
+def test_slots_of_a_program_that_needs_exact_rows_or_the_host():
+    x, y = (fluid.data(n, [None, 1], "int64", lod_level=1) for n in "xy")
+    turned = [fluid.layers.reverse(x, axis=0), fluid.layers.scale(fluid.layers.Print(y), 2.0)]
+    exe = fluid.Executor(fluid.CPUPlace())
+    feed = {n: _tensor([1, 2, 4], i) for i, n in enumerate("xy")}
+    for fetches in (turned[:1], turned):
+        with pytest.warns(RuntimeWarning, match="operator reverse"):
+            exe.run(feed=feed, fetch_list=fetches, return_numpy=False)
+        found = exe.run(feed=feed, fetch_list=fetches, return_numpy=False)
+        for value, rows in zip(found, (np.array(feed["x"])[::-1], np.array(feed["y"]) * 2)):
+            np.testing.assert_array_equal(np.array(value), rows)

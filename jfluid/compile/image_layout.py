@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import image_convolution, products
+from jfluid.compile import columns, image_convolution, products
+from jfluid.compile.columns import Columns
 from jfluid.compile.image_convolution import HELD, Filter
 
 # Primitives that work on elements: the order of dimensions does not matter.
@@ -79,6 +80,7 @@ class _Value:
         order: that what is computed from it should have; None for the program's.
         broadcast: of a value that is a broadcast: its parameters and its operand.
         mirror: the filter that this one is, turned round in its windows.
+        columns: those of a matrix that this is.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class _Value:
         self._make = make
         self.broadcast: tuple[Any, Any] | None = None
         self.mirror: _Value | None = None
+        self.columns: Columns | None = None
 
     def given(self) -> Any:
         if self._given is None and self._laid is not None:
@@ -213,6 +216,8 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         found = _product(equation, values)
     elif name == "transpose" and values[0].order is None and params["permutation"] == _TURNED:
         found = [_Value(values[0].laid(_TURNED))]
+    elif name == "concatenate" and (stacked := _stacked(equation, values)) is not None:
+        found = [_Value(stacked)]
     elif all(v.order is None for v in values):
         found = None
     elif name in _ELEMENTWISE:
@@ -224,9 +229,18 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         found = [_Value(r) for r in (results if equation.primitive.multiple_results else [results])]
     if name == "broadcast_in_dim" and found[0].order is None:
         found[0].broadcast = params, values[0].given()
+    if name in columns.FOLLOWED and values[0].order is None:
+        parts = columns.of(equation, values[0].given(), values[0].columns)
+        for value, part in zip(found, parts):
+            value.columns = part
     if name == "rev" and params["dimensions"] == tuple(range(2, equation.outvars[0].aval.ndim)):
         found[0].mirror = values[0]
     return found
+
+
+def _stacked(equation: Any, values: list[_Value]) -> Array | None:
+    below = equation.params["dimension"] == 0 and equation.outvars[0].aval.ndim == 2
+    return columns.stacked([v.columns for v in values]) if below else None
 
 
 def _as_given(equation: Any, values: list[_Value]) -> None:

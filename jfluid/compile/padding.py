@@ -64,12 +64,13 @@ class Size(NamedTuple):
     def of_all(cls, offsets: np.ndarray) -> "list[Size]":
         """The sizes of several feeds of one level, int32 [feeds, number + 1]."""
         number = offsets.shape[1] - 1
-        longest = np.diff(offsets).max(1, initial=0)
-        rows = offsets[:, -1]
-        uniform = (number > 1) & (longest > 0) & (number * longest == rows - offsets[:, 0])
+        longest = [0] * len(offsets)
+        if number:
+            longest = np.maximum.reduce(offsets[:, 1:] - offsets[:, :-1], 1).tolist()
+        numbers, ends = (number,), (offsets[:, 0].tolist(), offsets[:, -1].tolist())
         return [
-            cls(r, (number,), (n,), u)
-            for r, n, u in zip(rows.tolist(), longest.tolist(), uniform.tolist())
+            cls(end, numbers, (n,), number > 1 and n > 0 and number * n == end - start)
+            for n, start, end in zip(longest, *ends)
         ]
 
     def rounded(self) -> "Size":

@@ -29,11 +29,20 @@ class Measured:
 
     Attributes:
         offsets: int32 [slots, number + 1].
-        sizes: what each slot needs.
+        rows: of each slot.
+        alike: whether all slots have the same sequences.
     """
 
     offsets: np.ndarray
-    sizes: list[Size]
+    rows: list[int]
+    alike: bool
+
+    @functools.cached_property
+    def sizes(self) -> list[Size]:
+        """What each slot needs."""
+        if self.alike:
+            return Size.of_all(self.offsets[:1]) * len(self.offsets)
+        return Size.of_all(self.offsets)
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Slots:
         if sum([s[0] for s in shapes]) >= _MOST_ROWS:
             return None
         measured = self._measure(offsets)
-        if measured is None or [s.rows for s in measured.sizes] != [s[0] for s in shapes]:
+        if measured is None or measured.rows != [s[0] for s in shapes]:
             return None
         return Batch(self.names, tensors, values, measured)
 
@@ -92,12 +101,11 @@ class Slots:
         first = bytearray(offsets[0].tobytes())
         if alike := _all_are(first, offsets):
             together = np.tile(offsets[0].astype(np.int32), (len(offsets), 1))
-            found = Measured(together, Size.of_all(together[:1]) * len(offsets))
         elif len(set(map(len, offsets))) == 1:
             together = np.concatenate(offsets, dtype=np.int32).reshape(len(offsets), -1)
-            found = Measured(together, Size.of_all(together))
         else:
             return None
+        found = Measured(together, together[:, -1].tolist(), alike)
         self._latest = (first, found) if alike else None
         return found
 
@@ -186,7 +194,9 @@ def joined(batch: Batch, layout: Layout) -> Joined:
             fill_rows(values[at : at + size.rows], rows)
             at += size.rows
     varied = [not s.uniform for s in sizes]
-    offsets = batch.measured.offsets[varied] if any(varied) else None
+    offsets: Any = batch.measured.offsets
+    if not all(varied):
+        offsets = offsets[varied] if any(varied) else None
     return Joined(values, offsets, layout)
 
 

@@ -134,7 +134,6 @@ class JoinedReplicas(OneDevice):
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
         if self._fed_whole:
             return None
-        feeds = dict(feeds) | {n: t for b in batches for n, t in zip(b.names, b.tensors)}
         found: Env = {}
         ragged: dict[str, LoDTensor] = {}
         for name, value in feeds.items():
@@ -147,8 +146,8 @@ class JoinedReplicas(OneDevice):
             if not rows or rows % self._replicas:
                 return None
             found[name] = value.reshape(self._replicas, -1, *value.shape[1:])
-        if ragged:
-            divided = self._stacker.divided(ragged, self._replicas)
+        if ragged or batches:
+            divided = self._stacker.divided(ragged, self._replicas, batches)
             return None if divided is None else found | divided
         return found
 

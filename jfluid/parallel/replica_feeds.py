@@ -9,6 +9,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile.padding import Buckets, Measures, Size, extended, fill, fill_rows
+from jfluid.compile.slots import Batch
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -132,11 +133,16 @@ class Stacker:
                 )
         return found
 
-    def divided(self, tensors: Mapping[str, LoDTensor], replicas: int) -> dict[str, Ragged] | None:
+    def divided(
+        self, tensors: Mapping[str, LoDTensor], replicas: int, batches: Sequence[Batch] = ()
+    ) -> dict[str, Ragged] | None:
         """Return what `stack` gives for the shares of one process's replicas; None where replicas
         have different numbers of sequences.
 
         Click models feed the same sequences to dozens of slots: they are divided once.
+
+        Args:
+            batches: of slots, beside `tensors`.
         """
         known: dict[tuple[bytes, ...], _Divided] = {}
         found: dict[str, _Divided] = {}
@@ -148,8 +154,15 @@ class Stacker:
             if key not in known:
                 known[key] = _Divided.of(lod, replicas)
             found[name] = known[key]
+        values = {n: t.value for n, t in tensors.items()}
+        for batch in batches:
+            parts = _Divided.of_slots(batch.measured.offsets, replicas)
+            if parts is None:
+                return None
+            found.update(zip(batch.names, parts))
+            values.update(zip(batch.names, batch.values))
         sizes = self._buckets.choose({n: d.size for n, d in found.items()})
-        return {n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()}
+        return {n: d.stacked(values[n], sizes[n]) for n, d in found.items()}
 
 
 @dataclass(frozen=True)
@@ -161,12 +174,14 @@ class _Divided:
         rows: where each replica's rows begin, and the end.
         size: what the replica that needs most needs.
         levels: by the size that they are padded to.
+        together: of a slot, in place of `lods`, int32 [replicas, number + 1].
     """
 
     lods: list[list[np.ndarray]]
     rows: list[int]
     size: Size
     levels: dict[Size, tuple[Level, ...]]
+    together: np.ndarray | None = None
 
     @classmethod
     def of(cls, lod: list[np.ndarray], replicas: int) -> "_Divided":
@@ -182,9 +197,28 @@ class _Divided:
             rows.append(end)
         return cls(lods, rows, _largest([Size.of(own) for own in lods]), {})
 
+    @classmethod
+    def of_slots(cls, offsets: np.ndarray, replicas: int) -> "list[_Divided] | None":
+        """Divide the sequences of slots, int32 [slots, number + 1]; None where replicas have
+        different numbers of them.
+        """
+        each, rest = divmod(offsets.shape[1] - 1, replicas)
+        if not each or rest:
+            return None
+        starts = offsets[:, ::each]
+        own = np.empty((len(offsets), replicas, each + 1), np.int32)
+        own[:, :, :-1] = offsets[:, :-1].reshape(len(offsets), replicas, each)
+        own[:, :, -1] = starts[:, 1:]
+        own -= starts[:, :-1, None]
+        sizes = Size.of_all(own.reshape(-1, each + 1))
+        return [
+            cls([], rows, _largest(sizes[at : at + replicas]), {}, lods)
+            for rows, lods, at in zip(starts.tolist(), own, range(0, len(sizes), replicas))
+        ]
+
     def stacked(self, values: Any, size: Size) -> Ragged:
         """The rows of all replicas, each padded to `size`."""
-        replicas = len(self.lods)
+        replicas = len(self.rows) - 1
         if size.uniform:
             level = Level(None, size.longest[0], size.numbers[0])
             return Ragged(values.reshape(replicas, -1, *values.shape[1:]), (level,), exact=True)
@@ -192,6 +226,8 @@ class _Divided:
         found = np.empty((replicas, size.rows, *values.shape[1:]), values.dtype)
         for own, begin, end in zip(found, self.rows, self.rows[1:]):
             fill_rows(own, values[begin:end])
+        if self.together is not None:
+            return Ragged(found, (Level(self.together, size.longest[0]),))
         if size not in self.levels:
             self.levels[size] = tuple(
                 [

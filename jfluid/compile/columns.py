@@ -1,0 +1,61 @@
+"""Columns of a matrix, cut out and put below one another, as gradients of slots are: one transposition.
+
+XLA on CPUs makes an array of each part and copies all of them into another, dozens of kernels for the
+slots of a click model. A transposition becomes part of what reads it.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax import Array, lax
+
+# Primitives that cut columns out, or leave them as they are.
+FOLLOWED = frozenset(("split", "reshape", "broadcast_in_dim"))
+FEWEST = 4  # parts; XLA copies fewer as fast
+
+
+class Columns(NamedTuple):
+    """A part of a matrix: `width` columns from `start` on, whatever dimensions of 1 it has."""
+
+    matrix: Array
+    start: int
+    width: int
+
+
+def of(equation: Any, operand: Any, part: Columns | None) -> list[Columns | None]:
+    """Return which columns each result of a primitive is; None where it is no part of a matrix.
+
+    Args:
+        operand: its first.
+        part: which columns that is.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "split" and operand.ndim == 2 and params["axis"] == 1:
+        ends = itertools.accumulate(params["sizes"])
+        return [Columns(operand, end - n, n) for end, n in zip(ends, params["sizes"])]
+    if part is not None and name in ("reshape", "broadcast_in_dim"):
+        given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
+        if [n for n in given if n != 1] == [n for n in after if n != 1]:
+            return [part]
+    return [None] * len(equation.outvars)
+
+
+def stacked(parts: Sequence[Columns | None]) -> Array | None:
+    """Return parts below one another; None where they are not neighbours of one width in one matrix."""
+    known = [p for p in parts if p is not None]
+    if len(known) < max(len(parts), FEWEST):
+        return None
+    ordered = sorted(known, key=lambda p: p.start)
+    matrix, start, width = ordered[0]
+    for i, part in enumerate(ordered):
+        if part.matrix is not matrix or part[1:] != (start + i * width, width):
+            return None
+    backwards = known[0].start > start  # gradients of operators come in the opposite order
+    if known != (ordered[::-1] if backwards else ordered):
+        return None
+    rows, count = matrix.shape[0], len(known)
+    cut = lax.slice(matrix, (0, start), (rows, start + count * width))
+    turned = lax.transpose(lax.reshape(cut, (rows, count, width)), (1, 0, 2))
+    turned = lax.rev(turned, (0,)) if backwards else turned
+    return lax.reshape(turned, (count * rows, width))
