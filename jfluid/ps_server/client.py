@@ -10,17 +10,18 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import kernels, specs, validation, wire
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.connection import credentials_of
 from jfluid.ps_server.directory import Block, Directory, RowRange
 from jfluid.ps_server.errors import TooLargeError
+from jfluid.ps_server.lanes import BegunPush, BegunPushes
 from jfluid.ps_server.server_connections import ServerConnections
 from jfluid.ps_server.sharded_pull import (
     PulledRows,
@@ -30,6 +31,7 @@ from jfluid.ps_server.sharded_pull import (
     checked_ids,
     described,
 )
+from jfluid.ps_server.shared_memory import SMALLEST
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
@@ -45,20 +47,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-
-
-def credentials_of(
-    tls_authority: bytes | None = None,
-    tls_certificate: bytes | None = None,
-    tls_key: bytes | None = None,
-    **_: object,
-) -> grpc.ChannelCredentials | None:
-    """Return what a client's connections use for TLS (see Client); None for connections without it."""
-    return (
-        grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate)
-        if tls_authority
-        else None
-    )
 
 
 class Client:
@@ -293,6 +281,50 @@ class Client:
             begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows
         )
 
+    def begin_push(
+        self,
+        rows: Mapping[str, tuple[Array, Array]],
+        blocks: Mapping[str, Array],
+        round: int = 0,
+        state: bytes = b"",
+        merged: bool = False,
+    ) -> BegunPushes | None:
+        """Begin to push gradients to all servers, for `exchange_begun` to go on with: the arrays are to
+        stay as they are until then. None where they are few, or a server has no way past gRPC for
+        them now: then nothing was sent. The arguments are those of `push`.
+        """
+        arrays = [*(values for _, values in rows.values()), *blocks.values()]
+        if sum(array.nbytes for array in arrays) < SMALLEST:
+            return None
+        requests = [OutgoingRequest() for _ in self._connections]
+        requests[0].push.message.state = state
+        self._add_pushes(requests, rows, blocks, None, Change.GRADIENT, merged)
+        return self._connections.begin(requests, round)
+
+    def exchange_begun(
+        self,
+        begun: BegunPushes,
+        rows: Mapping[str, Array],
+        blocks: Sequence[str] = (),
+        or_no_rows: bool = False,
+    ) -> PullResult:
+        """Do what `exchange` does, where the push is under way. The other arguments are those of
+        `pull`.
+        """
+        begin = time.perf_counter()
+        with begun.places:
+            requests, pull = self._request(rows, blocks, or_no_rows, begun.requests)
+            return self._send(
+                begin,
+                requests,
+                pull,
+                begun.round,
+                pushes=True,
+                pulls=bool(rows or blocks),
+                or_no_rows=or_no_rows,
+                begun=begun.pushes,
+            )
+
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
         """Return float32 [n, width]: rows as they are, for evaluation and serving; no row is
         created and no show counted.
@@ -430,16 +462,21 @@ class Client:
     # ---- inside ----------------------------------------------------------------------------------
 
     def _request(
-        self, rows: Mapping[str, Array], blocks: Sequence[str], or_no_rows: bool
+        self,
+        rows: Mapping[str, Array],
+        blocks: Sequence[str],
+        or_no_rows: bool,
+        requests: list[OutgoingRequest] | None = None,
     ) -> tuple[list[OutgoingRequest], ShardedPull]:
         """A request to each server, with what is pulled."""
-        requests = [OutgoingRequest() for _ in self._connections]
+        requests = requests or [OutgoingRequest() for _ in self._connections]
         try:
             return requests, ShardedPull(self._directory, requests, rows, blocks)
         except errors.ServerError:  # of ids that no server has
             if not or_no_rows:
                 raise
-        requests = [OutgoingRequest() for _ in self._connections]
+        for request in requests:
+            request.pull.Clear()
         return requests, ShardedPull(self._directory, requests, {}, blocks)
 
     def _send(
@@ -453,6 +490,7 @@ class Client:
         train: bool = True,
         held: bool = False,
         or_no_rows: bool = False,
+        begun: Sequence[BegunPush] = (),
     ) -> PullResult:
         def send(number: int) -> IncomingPullReply | None:
             request, connection = requests[number], self._connections[number]
@@ -464,7 +502,7 @@ class Client:
                 elif held:
                     request.pull.confirm = True
             with contextlib.ExitStack() as places:
-                if request.push:
+                if request.push and not begun:
                     request.push.message.caller.CopyFrom(
                         self._connections.caller(*places.enter_context(connection.pushes.next()))
                     )
@@ -474,8 +512,9 @@ class Client:
                     )
                 if not (request.push or request.pulls):
                     return None
+                size, first = pull.sizes[number], begun[number] if begun else None
                 try:
-                    return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
+                    return connection.exchange(request, size, bool(round), first).pull
                 except TooLargeError:
                     if not (or_no_rows and request.pull.rows):
                         raise
@@ -490,7 +529,7 @@ class Client:
         if changes and not self._connections.entered:
             self.enter()
         sent = time.perf_counter()
-        replies = self._everywhere(requests, send, not round, pull.meanwhile)
+        replies = self._connections.meanwhile(requests, send, not round, pull.meanwhile)
         answered = time.perf_counter()
         found = pull.joined(replies)
         with self._adding:
@@ -498,40 +537,6 @@ class Client:
             self.seconds["call"] += answered - sent
             self.seconds["decode"] += time.perf_counter() - answered
         return found
-
-    def _everywhere(
-        self,
-        requests: list[OutgoingRequest],
-        send: Callable[[int], Any],
-        quick: bool,
-        meanwhile: Callable[[], None] | None,
-    ) -> list[Any]:
-        """What `send` returns for each server. `meanwhile` is called when all requests are on their
-        way: before that the interpreter would keep the threads from sending them.
-        """
-        if meanwhile is None:
-            return self._connections.everywhere(send, quick)
-        own = len(requests) - 1 if quick or len(requests) == 1 else None
-        others = [n for n in range(len(requests)) if n != own]
-        away = threading.Semaphore(0)
-
-        def all_sent() -> None:
-            for _ in others:
-                away.acquire()
-            meanwhile()
-
-        def answer(number: int) -> Any:
-            try:
-                return send(number)
-            finally:  # it may have failed before it was sent
-                away.release()
-
-        for number in others:
-            requests[number].on_sent = away.release
-        if own is None:
-            return self._connections.everywhere(answer, meanwhile=all_sent)
-        requests[own].on_sent = all_sent
-        return self._connections.everywhere(answer, quick)
 
     def _add_pushes(
         self,

@@ -24,10 +24,11 @@ from jfluid.ps_server.errors import (
     TooLargeError,
     UnknownNameError,
 )
+from jfluid.ps_server.lanes import BegunPush, Lane
 from jfluid.ps_server.pipe_calls import CallError
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
-from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffer, SharedBuffers
-from jfluid.ps_server.stream_calls import CallStream, CallStreams
+from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffers
+from jfluid.ps_server.stream_calls import CallStreams
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
@@ -60,6 +61,20 @@ _ASIDE_S, _ASIDE_TRIES = 5.0, 3
 # Its own, since retries happen in threads: a script's numbers are those of its seed.
 _JITTER = random.Random()
 logger = logging.getLogger(__name__)
+
+
+def credentials_of(
+    tls_authority: bytes | None = None,
+    tls_certificate: bytes | None = None,
+    tls_key: bytes | None = None,
+    **_: object,
+) -> grpc.ChannelCredentials | None:
+    """Return what a client's connections use for TLS (see Client); None for connections without it."""
+    return (
+        grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate)
+        if tls_authority
+        else None
+    )
 
 
 class ServerConnection:
@@ -180,16 +195,29 @@ class ServerConnection:
         except (grpc.RpcError, errors.ServerError, ValueError):
             return None
 
-    def _locally(
+    def _lane(self, size: int) -> Lane | None:
+        """What a call of so many bytes goes through past gRPC; None where that takes it."""
+        if size < SMALLEST + wire.OVERHEAD or size > wire.LARGEST_MESSAGE:
+            return None
+        buffers, streams = self._buffers, self._streams
+        buffer = buffers.take(size)
+        if buffer is not None:
+            return Lane(buffer, lambda: buffers.give(buffer), lambda: buffers.drop(buffer))
+        stream = None if buffers.possible else streams.take()
+        if stream is None:
+            return None
+        return Lane(stream, lambda: streams.give(stream), lambda: streams.drop(stream))
+
+    def _directly(
         self,
-        buffer: SharedBuffer,
+        lane: Lane,
         method: str,
         parts: list[Any],
         waits: bool,
         sent: Callable[[], None] | None,
     ) -> Any:
-        """A call through shared memory. Without an answer it is sent again over the network, and
-        the buffer is dropped: a late answer may still be written to it."""
+        """A call past gRPC. Without an answer it is sent again through gRPC, and the lane is dropped:
+        a late answer may still come."""
         again = False
 
         def send(timeout_s: float | None) -> Any:
@@ -197,65 +225,48 @@ class ServerConnection:
             if again:
                 return self._methods[method](b"".join(parts), timeout_s, sent)
             again = True
-            try:
-                request = pb.LocalRequest(method=method, bytes=buffer.write_request(parts))
-                reply = self._through(buffer, request, timeout_s, sent)
-                found = _read(method, reply.reply or buffer.reply(reply.bytes))
-            except BaseException:
-                self._buffers.drop(buffer)
-                raise
-            self._buffers.give(buffer)  # from here on another call may have it
-            return found
-
-        return self._tried(method, send, waits)
-
-    def _streamed(
-        self,
-        stream: CallStream,
-        method: str,
-        parts: list[Any],
-        waits: bool,
-        sent: Callable[[], None] | None,
-    ) -> Any:
-        """A call through a stream. Without an answer it is sent again through gRPC."""
-        again = False
-
-        def send(timeout_s: float | None) -> Any:
-            nonlocal again
-            if again:
-                return self._methods[method](b"".join(parts), timeout_s, sent)
-            again = True
-            try:
-                stream.post(method, parts)
+            with lane:
+                lane.through.post(method, parts)
                 if sent is not None:
                     sent()
-                data = stream.answer(timeout_s, self._closed.is_set)
-            except CallError as error:
-                if error.told:  # the stream is as good as it was
-                    self._streams.give(stream)
-                else:
-                    self._streams.drop(stream)
-                raise
-            except BaseException:
-                self._streams.drop(stream)
-                raise
-            self._streams.give(stream)
-            return _read(method, data)
+                return _read(method, lane.through.answer(timeout_s, self._closed.is_set))
 
         return self._tried(method, send, waits)
 
-    def _through(
-        self,
-        buffer: SharedBuffer,
-        request: pb.LocalRequest,
-        timeout_s: float | None,
-        sent: Callable[[], None] | None,
-    ) -> pb.LocalReply:
-        assert buffer.pipes is not None  # a client's buffer has them
-        data = request.SerializeToString()
-        return pb.LocalReply.FromString(
-            buffer.pipes.call(data, timeout_s, sent, self._closed.is_set)
-        )
+    def begun(self, request: OutgoingRequest) -> BegunPush | None:
+        """Return what sends a push without waiting for its answer. None where it is not large enough,
+        or there is no way past gRPC for it now.
+        """
+        life, size = self._life, len(request.push)
+        # with room for the pull behind it
+        lane = self._lane(2 * size) if life and size >= SMALLEST else None
+        return None if lane is None else BegunPush(lane, life)
+
+    def _follow(
+        self, begun: BegunPush, request: OutgoingRequest, waits: bool
+    ) -> IncomingExchangeReply | None:
+        """What a push that was begun, and the pull behind it, are answered; None where either has no
+        answer, or is refused: it is all to be sent again.
+        """
+        timeout_s, through = None if waits else self.timeout_s, begun.lane.through
+        try:
+            with begun.lane:
+                if not begun.sent or begun.life != self._life:
+                    raise CallError(grpc.StatusCode.UNAVAILABLE, "another server")
+                pulls = [request.pull.SerializeToString()] if request.pulls else []
+                if pulls:
+                    if not through.fits(len(pulls[0])):
+                        raise CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "many ids")
+                    through.post("Pull", pulls)
+                request.sent()
+                push = _read("Push", through.answer(timeout_s, self._closed.is_set))
+                if not pulls:
+                    return IncomingExchangeReply(push, _NOTHING)
+                pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
+                return IncomingExchangeReply(push, pulled)
+        except (grpc.RpcError, ValueError) as error:
+            logger.info("%s: a push is sent again: %s", self.endpoint, error)
+            return None
 
     # ---- a server that starts again ----
 
@@ -388,13 +399,26 @@ class ServerConnection:
     # ---- what trainers send ----
 
     def exchange(
-        self, request: OutgoingRequest, reply_bytes: int, waits: bool = False
+        self,
+        request: OutgoingRequest,
+        reply_bytes: int,
+        waits: bool = False,
+        begun: BegunPush | None = None,
     ) -> IncomingExchangeReply:
         """Push, pull, or both in one call, in chunks where request or reply (of about
         `reply_bytes`) are large.
 
         A server that has restarted gets the logged calls that it has lost first.
+
+        Args:
+            begun: the push of this request, which may be under way.
         """
+
+        def send() -> IncomingExchangeReply:
+            nonlocal begun
+            first, begun = begun, None
+            found = self._follow(first, request, waits) if first is not None else None
+            return found or self._exchange(request, reply_bytes, waits)
 
         def keep(reply: IncomingExchangeReply) -> None:
             self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
@@ -404,9 +428,7 @@ class ServerConnection:
         told: list[_Told] = [
             part.caller for part in (request.push.message, request.pull) if part.HasField("caller")
         ]
-        return self.current(
-            told or [request.pull], lambda: self._exchange(request, reply_bytes, waits), keep
-        )
+        return self.current(told or [request.pull], send, keep)
 
     def shrink(self, request: pb.ShrinkRequest) -> int:
         """Drop rows; returns how many."""
@@ -448,17 +470,12 @@ class ServerConnection:
         most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        large = most >= SMALLEST + wire.OVERHEAD
-        buffer = self._buffers.take(most) if large else None
-        elsewhere = large and not self._buffers.possible
-        stream = self._streams.take() if elsewhere else None
-        sent = request.sent if request.on_sent is not None else None
-        if buffer is not None:
-            reply = self._locally(buffer, method, parts, waits, sent)
-        elif stream is not None:
-            reply = self._streamed(stream, method, parts, waits, sent)
-        else:
-            reply = self._call(method, b"".join(parts), waits, sent)
+        lane, sent = self._lane(most), request.sent if request.on_sent is not None else None
+        reply = (
+            self._directly(lane, method, parts, waits, sent)
+            if lane is not None
+            else self._call(method, b"".join(parts), waits, sent)
+        )
         if method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)
         both: IncomingExchangeReply = (

@@ -14,6 +14,7 @@ from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.pipe_calls import CallError, refuse
 from jfluid.ps_server.shared_memory import SharedBuffer
 
+_SMALL = 4096  # bytes of a reply that goes through the pipe
 # (name of the method, how a call is refused, bytes of the request, the call) -> the answer, in pieces
 Answered = Callable[[str, Callable[[grpc.StatusCode, str], Any], int, Callable[[], Any]], list[Any]]
 
@@ -45,11 +46,14 @@ class DirectCalls:
         with contextlib.suppress(errors.ServerError):
             asked = wire.parsed(pb.LocalRequest, data)
         code, parts = self._called(
-            asked.method, len(data) + asked.bytes, lambda: buffer.request(asked.bytes), alive
+            asked.method,
+            len(data) + asked.bytes,
+            lambda: buffer.request(asked.bytes, asked.at),
+            alive,
         )
         if code != grpc.StatusCode.OK:
             return code, b"".join(parts)
-        if sum(map(len, parts)) > buffer.capacity:
+        if not _SMALL < sum(map(len, parts)) <= buffer.capacity:
             reply = pb.LocalReply(reply=b"".join(parts))
         else:
             with self._metrics.part("reply"):

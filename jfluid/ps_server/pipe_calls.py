@@ -20,8 +20,9 @@ import grpc
 
 from jfluid.ps_server.auth import PROOF
 
-# A request is written and read whole: so many bytes are one piece in every pipe of POSIX.
-LARGEST = 512
+# A request is written whole: so many bytes are one piece in every pipe of POSIX.
+LARGEST = 510
+_REQUEST = struct.Struct("<H")  # the bytes that follow
 _ANSWER = struct.Struct("<IQ")  # the number of a status of gRPC, and the bytes that follow
 STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LOOK_S = 0.5  # between two looks whether the client was closed
@@ -55,7 +56,8 @@ def refuse(code: grpc.StatusCode, details: str) -> None:
 
 
 class CallPipes:
-    """A client's ends of the pipes, for one call at a time. They are closed with this object.
+    """A client's ends of the pipes. Calls are answered in turn: one may be posted while the server is
+    at another. They are closed with this object.
 
     Attributes:
         theirs: the file descriptors that the server opens: where it reads, and where it writes.
@@ -71,24 +73,21 @@ class CallPipes:
         """Leave the server's ends to the server, without which a call would wait for ever."""
         _close(*self.theirs)
 
-    def call(
-        self,
-        request: bytes,
-        timeout_s: float | None,
-        sent: Callable[[], None] | None = None,
-        closed: Callable[[], bool] = lambda: False,
-    ) -> bytes:
-        """Return the answer to a request of at most LARGEST bytes. `sent` is called when it is on its
-        way.
+    def post(self, request: bytes) -> None:
+        """Send a request of at most LARGEST bytes. Raises CallError where the server has ended."""
+        try:
+            os.write(self._out, _REQUEST.pack(len(request)) + request)
+        except BrokenPipeError:
+            raise _lost() from None
+
+    def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> bytes:
+        """Return the answer to the first request that has none yet.
 
         Raises CallError where the server refuses, has ended, or does not answer in time; ValueError,
         as gRPC does, when the client is `closed` meanwhile.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            os.write(self._out, request)
-            if sent is not None:
-                sent()
             code, size = _ANSWER.unpack(self._read(_ANSWER.size, end, closed))
             data = self._read(size, end, closed)
         except BrokenPipeError:
@@ -149,7 +148,10 @@ class ServedPipes:
         """Return the next request; nothing where the caller has ended, or the server stops."""
         ready = dict(self._waiting.poll())
         mine = ready.pop(self._files[0], 0)
-        return os.read(self._files[0], LARGEST) if mine & select.POLLIN and not ready else b""
+        if ready or not mine & select.POLLIN:
+            return b""
+        (size,) = _REQUEST.unpack(os.read(self._files[0], _REQUEST.size))
+        return os.read(self._files[0], size) if size <= LARGEST else b""
 
     def answer(self, code: grpc.StatusCode, data: bytes) -> None:
         """Answer a request. Raises OSError where the caller has ended."""

@@ -209,12 +209,14 @@ class AttachReply(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
 
 class LocalRequest(_message.Message):
-    __slots__ = ("method", "bytes")
+    __slots__ = ("method", "bytes", "at")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     method: str
     bytes: int
-    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    at: int
+    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
     __slots__ = ("bytes", "reply")

@@ -18,6 +18,8 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.errors import RollbackError
+from jfluid.ps_server.lanes import BegunPush, BegunPushes
+from jfluid.ps_server.zero_copy import OutgoingRequest
 
 # For how long a trainer that has left stays reachable, so that a restarted server can ask it for
 # its last pushes.
@@ -128,6 +130,58 @@ class ServerConnections:
         return [
             futures[n].result() if n in futures else found[n] for n in range(len(self._connections))
         ]
+
+    def meanwhile(
+        self,
+        requests: list[OutgoingRequest],
+        send: Callable[[int], Any],
+        quick: bool,
+        meanwhile: Callable[[], None] | None,
+    ) -> list[Any]:
+        """What `send` returns for each server. `meanwhile` is called when all requests are on their
+        way: before that the interpreter would keep the threads from sending them.
+        """
+        if meanwhile is None:
+            return self.everywhere(send, quick)
+        own = len(requests) - 1 if quick or len(requests) == 1 else None
+        others = [n for n in range(len(requests)) if n != own]
+        away = threading.Semaphore(0)
+
+        def all_sent() -> None:
+            for _ in others:
+                away.acquire()
+            meanwhile()
+
+        def answer(number: int) -> Any:
+            try:
+                return send(number)
+            finally:  # it may have failed before it was sent
+                away.release()
+
+        for number in others:
+            requests[number].on_sent = away.release
+        if own is None:
+            return self.everywhere(answer, meanwhile=all_sent)
+        requests[own].on_sent = all_sent
+        return self.everywhere(answer, quick)
+
+    def begin(self, requests: list[OutgoingRequest], round: int) -> BegunPushes | None:
+        """Begin to push these, each to its server (see Client.begin_push)."""
+        pushes: list[BegunPush] = []
+        for connection, request in zip(self._connections, requests, strict=True):
+            begun = connection.begun(request) if self.entered else None
+            if begun is None:
+                for taken in pushes:
+                    taken.lane.give()
+                return None
+            pushes.append(begun)
+        places = contextlib.ExitStack()
+        for push, connection, request in zip(pushes, self._connections, requests, strict=True):
+            place = places.enter_context(connection.pushes.next())
+            request.push.message.caller.CopyFrom(self.caller(*place))
+            request.push.message.round = round
+            push.post(request)
+        return BegunPushes(requests, pushes, places, round)
 
     # ---- the trainer in the job ------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ _NAME = "jfluid-lane"
 
 
 class SharedBuffer:
-    """A header with the proof, then space for a request, and as much for a reply. It serves one
-    call at a time.
+    """A header with the proof, then space for requests, and as much for a reply. Calls are answered in
+    turn; a large reply is to be read before the next call is made.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -48,8 +48,40 @@ class SharedBuffer:
 
     def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
         self.capacity, self.name, self.pipes = capacity, 0, pipes
+        self._posted = self._end = 0  # requests without an answer, and where the last of them ends
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was posted has an answer."""
+        return not self._posted
+
+    def fits(self, size: int) -> bool:
+        """Return whether there is room for a request of so many bytes behind those without an answer."""
+        return self._end + size <= self.capacity
+
+    def post(self, method: str, parts: Sequence[Any]) -> None:
+        """Send a request that `fits`. Raises CallError where the server has ended."""
+        assert self.pipes is not None  # a client's buffer has them
+        size = self._write(_HEADER + self._end, parts)
+        request = pb.LocalRequest(method=method, bytes=size, at=self._end)
+        self._posted, self._end = self._posted + 1, self._end + size
+        self.pipes.post(request.SerializeToString())
+
+    def answer(
+        self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False
+    ) -> bytes | memoryview:
+        """Return the reply to the first request without an answer, where it lies until the next call.
+        Raises what CallPipes.answer does.
+        """
+        assert self.pipes is not None
+        try:
+            reply = pb.LocalReply.FromString(self.pipes.answer(timeout_s, closed))
+        finally:
+            self._posted -= 1
+            self._end *= bool(self._posted)
+        return reply.reply or self.reply(reply.bytes)
 
     def write_request(self, parts: Sequence[Any]) -> int:
         """Write the parts one after the other; returns their total size in bytes."""
@@ -58,11 +90,11 @@ class SharedBuffer:
     def write_reply(self, parts: Sequence[Any]) -> int:
         return self._write(_HEADER + self.capacity, parts)
 
-    def request(self, size: int) -> memoryview:
+    def request(self, size: int, at: int = 0) -> memoryview:
         """Return the request where it lies: the client may change it, so nothing of it is to be read
         twice.
         """
-        return self._read(_HEADER, size)
+        return self._read(_HEADER, size, at)
 
     def reply(self, size: int) -> memoryview:
         """Return the reply where it lies, until the buffer serves another call."""
@@ -75,10 +107,10 @@ class SharedBuffer:
             at += len(part)
         return at - begin
 
-    def _read(self, at: int, size: int) -> memoryview:
-        if size > self.capacity:
+    def _read(self, begin: int, size: int, at: int = 0) -> memoryview:
+        if at + size > self.capacity:
             raise TooLargeError(f"a message of {size} bytes in a buffer of {self.capacity}")
-        return self._view[at : at + size].toreadonly()
+        return self._view[begin + at : begin + at + size].toreadonly()
 
 
 # ---- of a client ----

@@ -48,11 +48,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One side of a stream, for one call at a time."""
+    """One side of a stream. Calls are answered in turn: one may be posted while the server is at
+    another.
+    """
 
     def __init__(self, connection: sockets.Connection, largest: int):
         self.socket, self._key = connection.stream, connection.key
-        self._largest, self._number = largest, 0
+        self._largest, self._sent, self._received = largest, 0, 0
         self.socket.settimeout(None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # who waits finds out when the other host is there no more
@@ -68,17 +70,16 @@ class _Stream:
         self._arrived = select.poll()
         self._arrived.register(self.socket, select.POLLIN)
 
-    def _head(self, kind: bytes, code: int, size: int) -> bytes:
+    def _head(self, kind: bytes, number: int, code: int, size: int) -> bytes:
         head = _HEAD.pack(code, size)
-        message = kind + self._number.to_bytes(8, "little") + head
+        message = kind + number.to_bytes(8, "little") + head
         return head + hashlib.blake2b(message, key=self._key, digest_size=_MAC_SIZE).digest()
 
     def _send(self, kind: bytes, code: int, parts: Sequence[Any]) -> None:
         """Raises OSError when the other side has gone."""
-        left: list[memoryview] = [
-            memoryview(self._head(kind, code, sum(map(len, parts)))),
-            *(memoryview(part) for part in parts),
-        ]
+        head = self._head(kind, self._sent, code, sum(map(len, parts)))
+        self._sent += 1
+        left: list[memoryview] = [memoryview(part) for part in (head, *parts)]
         while left:
             sent = self.socket.sendmsg(left[:_MOST_PIECES])
             while left and sent >= len(left[0]):
@@ -93,8 +94,10 @@ class _Stream:
         data = bytearray(_WHOLE)
         self._fill(memoryview(data))
         code, size = _HEAD.unpack_from(data)
-        if size > self._largest or not hmac.compare_digest(data, self._head(kind, code, size)):
+        expected = self._head(kind, self._received, code, size)
+        if size > self._largest or not hmac.compare_digest(data, expected):
             raise ConnectionError("a message that is not of the other side, or too large")
+        self._received += 1
         return code, size
 
     def _fill(self, view: memoryview) -> None:
@@ -118,6 +121,15 @@ class _Stream:
 class CallStream(_Stream):
     """A client's side of a stream. `post` and then `answer` are one call."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was posted has an answer."""
+        return self._sent == self._received
+
+    def fits(self, size: int) -> bool:
+        """Return whether a request of so many bytes may be posted."""
+        return size <= self._largest
+
     def post(self, method: str, parts: Sequence[Any]) -> None:
         """Send a request. Raises CallError where the server has gone."""
         try:
@@ -128,7 +140,7 @@ class CallStream(_Stream):
     def answer(
         self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False
     ) -> memoryview:
-        """Return the reply to what was posted.
+        """Return the reply to the first request without an answer.
 
         Raises CallError where the server refuses, has gone, or does not begin to answer in time;
         ValueError, as gRPC does, when the client is `closed` meanwhile.
@@ -150,7 +162,6 @@ class CallStream(_Stream):
             if closed():
                 raise ValueError("the client was closed") from None
             raise _lost(error) from None
-        self._number += 1
         if code:
             raise CallError(STATUS[code], bytes(data).decode(errors="replace"), told=True)
         return data.toreadonly()
@@ -291,7 +302,6 @@ class _Served(_Stream):
     def answer(self, code: grpc.StatusCode, parts: Sequence[Any]) -> None:
         """Answer a call. Raises OSError when the caller has gone."""
         self._send(b"S", code.value[0], parts)
-        self._number += 1
 
     def there(self) -> bool:
         """Return whether the caller has its side still."""

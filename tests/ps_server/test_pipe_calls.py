@@ -17,6 +17,11 @@ LIMIT_S = 120
 MANY = np.arange(5000)
 
 
+def call(pipes, request, timeout_s, closed=lambda: False):
+    pipes.post(request)
+    return pipes.answer(timeout_s, closed)
+
+
 @contextlib.contextmanager
 def served(answer):
     """A client's pipes, of which `answer` serves the other ends in a thread."""
@@ -46,28 +51,34 @@ def all_requests(answer):
 
 
 def test_requests_are_answered_in_turn():
-    sent = []
     with served(all_requests(lambda request: (grpc.StatusCode.OK, request * 3))) as pipes:
         for request in (b"a", b"b" * LARGEST, bytes(100_000)[:LARGEST]):
-            assert pipes.call(request, LIMIT_S, lambda: sent.append(1)) == request * 3
-    assert len(sent) == 3
+            assert call(pipes, request, LIMIT_S) == request * 3
+
+
+def test_requests_may_be_posted_while_the_server_is_at_others():
+    with served(all_requests(lambda request: (grpc.StatusCode.OK, request * 3))) as pipes:
+        requests = [b"a", b"b" * LARGEST, b"c" * 7]
+        for request in requests:
+            pipes.post(request)
+        assert [pipes.answer(LIMIT_S) for _ in requests] == [request * 3 for request in requests]
 
 
 def test_answers_are_longer_than_a_pipe_holds():
     with served(all_requests(lambda request: (grpc.StatusCode.OK, bytes(10**7)))) as pipes:
-        assert pipes.call(b"x", LIMIT_S) == bytes(10**7)
+        assert call(pipes, b"x", LIMIT_S) == bytes(10**7)
 
 
 def test_refusals_are_told_from_losses():
     with served(all_requests(lambda _: (grpc.StatusCode.INTERNAL, b"no"))) as pipes:
         with pytest.raises(CallError) as refused:
-            pipes.call(b"x", LIMIT_S)
+            call(pipes, b"x", LIMIT_S)
     assert refused.value.code() == grpc.StatusCode.INTERNAL and refused.value.details() == "no"
     assert dict(refused.value.trailing_metadata()).keys() == {PROOF}
     with served(lambda ends: ends.receive() and ends.close()) as pipes:  # without an answer
         for _ in range(2):  # the second finds nobody
             with pytest.raises(CallError) as lost:
-                pipes.call(b"x", LIMIT_S)
+                call(pipes, b"x", LIMIT_S)
             assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
             assert not lost.value.trailing_metadata()
 
@@ -82,10 +93,10 @@ def test_no_answer_in_time_and_a_client_that_is_closed():
 
     with served(serve) as pipes:
         with pytest.raises(CallError) as late:
-            pipes.call(b"x", 0.01)
+            call(pipes, b"x", 0.01)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         with pytest.raises(ValueError, match="closed"):
-            pipes.call(b"x", None, closed=lambda: True)
+            call(pipes, b"x", None, closed=lambda: True)
         done.set()
 
 
@@ -124,7 +135,7 @@ def through(job):
     client.pull({"t": MANY})
     (buffer,) = client._connections[0]._buffers._free
     before = client.look_up("t", MANY)
-    yield lambda request: buffer.pipes.call(request, LIMIT_S)
+    yield lambda request: call(buffer.pipes, request, LIMIT_S)
     np.testing.assert_array_equal(client.look_up("t", MANY), before)
 
 

@@ -21,7 +21,7 @@ from jfluid.ps_server import shared_memory, specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server import Server, Settings
-from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffers
+from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffer, SharedBuffers
 from jfluid.ps_server.store import Change
 
 TOKEN = "a-token-of-the-job"
@@ -159,13 +159,13 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
 ):
     client = client_of()
     trained(client, 1)
-    connection, before = client._connections[0], client.look_up("t", IDS)
-    local, lost, taken = connection._through, [], SharedBuffers.take
+    before = client.look_up("t", IDS)
+    answer, lost, taken = SharedBuffer.answer, [], SharedBuffers.take
 
-    def lose_the_answer(*call):
-        reply = local(*call)
+    def lose_the_answer(self, *given):
+        reply = answer(self, *given)
         if not lost:
-            lost.append(used[-1])
+            lost.append(self)
             raise NoAnswer
         return reply
 
@@ -176,7 +176,7 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
         return used[-1]
 
     monkeypatch.setattr(SharedBuffers, "take", take)
-    monkeypatch.setattr(connection, "_through", lose_the_answer)
+    monkeypatch.setattr(SharedBuffer, "answer", lose_the_answer)
     for times in (1, 2, 3):
         client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
         np.testing.assert_allclose(client.look_up("t", IDS), before + times, rtol=1e-5)

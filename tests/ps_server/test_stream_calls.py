@@ -93,10 +93,10 @@ def test_a_head_that_is_not_of_the_other_side_ends_the_stream(served, spoil):
     stream = connected(served)
     stream.post("Push", [b"first"])
     assert stream.answer(60) == b"Push" + b"first" * 3
-    head = bytearray(stream._head(b"C", 1, 5))
+    head = bytearray(stream._head(b"C", stream._sent, 1, 5))
     if spoil == "again":
-        stream._number -= 1
-        head = stream._head(b"C", 1, 5)
+        stream._sent -= 1
+        head = stream._head(b"C", stream._sent, 1, 5)
     else:
         head[0 if spoil == "method" else 4] ^= 1
     stream.socket.sendall(bytes(head) + b"first")
@@ -108,7 +108,7 @@ def test_a_head_that_is_not_of_the_other_side_ends_the_stream(served, spoil):
 
 def test_a_message_that_is_too_large_ends_the_stream(served):
     stream = connected(served)
-    stream.socket.sendall(stream._head(b"C", 1, LARGEST + 1))
+    stream.socket.sendall(stream._head(b"C", 0, 1, LARGEST + 1))
     with pytest.raises(CallError, match="gone"):
         stream.answer(60)
     stream.socket.close()

@@ -16,6 +16,7 @@ from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
+    from jfluid.ps_server.lanes import BegunPushes
 
 Array = np.ndarray[Any, Any]
 
@@ -28,14 +29,19 @@ def send(
     round: int = 0,
     rows: Mapping[str, Array] | None = None,
     state: bytes = b"",
+    begun: "BegunPushes | None" = None,
 ) -> "PullResult":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
     (two for a round of a careful connection). `state` goes with a round: what only this trainer
-    has."""
+    has. `begun` is what has begun to push these gradients."""
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
     wanted = [p.name for d in program.received for p in d.pieces] if receive else []
+    if begun is not None:
+        return connection.calls.exchange_begun(
+            begun, {} if rows is None else rows, wanted, or_no_rows=True
+        )
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
             f"{name}@{i}": value
@@ -62,6 +68,19 @@ def send(
         state=state,
         or_no_rows=True,  # they are of the next step, and must not cost this one its gradients
         merged=True,
+    )
+
+
+def begin(
+    connection: Connection, gradients: Gradients, round: int, state: bytes
+) -> "BegunPushes | None":
+    """Begin to push gradients where that is one call to each server: then these are at work while the
+    next step begins, which may ask for its rows. None where `send` is to push them.
+    """
+    if connection.careful if round else gradients.counts:
+        return None
+    return connection.calls.begin_push(
+        gradients.rows, gradients.dense, round=round, state=state, merged=True
     )
 
 
@@ -113,13 +132,19 @@ class Direct:
             local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
         )
 
+        pending = (self._pending or in_rounds) and connection.prefetch_depth
+        begun = None
+        if pending:
+            connection.settle()
+            begun = begin(connection, gradients, number, state)
+
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
-            pulled = send(connection, program, gradients, True, number, rows, state)
+            pulled = send(connection, program, gradients, True, number, rows, state, begun)
             connection.rounds = max(number, connection.rounds)
             return pulled
 
-        if (self._pending or in_rounds) and connection.prefetch_depth:
-            connection.exchange(exchange, program, scope)
+        if pending:
+            connection.exchange(exchange, program, scope, begun is not None)
             return {}
         return exchange().blocks
 

@@ -163,12 +163,13 @@ class Connection:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
+        begun: bool = False,
     ) -> None:
         """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are
         what it returns.
         """
         self.settle()
-        self._exchange = Exchange(self._thread.submit, send, program, scope)
+        self._exchange = Exchange(self._thread.submit, send, program, scope, begun)
 
     def begin(self) -> None:
         """No step is going to ask for rows with the exchange that is in flight."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
 
 PATIENCE_S = 0.005
+# where servers have the gradients already, and nobody waits for this trainer
+LONG_PATIENCE_S = 0.1
 
 
 class Exchange:
@@ -24,6 +26,7 @@ class Exchange:
         start: starts a function in a thread.
         send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it
             is given (None for none).
+        begun: the gradients are under way already.
 
     Attributes:
         rows: that were asked for, when it has ended.
@@ -35,7 +38,9 @@ class Exchange:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
+        begun: bool = False,
     ):
+        self._patience_s = LONG_PATIENCE_S if begun else PATIENCE_S
         self._lock, self._begins = threading.Lock(), threading.Condition()
         self._send, self._wanted, self._begun = send, False, False
         self._pulled: Future[PullResult] = Future()
@@ -50,7 +55,7 @@ class Exchange:
 
     def _run(self) -> None:
         with self._begins:
-            self._begins.wait_for(lambda: self._wanted or self._begun, PATIENCE_S)
+            self._begins.wait_for(lambda: self._wanted or self._begun, self._patience_s)
         self.send()
 
     def send(self, ids: Mapping[str, Any] | None = None) -> bool:

@@ -1,0 +1,81 @@
+"""Ways of large messages past gRPC, and pushes that are under way through them."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.zero_copy import OutgoingRequest
+
+
+class Through(Protocol):
+    """Shared memory, or a stream. Calls are answered in turn."""
+
+    @property
+    def idle(self) -> bool: ...
+    def fits(self, size: int) -> bool: ...
+    def post(self, method: str, parts: Sequence[Any]) -> None: ...
+    def answer(
+        self, timeout_s: float | None, closed: Callable[[], bool] = ...
+    ) -> bytes | memoryview: ...
+
+
+class Lane:
+    """One of them, taken for some calls; as a context for the last of them.
+
+    Args:
+        give: takes it back.
+        drop: discards it, where an answer may still come.
+    """
+
+    def __init__(self, through: Through, give: Callable[[], None], drop: Callable[[], None]):
+        self.through, self.give, self._drop = through, give, drop
+
+    def __enter__(self) -> "Lane":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        refused = isinstance(error, CallError) and error.told
+        if (error is None or refused) and self.through.idle:
+            self.give()
+        else:
+            self._drop()
+
+
+class BegunPush:
+    """A push to one server that may be under way.
+
+    Attributes:
+        sent: it is; else its lane has failed.
+
+    Args:
+        life: the incarnation of the server that it is for.
+    """
+
+    def __init__(self, lane: Lane, life: int):
+        self.lane, self.life, self.sent = lane, life, False
+
+    def post(self, request: OutgoingRequest) -> None:
+        """Send it, without waiting for the answer."""
+        request.push.message.caller.server_incarnation = self.life
+        with contextlib.suppress(CallError):  # it is made again
+            self.lane.through.post("Push", request.push.parts())
+            self.sent = True
+
+
+@dataclass
+class BegunPushes:
+    """A push to all servers that is under way.
+
+    Attributes:
+        requests: to each server; what is pulled behind it is still to be added.
+        pushes: to each server; each is to be followed once.
+        places: the numbers of the calls, which are pending until this is closed.
+        round: of the gradients, 0 for none.
+    """
+
+    requests: list[OutgoingRequest]
+    pushes: list[BegunPush]
+    places: contextlib.ExitStack
+    round: int
