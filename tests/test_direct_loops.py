@@ -12,7 +12,7 @@ import pytest
 import jfluid as fluid
 from jfluid.compile import direct_gru, direct_lstm, direct_maximum, lstm_kernels, machine_code
 from jfluid.compile.own_loops import OwnLoops
-from jfluid.ops import recurrent_loops, sequence, sequence_loops
+from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 
 pytestmark = pytest.mark.skipif(
@@ -114,6 +114,28 @@ def test_a_gru_has_the_numbers_and_gradients_of_the_loop_of_xla(case, origin):
         return (recurrent_loops.gru_of_rows(*arrays, backwards, origin, acts[::2]),)
 
     _compare(run, _level(lengths), arrays, grads)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_sequences_of_one_length_are_run_where_steps_follow_each_other(backwards):
+    steps, number, width, rng = 5, 7, 16, np.random.RandomState(0)
+    shapes = [(steps, number, 9), (number, width), (number, width)]
+    shapes += [(4 * width, 9), (4 * width, width), (4 * width,)]
+    arrays = [rng.randn(*shape).astype("float32") / 2 for shape in shapes]
+
+    def both(loops):
+        def run(x, h, c, to, recurrent_weight, bias):
+            with sequence_loops.using(loops):
+                matrices = [to, recurrent_weight]
+                return recurrent._dense_lstm(x, h, c, matrices, bias, backwards)
+
+        outs, pull = jax.vjp(run, *arrays)
+        return jax.tree.leaves((outs, pull(jax.tree.map(jnp.cos, outs))))
+
+    called = str(jax.make_jaxpr(lambda: both(OwnLoops()))())
+    assert called.count("ffi_call[") == 2 and "scan[" not in called
+    for ours, theirs in zip(both(OwnLoops()), both(sequence_loops.XlaLoops()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 MAXIMA = {

@@ -129,10 +129,11 @@ def suits(width: int, x: Array, *others: Array) -> bool:
     )
 
 
-def places(level: Level) -> Array:
-    """What `sequence_kernels` wants to know of sequences."""
+def places(level: Level, time_major: bool = False) -> Array:
+    """What `sequence_kernels` wants to know of sequences; see `SequenceLoops.lstm`."""
     order = jnp.argsort(-level.lengths)
-    parts = [order, level.starts[order], level.lengths[order], level.offsets[-1:]]
+    starts = jnp.arange(level.number) if time_major else level.starts
+    parts = [order, starts[order], level.lengths[order], level.offsets[-1:]]
     return jnp.concatenate([p.astype(jnp.int32) for p in parts])
 
 

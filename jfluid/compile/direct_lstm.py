@@ -14,14 +14,22 @@ from jfluid.ops.ragged import Level
 
 
 class _Settings(NamedTuple):
-    """Whether sequences are run from their ends; activations of gates, cell and candidate."""
+    """Whether sequences are run from their ends; activations of gates, cell and candidate; rows from a row
+    to the next of its sequence.
+    """
 
     backwards: bool
     acts: tuple[str, str, str]
+    stride: int
 
     def numbers(self, sizes: Sizes, panels: Panels) -> Any:
         kinds = zip(("gate", "cell", "candidate"), map(direct_loops.kind, self.acts))
-        others = {"pitch": panels.pitch, "panel": panels.panel, **dict(kinds)}
+        others = {
+            "stride": self.stride,
+            "pitch": panels.pitch,
+            "panel": panels.panel,
+            **dict(kinds),
+        }
         return sizes.numbers(lstm_kernels.GEOMETRY, lstm_kernels.MEMORY, self.backwards, others)
 
 
@@ -46,13 +54,15 @@ def over_sequences(
     c0: Array,
     backwards: bool,
     acts: tuple[str, str, str],
+    time_major: bool = False,
 ) -> tuple[Array, Array]:
     """Return hidden states and cells, [rows, width], of rows that `level` groups; the arguments are
     those of `suits`, with the peepholes of input, forget and output behind the biases. Rows
-    of padding are copies of some row.
+    of padding are copies of some row. `time_major` is that of `SequenceLoops.lstm`.
     """
-    places = direct_loops.places(level)
-    return _over_places(_Settings(backwards, acts), x, weight, bias, h0, c0, places)
+    places = direct_loops.places(level, time_major)
+    settings = _Settings(backwards, acts, level.number if time_major else 1)
+    return _over_places(settings, x, weight, bias, h0, c0, places)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

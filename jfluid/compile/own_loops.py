@@ -18,12 +18,14 @@ class OwnLoops:
         c0: Array,
         backwards: bool,
         acts: tuple[str, str, str],
+        time_major: bool = False,
     ) -> tuple[Array, Array] | None:
         from jfluid.compile import direct_lstm  # LLVM, which few programs need
 
-        if not direct_lstm.suits(x, weight, bias, h0, c0):
+        arrays = weight, bias, h0, c0
+        if not direct_lstm.suits(x, *arrays):
             return None
-        return direct_lstm.over_sequences(x, level, weight, bias, h0, c0, backwards, acts)
+        return direct_lstm.over_sequences(x, level, *arrays, backwards, acts, time_major)
 
     def gru(
         self,

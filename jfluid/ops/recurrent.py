@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops.ragged import Value, need, rows_of
+from jfluid.ops import sequence_loops
+from jfluid.ops.ragged import Level, Value, need, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, lstm_of_rows, time_mask
 from jfluid.ops.registry import op
@@ -326,6 +327,9 @@ def _dense_lstm(
     """Return ((last h, last c), outputs [time, batch, width]); gates are in the order input,
     forget, candidate, output.
     """
+    found = _dense_lstm_of_rows(x, h, c, matrices, bias, backwards)
+    if found is not None:
+        return found
     projected = x @ matrices[0].T + bias
 
     def step(state: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
@@ -336,3 +340,27 @@ def _dense_lstm(
         return (h, c), h
 
     return lax.scan(step, (h, c), projected, reverse=backwards)
+
+
+def _dense_lstm_of_rows(
+    x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
+) -> tuple[Any, ...] | None:
+    """Return the same by a loop of `sequence_loops`, which has the gates in another order; None if
+    there is none.
+    """
+
+    def ordered(gates: Array) -> Array:
+        i, f, a, o = jnp.split(gates, 4)
+        return jnp.concatenate([a, i, f, o])
+
+    (steps, number), width = x.shape[:2], h.shape[1]
+    weight, recurrent, bias = map(ordered, (*matrices, bias))
+    rows = (x @ weight.T).reshape(-1, 4 * width)
+    given = rows, Level(None, steps, number), recurrent.T, jnp.pad(bias, (0, 3 * width)), h, c
+    acts = ("sigmoid", "tanh", "tanh")
+    found = sequence_loops.current().lstm(*given, backwards, acts, time_major=True)
+    if found is None:
+        return None
+    hidden, cells = (state.reshape(steps, number, width) for state in found)
+    last = 0 if backwards else -1
+    return (hidden[last], cells[last]), hidden

@@ -25,6 +25,7 @@ class SequenceLoops(Protocol):
         c0: Array,
         backwards: bool,
         acts: tuple[str, str, str],
+        time_major: bool = False,
     ) -> tuple[Array, Array] | None:
         """Return hidden states and cells [rows, width].
 
@@ -35,6 +36,8 @@ class SequenceLoops(Protocol):
             bias: [7 width], the last of them the peepholes of input, forget, output.
             h0, c0: [number, width].
             acts: activations of gates, cell and candidate.
+            time_major: whether the rows of a step of all sequences, which are of one length, follow
+                each other, in place of the rows of a sequence.
         """
 
     def gru(
@@ -75,7 +78,7 @@ class SequenceLoops(Protocol):
 class XlaLoops:
     """None of these: XLA runs all."""
 
-    def lstm(self, *arguments: object) -> None:
+    def lstm(self, *arguments: object, time_major: bool = False) -> None:
         return None
 
     def gru(self, *arguments: object) -> None:
