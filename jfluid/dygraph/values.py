@@ -7,6 +7,7 @@ import numpy as np
 
 from jfluid.compile import filter_orders
 from jfluid.compile.image_layout import Order, inverse
+from jfluid.ir.types import VarType
 
 
 class Aval:
@@ -15,16 +16,18 @@ class Aval:
 
     Attributes:
         number: of the object.
+        type: Fluid's number of its dtype, once it was asked for.
         shape, dtype: of the array; of a sparse gradient those of the whole table.
         plain: whether it is one array.
         bytes: of the array; 0 where it is not one.
         large: whether it is one array of so many elements that to write over it is worth while.
     """
 
-    __slots__ = ("bytes", "dtype", "large", "number", "plain", "shape", "struct")
+    __slots__ = ("bytes", "dtype", "large", "number", "plain", "shape", "struct", "type")
 
     def __init__(self, struct: Any, number: int):
         self.struct, self.number = struct, number
+        self.type: VarType | None = None
         self.shape, self.dtype = tuple(struct.shape), np.dtype(struct.dtype)
         self.plain = isinstance(struct, jax.ShapeDtypeStruct)
         self.bytes = struct.size * self.dtype.itemsize if self.plain else 0

@@ -169,7 +169,10 @@ class VarBase(Variable):
     @property
     def dtype(self) -> VarType:
         if self._value is not None:
-            return var_type(self._value.aval.dtype)
+            aval = self._value.aval
+            if aval.type is None:
+                aval.type = var_type(aval.dtype)
+            return aval.type
         return VarType.FP32 if self._dtype is None else self._dtype
 
     @property

@@ -81,6 +81,8 @@ def var_type(dtype: Any) -> VarType:
 
     Raises TypeError for a dtype that Fluid has no number for.
     """
+    if type(dtype) is VarType:
+        return dtype
     if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
         return VarType(int(dtype))
     try:
