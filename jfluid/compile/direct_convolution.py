@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid.compile import direct_kernels, machine_code
+from jfluid.compile import direct_kernels, machine_code, overlap_kernels
 from jfluid.compile.direct_kernels import TILE
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
@@ -63,11 +63,35 @@ def gradient(
     assert width is not None  # it suits
     held = -(-filters // width) * width
     shape = (geometry["chunks"], *kernel, channels, held)
-    total = jnp.sum(_call("gradient", x, grad, geometry, shape), 0)
+    # Written out: XLA's reduction of few large parts takes ten times as long.
+    total: Array = functools.reduce(jnp.add, list(_call("gradient", x, grad, geometry, shape)))
     if held == filters:
         return total
     whole = held - width  # the last of the filters follow these, in what overlaps with them
     return jnp.concatenate([total[..., :whole], total[..., whole + held - filters :]], -1)
+
+
+def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
+    """Return images, [batch, height, width, channels], that are the sums of windows where these overlap;
+    None if XLA should add them.
+
+    Args:
+        parts: what windows at each position have, [batch, rows, columns, height and width of the window,
+            channels].
+        low: how many rows and columns of the first window are before the image.
+        sizes: of the image.
+    """
+    if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
+        return None
+    if not machine_code.registered():
+        return None
+    images, rows, columns, height, width, channels = parts.shape
+    numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
+    shape = jax.ShapeDtypeStruct((images, *sizes, channels), np.float32)
+    out: Array = jax.ffi.ffi_call(overlap_kernels.NAME, shape)(
+        parts, parts, np.array(numbers, np.int32)
+    )
+    return out
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jfluid.compile import columns, image_convolution, products
 from jfluid.compile.columns import Columns
 from jfluid.compile.image_convolution import HELD, Filter
+from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
 # Primitives that work on elements: the order of dimensions does not matter.
 _ELEMENTWISE = frozenset(
@@ -202,6 +203,9 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
     """Apply a primitive, to images with channels last where that is possible."""
     name, params = equation.primitive.name, equation.params
     if name in _CALLS:
+        sums = _channel_sums(equation, values)
+        if sums is not None:
+            return sums
         inner = params[_CALLS[name]]
         return _evaluate(inner.jaxpr, inner.consts, values)
     if name == "platform_index":
@@ -384,6 +388,25 @@ def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
         return None
     x, y = (v.given() for v in values)
     return [_Value(make=lambda turned: products.over_rows(*((y, x) if turned else (x, y))))]
+
+
+def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:
+    """Apply a function of `jfluid/ops/norm.py` that sums over images for each channel."""
+    name = equation.params.get("name")
+    if name not in (CHANNEL_MOMENTS, CHANNEL_PRODUCTS):
+        return None
+    last = _last(equation.invars[0].aval.ndim)
+    if all(v.order != last for v in values):
+        return None
+    from jfluid.compile import channel_sums  # LLVM, which few programs need
+
+    images = [v.laid(last) for v, a in zip(values, equation.invars) if a.aval.ndim == len(last)]
+    if not channel_sums.suits(images[0]):
+        return None
+    if name == CHANNEL_MOMENTS:
+        return [_Value(v) for v in channel_sums.moments(images[0])]
+    grad, x = images
+    return [_Value(v) for v in channel_sums.products(grad, x, values[-1].given())]
 
 
 def _filter(value: _Value) -> Filter:

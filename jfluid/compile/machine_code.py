@@ -10,16 +10,19 @@ import jax
 
 from jfluid import kept_files
 from jfluid.compile import (
+    channel_kernels,
     direct_kernels,
     gru_kernels,
     llvm_writer,
     lstm_kernels,
+    overlap_kernels,
     pool_kernels,
     product_kernels,
 )
 
 # What is made, kept and loaded together: what layers of most programs may call, and what few do.
-_LAYERS, _LOOPS = (direct_kernels, product_kernels), (lstm_kernels, gru_kernels, pool_kernels)
+_LAYERS = (direct_kernels, product_kernels, channel_kernels, overlap_kernels)
+_LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _MOST_FILES = 8
 _registering = threading.Lock()
 

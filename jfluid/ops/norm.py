@@ -13,6 +13,9 @@ from jfluid.ops import collective, row_rules, windows
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
+# The names of functions in what is traced: `compile/image_layout.py` finds them there.
+CHANNEL_MOMENTS, CHANNEL_PRODUCTS = "channel_moments", "channel_products"
+
 
 def _working(dtype: Any) -> jnp.dtype:
     """Return the dtype to compute in: half precision is normalised in float32."""
@@ -65,6 +68,24 @@ def _of_all_groups(vector: jax.Array) -> jax.Array:
     return vector if vector.ndim == 1 else functools.reduce(jnp.add, list(vector))
 
 
+@jax.jit
+def channel_moments(x: Array) -> tuple[Array, Array]:
+    """Return the mean and the biased variance of each channel of x, [N, C, ...]; a function of its own
+    in what is traced.
+    """
+    mean = _by_channel(jnp.mean, x, 1, 1)
+    return mean, _by_channel(jnp.mean, jnp.square(x - _along(mean, x.ndim, 1)), 1, 1)
+
+
+@jax.jit
+def channel_products(grad: Array, x: Array, mean: Array) -> tuple[Array, Array]:
+    """Return the sums of `grad`, [N, C, ...], and of `grad` times what x is above `mean`, of each
+    channel; a function of its own as above.
+    """
+    centred = x - _along(mean, x.ndim, 1)
+    return _by_channel(jnp.sum, grad, 1, 1), _by_channel(jnp.sum, grad * centred, 1, 1)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int, groups: int
@@ -83,8 +104,11 @@ def _batch_norm_forward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     along = functools.partial(_spread, x=x, axis=axis)
     wide = x.astype(scale.dtype)
-    mean = _by_channel(jnp.mean, wide, axis, groups)
-    variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
+    if axis == 1 and groups == 1:
+        mean, variance = channel_moments(wide)
+    else:
+        mean = _by_channel(jnp.mean, wide, axis, groups)
+        variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
     inverse = lax.rsqrt(variance + epsilon)
     slope = scale * inverse
     y = ((wide - along(mean)) * along(slope) + along(bias)).astype(x.dtype)
@@ -99,8 +123,12 @@ def _batch_norm_backward(
     grad = grads[0].astype(scale.dtype)
     centred = x.astype(scale.dtype) - along(mean)
     count = x.size // x.shape[axis] // groups
-    grad_bias = _by_channel(jnp.sum, grad, axis, groups)
-    grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
+    if axis == 1 and groups == 1:
+        grad_bias, products = channel_products(grad, x.astype(scale.dtype), mean)
+        grad_scale = products * inverse
+    else:
+        grad_bias = _by_channel(jnp.sum, grad, axis, groups)
+        grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
     slope = scale * inverse
     grad_x = (
         along(slope) * grad

@@ -1,0 +1,136 @@
+"""Sums over all rows of a matrix for each of its columns, the channels of images, on CPUs as loops over
+registers, for LLVM: mean and squared deviations, and what a normalisation's gradient needs.
+
+A chunk of the rows stays in a core's cache, so that what is summed about its own mean is read from
+memory once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from jfluid.compile import llvm_writer, xla_tasks
+from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+
+KINDS = ("moments", "products")
+LANES = 16
+WIDTHS = (32, 16)  # channels that are summed at a time
+_SUMS = 8  # vectors of each sum, which wait for one another
+# The numbers of a call, see `xla_tasks.py` for the first two. Those of "products" are followed by means.
+GEOMETRY = "chunks memory rows channels".split()
+_FLOATS = ir.VectorType(FLOAT, LANES)
+_ZERO = ir.Constant(_FLOATS, [0.0] * LANES)
+Add = Callable[[Any, list[list[Any]]], None]
+
+
+def name(kind: str, width: int) -> str:
+    """Return the name of the function of a kind for `width` channels at a time."""
+    return f"jfluid_direct_channel_{kind}_{width}"
+
+
+def names() -> list[str]:
+    """Return the names of all functions; none where this code is not known to be faster than XLA's."""
+    wide = llvm_writer.has_wide_vectors()
+    return [name(kind, width) for kind in KINDS for width in WIDTHS] if wide else []
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
+    for kind, part in zip(KINDS, (_moments, _products)):
+        for width in WIDTHS:
+            xla_tasks.define(module, name(kind, width), _chunk(module, kind, width, part))
+
+
+def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
+    """Sums of a chunk of the rows, into out [chunks, 2, channels]."""
+    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    f = Function(module, f"channel_{kind}_{width}_chunk", VOID, **pointers, chunk=I64)
+    v, b = f.v, f.b
+    for i, number in enumerate(GEOMETRY):
+        v[number] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
+    v["first"], v["end"] = (
+        b.sdiv(f.product(v["rows"], c), v["chunks"])
+        for c in (v["chunk"], f.sum(v["chunk"], I64(1)))
+    )
+    parts = b.sdiv(f.sum(v["channels"], I64(width - 1)), I64(width))
+    with f.loop(parts) as i:
+        # The last overlap with those before.
+        column = f.least(f.product(i, I64(width)), b.sub(v["channels"], I64(width)))
+        out = f.at(v["out"], f.product(v["chunk"], I64(2), v["channels"]), column)
+        for at, sums in enumerate(part(f, column, width // LANES)):
+            for j, total in enumerate(sums):
+                place = f.at(out, f.product(I64(at), v["channels"]), I64(LANES * j))
+                b.store(total, place, align=4)
+    return f.end()
+
+
+def _over_rows(f: Function, count: int, vectors: int, add: Add) -> list[list[Any]]:
+    """Return `count` sums of so many vectors, to which `add` adds those of each row."""
+    v, b = f.v, f.b
+    lines = _SUMS // vectors
+    sums = [
+        [[f.variable(_FLOATS, _ZERO) for _ in range(vectors)] for _ in range(count)]
+        for _ in range(lines)
+    ]
+    for each in [place for line in sums for of_sum in line for place in of_sum]:
+        b.store(_ZERO, each)  # it may be that of the part before
+    rows = b.sub(v["end"], v["first"])
+    whole = b.sdiv(rows, I64(lines))
+    with f.loop(whole) as i:
+        for line, places in enumerate(sums):
+            add(f.sum(v["first"], f.product(i, I64(lines)), I64(line)), places)
+    with f.loop(rows, f.product(whole, I64(lines))) as i:
+        add(f.sum(v["first"], i), sums[0])
+
+    def total(at: int, j: int) -> Any:
+        found = f.load(sums[0][at][j], _FLOATS)
+        for line in sums[1:]:
+            found = b.fadd(found, f.load(line[at][j], _FLOATS))
+        return found
+
+    return [[total(at, j) for j in range(vectors)] for at in range(count)]
+
+
+def _row(f: Function, array: str, row: Any, column: Any, vectors: int) -> list[Any]:
+    place = f.at(f.v[array], f.product(row, f.v["channels"]), column)
+    return [f.load(f.at(place, I64(LANES * j)), _FLOATS) for j in range(vectors)]
+
+
+def _add(f: Function, place: Any, value: Any) -> None:
+    f.b.store(f.b.fadd(f.load(place, _FLOATS), value), place)
+
+
+def _moments(f: Function, column: Any, vectors: int) -> list[list[Any]]:
+    """The mean of the chunk's rows of x, and the sums of squared differences from it."""
+    b = f.b
+
+    def values(row: Any, sums: list[list[Any]]) -> None:
+        for place, x in zip(sums[0], _row(f, "x", row, column, vectors)):
+            _add(f, place, x)
+
+    rows = b.sitofp(b.sub(f.v["end"], f.v["first"]), FLOAT)
+    (totals,) = _over_rows(f, 1, vectors, values)
+    means = [b.fdiv(total, f.spread(rows, _FLOATS)) for total in totals]
+
+    def squares(row: Any, sums: list[list[Any]]) -> None:
+        for place, x, mean in zip(sums[0], _row(f, "x", row, column, vectors), means):
+            difference = b.fsub(x, mean)
+            _add(f, place, b.fmul(difference, difference))
+
+    return [means, _over_rows(f, 1, vectors, squares)[0]]
+
+
+def _products(f: Function, column: Any, vectors: int) -> list[list[Any]]:
+    """The sums of y, and of y times what x is above the means."""
+    b = f.b
+    given = f.at(f.v["geometry"], I64(len(GEOMETRY)), column)
+    means = [f.load(f.at(given, I64(LANES * j)), _FLOATS) for j in range(vectors)]
+
+    def both(row: Any, sums: list[list[Any]]) -> None:
+        x, y = (_row(f, array, row, column, vectors) for array in "xy")
+        for j, mean in enumerate(means):
+            _add(f, sums[0][j], y[j])
+            _add(f, sums[1][j], b.fmul(y[j], b.fsub(x[j], mean)))
+
+    return _over_rows(f, 2, vectors, both)

@@ -1,0 +1,74 @@
+"""The sum of windows where they overlap, on CPUs as loops over registers, for LLVM: what goes back through
+a convolution to its images.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+
+from jfluid.compile import llvm_writer, xla_tasks
+from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+
+NAME = "jfluid_direct_overlap"
+_LANES = (16, 4, 1)  # channels that are added at a time
+# The numbers of a call, see `xla_tasks.py` for the first two. x is [images, rows, columns, window_height,
+# window_width, channels], out [images, height, width, channels]; a chunk is an image.
+GEOMETRY = (
+    "chunks memory height width channels rows columns window_height window_width top left"
+).split()
+
+
+def names() -> list[str]:
+    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    return [NAME] if llvm_writer.has_wide_vectors() else []
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
+    xla_tasks.define(module, NAME, _chunk(module))
+
+
+def _chunk(module: Module) -> Any:
+    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    f = Function(module, "overlap_chunk", VOID, **pointers, chunk=I64)
+    v, b, zero = f.v, f.b, I64(0)
+    for i, name in enumerate(GEOMETRY):
+        v[name] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
+    size = f.product(v["height"], v["width"], v["channels"])
+    out = f.at(v["out"], f.product(v["chunk"], size))
+    f.c("memset", out, I32(0), f.product(size, I64(4)))
+    window = f.product(v["window_height"], v["window_width"], v["channels"])
+    x = f.at(v["x"], f.product(v["chunk"], v["rows"], v["columns"], window))
+
+    def most(one: Any, other: Any) -> Any:
+        return b.select(b.icmp_signed(">", one, other), one, other)
+
+    with f.loop(v["rows"]) as row, f.loop(v["window_height"]) as down:
+        target = b.sub(f.sum(row, down), v["top"])
+        with b.if_then(b.icmp_unsigned("<", target, v["height"])):
+            with f.loop(v["window_width"]) as across:
+                # Of one place in the windows after the other: neighbours of these do not overlap.
+                shift = b.sub(across, v["left"])
+                first = most(zero, b.sub(zero, shift))
+                end = f.least(v["columns"], b.sub(v["width"], shift))
+                with f.loop(end, first) as column:
+                    at = f.sum(f.product(row, v["columns"]), column)
+                    place = f.sum(f.product(down, v["window_width"]), across)
+                    part = f.sum(f.product(at, window), f.product(place, v["channels"]))
+                    pixel = f.sum(f.product(target, v["width"]), column, shift)
+                    _add(f, f.at(out, f.product(pixel, v["channels"])), f.at(x, part))
+    return f.end()
+
+
+def _add(f: Function, out: Any, part: Any) -> None:
+    """Add the channels of a part to those of a pixel."""
+    done: Any = I64(0)
+    for lanes in _LANES:
+        vector = ir.VectorType(FLOAT, lanes)
+        times = f.b.sdiv(f.b.sub(f.v["channels"], done), I64(lanes))
+        with f.loop(times) as i:
+            channel = f.sum(done, f.product(i, I64(lanes)))
+            place = f.at(out, channel)
+            added = f.b.fadd(f.load(place, vector), f.load(f.at(part, channel), vector))
+            f.b.store(added, place, align=4)
+        done = f.sum(done, f.product(times, I64(lanes)))

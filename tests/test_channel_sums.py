@@ -1,0 +1,96 @@
+"""Sums over images for each channel, and of windows that overlap, by machine code of our own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jfluid.compile import channel_kernels, channel_sums, image_layout, machine_code
+from jfluid.ops import norm
+
+pytestmark = pytest.mark.skipif(
+    not channel_kernels.names(), reason="machine code is made for CPUs with AVX-512"
+)
+
+SHAPES = {
+    "one vector": ((64, 32, 32, 16), 0),
+    "two vectors": ((64, 16, 16, 32), 3),
+    "far from zero": ((64, 8, 8, 64), 1000),
+    "part of a vector": ((128, 12, 12, 20), -5),
+    "chunks of different lengths": ((3, 50, 51, 49), 1),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    assert machine_code.registered()
+
+
+@pytest.mark.parametrize("shape, offset", SHAPES.values(), ids=SHAPES)
+def test_sums_are_those_of_float64(shape, offset):
+    random = np.random.RandomState(0)
+    x = (random.randn(*shape) + offset).astype(np.float32)
+    grad = random.randn(*shape).astype(np.float32)
+    exact, exact_grad = (a.reshape(-1, shape[-1]).astype(np.float64) for a in (x, grad))
+    mean, variance = jax.jit(channel_sums.moments)(x)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(variance, exact.var(0), rtol=1e-4)
+    of_grad, of_products = jax.jit(channel_sums.products)(grad, x, mean)
+    centred = exact - np.asarray(mean, np.float64)
+    np.testing.assert_allclose(of_grad, exact_grad.sum(0), atol=2e-3)
+    np.testing.assert_allclose(of_products, (exact_grad * centred).sum(0), atol=2e-3)
+
+
+def _normalised(channels):
+    """A convolution of images that is normalised, and its gradients, as a step has them; the arguments."""
+    random = np.random.RandomState(0)
+    x, w = random.randn(8, channels, 32, 32), random.randn(channels, channels, 3, 3)
+
+    def step(x, w):
+        def loss(x, w):
+            y = lax.conv_general_dilated(x, w, (1, 1), "SAME")
+            scale = jnp.full(channels, 2.0, y.dtype)
+            y, mean, variance, _ = norm._batch_norm(y, scale, scale, 1e-5, 1, 1)
+            return jnp.sum(jnp.sin(y)), (mean, variance)
+
+        return dict(enumerate(jax.tree.leaves(jax.grad(loss, (0, 1), has_aux=True)(x, w))))
+
+    return step, (jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32))
+
+
+@pytest.mark.parametrize("channels, calls", [(16, 2), (8, 0)])
+def test_a_normalisation_of_images_calls_it_forward_and_back(channels, calls):
+    step, arguments = _normalised(channels)
+
+    def last(x, w):
+        return image_layout.channels_last(lambda _: step(x, w))
+
+    assert str(jax.make_jaxpr(last)(*arguments)).count("jfluid_direct_channel") == calls
+    for found, expected in zip(*(jax.jit(f)(*arguments).values() for f in (last, step))):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "image, filters, pads",
+    [
+        ((3, 20, 12, 12), (50, 20, 5, 5), ((0, 0), (0, 0))),
+        ((2, 3, 8, 8), (4, 3, 5, 5), ((0, 1), (0, 0))),
+        ((2, 17, 12, 10), (6, 17, 8, 4), ((1, 0), (0, 0))),
+    ],
+    ids=["a vector and a part", "few channels", "another window"],
+)
+def test_the_gradient_of_an_image_sums_windows_where_they_overlap(image, filters, pads):
+    random = np.random.RandomState(0)
+    x, w = (jnp.asarray(random.randn(*shape), jnp.float32) for shape in (image, filters))
+
+    def step(x, w):
+        y, pull = jax.vjp(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), pads), x, w)
+        return dict(enumerate(pull(jnp.cos(y))))
+
+    def last(x, w):
+        return image_layout.channels_last(lambda _: step(x, w))
+
+    assert str(jax.make_jaxpr(last)(x, w)).count("jfluid_direct_overlap") == 1
+    for found, expected in zip(*(jax.jit(f)(x, w).values() for f in (last, step))):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
