@@ -306,7 +306,7 @@ class _Served(_Stream):
     def there(self) -> bool:
         """Return whether the caller has its side still."""
         gone = select.poll()
-        gone.register(self.socket, select.POLLRDHUP)
+        gone.register(self.socket, getattr(select, "POLLRDHUP", 0))  # Linux's; elsewhere a hang-up
         return not gone.poll(0)
 
 
@@ -324,9 +324,8 @@ class ServedStreams:
         self._lock = threading.Lock()
         self._threads: dict[_Served, threading.Thread] = {}
         self._listener: sockets.Listener | None = None
-        self._stopping: tuple[int, int] | None = (
-            None  # the first hangs up when the second is closed
-        )
+        # The first hangs up when the second is closed.
+        self._stopping: tuple[int, int] | None = None
         self._stopped = self._ended = False
 
     def listen(self, host: str, secret: str, beside: int) -> None:
