@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -321,7 +322,7 @@ def test_a_server_that_stops_leaves_no_files_open(asked):
             attached.stop()
         else:  # the thread ends with its buffer, before the server does
             attached.leave(asked.client)
-            os.write(_other_end(asked), b"a request")
+            os.write(_other_end(asked), struct.pack("<H", 9) + b"a request")
         thread.join(60)
         attached.stop()
         attached.end(60)

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from jfluid import errors
 from jfluid.ps_server import specs
+from jfluid.ps_server.pipe_calls import CallError
 from jfluid.ps_server.store import Change
 from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, WIDTH, Site
 
@@ -36,7 +37,7 @@ FEW = 12
 ONE = np.ones(BLOCK.shape, np.float32)
 CALLS = ("Push", "Pull", "Exchange", "LookUp")
 
-# Calls of a few rows, and of all, which go through shared memory.
+# Calls of a few rows, and of all, which go past gRPC.
 some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
     lambda ids: np.array(ids, np.int64)
 ) | st.just(EVERY)
@@ -48,14 +49,33 @@ trainers = st.integers(0, 1)
 servers = st.integers(0, 1)
 
 
-class Lost(grpc.RpcError):
+class Lost(CallError):
     """The request, or its answer, was lost."""
 
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
+    def __init__(self):
+        super().__init__(grpc.StatusCode.UNAVAILABLE, "lost on the way")
 
-    def details(self):
-        return "lost on the way"
+
+class Losing:
+    """A way past gRPC that loses what `fault_of` says."""
+
+    def __init__(self, real, fault_of):
+        self.real, self.fault_of, self.fault = real, fault_of, None
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def post(self, method, parts):
+        self.fault = self.fault_of()
+        if self.fault == "request":
+            raise Lost
+        self.real.post(method, parts)
+
+    def answer(self, *given):
+        answer = self.real.answer(*given)
+        if self.fault == "answer":
+            raise Lost
+        return answer
 
 
 class Job(RuleBasedStateMachine):
@@ -81,15 +101,27 @@ class Job(RuleBasedStateMachine):
         for connection in client._connections:
             for name in CALLS:
                 connection._methods[name] = self.over_the_wire(name, connection._methods[name])
-            connection._through = self.over_the_wire("Local", connection._through)
+            connection._lane = self.losing(connection._lane)
         return client
+
+    def fault(self):
+        with self.lock:
+            return self.faults.pop(0) if self.faults else None
+
+    def losing(self, lane_for):
+        def lane(size):
+            found = lane_for(size)
+            if found is not None:
+                found.through = Losing(found.through, self.fault)
+            return found
+
+        return lane
 
     def over_the_wire(self, name, real):
         def call(data, *rest):
+            fault = self.fault()
             with self.lock:
-                fault = self.faults.pop(0) if self.faults else None
-                if name != "Local":  # what lies in a buffer is another request by now
-                    self.sent.append((real, data))
+                self.sent.append((real, data))
             if fault == "request":
                 raise Lost
             answer = real(data, *rest)
