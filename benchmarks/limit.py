@@ -5,10 +5,11 @@
 First the machine: the fastest single-precision matrix product (NumPy, XLA, PyTorch where `--torch` names
 an interpreter that has it), the fastest convolution of a few shapes (XLA, PyTorch's oneDNN), and copies
 of memory on all threads. Then each program: its share of the peak, by the operations that the model
-needs, its share of the bandwidth, by what its compiled step reads and writes, and where a step's time goes
-(see `_parts`). Then other engines in turn: hand-written JAX, with XLA's default options and with jfluid's,
-PyTorch and Paddle 3 (`--paddle`), eager and compiled, Fluid 1.8.5 on all threads, and in
-replicas. The goals: ahead of all others, and 60% of the peak where a step is products and convolutions.
+needs, the same while it multiplies or convolves (`thunks.py`), its share of the bandwidth, by what its
+compiled step reads and writes, and where a step's time goes (see `_parts`). Then other engines in turn:
+hand-written JAX, with XLA's default options and with jfluid's, PyTorch and Paddle 3 (`--paddle`), eager
+and compiled, Fluid 1.8.5 on all threads, and in replicas. The goals: ahead of all others, and 60% of the
+peak in products and convolutions.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import thunks
 import turns
 from host import Recorded, call_alone
 
@@ -130,7 +132,7 @@ def machine(torch=None):
 
 
 def _cost(model, compiled, given, feed):
-    """(GFLOP that the model needs, GB that the compiled step reads and writes).
+    """(GFLOP that the model needs, GB that the compiled step reads and writes, the step's text).
 
     The first by XLA's cost analysis of hand-written JAX, which computes nothing twice; the second
     by that of the compiled program, in which a loop's body counts once.
@@ -139,9 +141,14 @@ def _cost(model, compiled, given, feed):
 
     batch = jax_models.PREPARE.get(model, lambda feed: feed)(feed)
     with jax.enable_x64(True):
-        read = compiled.lower(*given).compile().cost_analysis()["bytes accessed"]
+        step = compiled.lower(*given).compile()
+    read = step.cost_analysis()["bytes accessed"]
     # sorting ids is no need of the model
-    return jax_models.flops(model.replace("_lazy_adam", ""), batch) / 1e9, read / 1e9
+    return (
+        jax_models.flops(model.replace("_lazy_adam", ""), batch) / 1e9,
+        read / 1e9,
+        step.as_text(),
+    )
 
 
 def program(model, rounds):
@@ -164,7 +171,7 @@ def program(model, rounds):
         recorded = segment.call.plain = Recorded(segment.call.plain)
         exe.run(main, feed=feed, fetch_list=fetches)
         compiled = segment.call.plain = recorded.function
-        gflop, gbytes = _cost(model, compiled, recorded.given, feed)
+        gflop, gbytes, text = _cost(model, compiled, recorded.given, feed)
 
         def run(count):
             for _ in range(count):
@@ -176,6 +183,8 @@ def program(model, rounds):
             "compute": _computing(compiled, recorded.given),
         }
         found = _parts(ways, rounds)
+        share = thunks.share(lambda: ways["compute"](5), text)
+    found["products_ms"] = share * found["compute_ms"]
     return {**found, "gflop": gflop, "gbytes": gbytes}
 
 
@@ -264,14 +273,14 @@ MODELS += ("ctr_dnn", "ctr_dnn_lazy_adam")
 def show_programs(models, rounds, limit):
     """Print and return what `program` finds of each, with its share of the machine's limits."""
     found = {}
-    print("| program | ms | compute | copy | host | wait | GFLOP | of peak | GB | of bandwidth |")
-    print("|---" * 10 + "|")
+    names = ("ms", "compute_ms", "copy_ms", "host_ms", "wait_ms", "gflop", "of_peak", "products_ms")
+    names += ("products_of_peak", "gbytes", "of_bandwidth")
+    print("| program | %s |\n%s|" % (" | ".join(names), "|---" * (1 + len(names))))
     for model in models:
         p = found[model] = program(model, rounds)
         p["of_peak"] = p["gflop"] / (p["ms"] / 1e3) / limit["GFLOP/s"]
+        p["products_of_peak"] = p["of_peak"] * p["ms"] / p["products_ms"]
         p["of_bandwidth"] = p["gbytes"] / (p["ms"] / 1e3) / limit["GB/s"]
-        names = ("ms", "compute_ms", "copy_ms", "host_ms", "wait_ms", "gflop")
-        names += ("of_peak", "gbytes", "of_bandwidth")
         print("| %s | %s |" % (model, " | ".join("%.3f" % p[n] for n in names)), flush=True)
     return found
 

@@ -98,13 +98,16 @@ def _programs(found: Found) -> str:
             *(f"{p[c]:.2f}" for c in columns),
             f"{p['gflop']:.2f}",
             f"{100 * p['of_peak']:.0f}%",
+            f"{p['products_ms']:.2f}",
+            f"{100 * p['products_of_peak']:.0f}%",
             f"{p['gbytes']:.2f}",
             f"{100 * p['of_bandwidth']:.0f}%",
         ]
         for model, p in found["programs"].items()
     ]
     titles = ["program", "ms a step", "compute", "copy", "host", "wait", "GFLOP", "of the peak"]
-    return table([*titles, "GB", "of the bandwidth"], rows)
+    titles += ["products", "of the peak in them", "GB", "of the bandwidth"]
+    return table(titles, rows)
 
 
 def _engines(found: Found) -> str:

@@ -1,0 +1,50 @@
+"""The part of a step that its products take, as `benchmarks/limit.py` finds it."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import thunks
+
+MODULE = """HloModule step
+%joined (p: f32[4]) -> f32[4] {
+  ROOT %dot.7 = f32[4]{0} dot(%p, %p), lhs_contracting_dims={0}
+}
+%added (p: f32[4]) -> f32[4] {
+  ROOT %add.7 = f32[4]{0} add(%p, %p)
+}
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %dot.1 = f32[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}
+  %convolution.2 = f32[8,8]{1,0} convolution(%p, %p), window={size=3}
+  %ffi_call.3 = f32[8,8]{1,0} custom-call(%p), custom_call_target="jfluid_direct_product"
+  %ffi_call.4 = f32[8,8]{1,0} custom-call(%p), custom_call_target="TopK"
+  %ynn_fusion = f32[8,8]{1,0} fusion(%p), kind=kCustom, calls=%joined
+  ROOT %add_fusion = f32[8,8]{1,0} fusion(%p), kind=kLoop, calls=%added
+}
+"""
+
+
+def test_products_are_told_from_what_else_a_step_does():
+    expected = {"dot.1", "dot.7", "convolution.2", "ffi_call.3", "ynn_fusion"}
+    assert thunks.of_products(MODULE) == expected
+
+
+def test_time_in_which_two_run_counts_once():
+    assert thunks._covered([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
+
+
+@pytest.mark.parametrize(
+    "step, least, most",
+    [(lambda x: x @ x, 0.9, 1.0), (lambda x: jnp.sin(x) @ x[:, :1], 0.0, 0.5), (jnp.sin, 0.0, 0.0)],
+    ids=["a product", "mostly sines", "sines"],
+)
+def test_the_share_is_that_of_the_time(step, least, most):
+    x = jnp.ones((1024, 1024), jnp.float32)
+    compiled = jax.jit(step).lower(x).compile()
+    compiled(x).block_until_ready()
+    found = thunks.share(lambda: compiled(x).block_until_ready(), compiled.as_text())
+    assert least <= found <= most
