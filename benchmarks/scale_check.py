@@ -1,7 +1,7 @@
 """The simulation of jobs with parameter servers, held against small jobs on this machine.
 
     python benchmarks/scale_check.py       # 1 to 4 trainers and 1 to 3 servers, each job three times
-    python benchmarks/scale_check.py --times 1       # all four strategies in some six minutes
+    python benchmarks/scale_check.py --times 1       # all four strategies in some five minutes
     python benchmarks/scale_check.py --strategies async geo --trainers 1 2 --servers 1 3
 
 Jobs of all sizes run in turn, several times. Three of each strategy (1 trainer and 1 server, 1 and 3,

@@ -83,11 +83,8 @@ class SharedBuffer:
             self._end *= bool(self._posted)
         return reply.reply or self.reply(reply.bytes)
 
-    def write_request(self, parts: Sequence[Any]) -> int:
-        """Write the parts one after the other; returns their total size in bytes."""
-        return self._write(_HEADER, parts)
-
     def write_reply(self, parts: Sequence[Any]) -> int:
+        """Write the parts one after the other; returns their total size in bytes."""
         return self._write(_HEADER + self.capacity, parts)
 
     def request(self, size: int, at: int = 0) -> memoryview:

@@ -416,9 +416,11 @@ def test_sizes_beyond_a_lane_are_refused(asked):
     found = attached._buffers[attached.attach(asked)]
     with pytest.raises(TooLargeError, match="5000 bytes in a buffer of 4096"):
         found.request(5000)
-    found.write_request([b"ab", memoryview(b"c"), np.frombuffer(b"de", np.uint8).data])
-    assert found.request(5) == b"abcde"
-    assert found.reply(5) == bytes(5)
+    with pytest.raises(TooLargeError, match="5 bytes in a buffer of 4096"):
+        found.request(5, at=4092)
+    found.write_reply([b"ab", memoryview(b"c"), np.frombuffer(b"de", np.uint8).data])
+    assert found.reply(5) == b"abcde"
+    assert found.request(5) == bytes(5)
 
 
 def test_a_server_elsewhere_is_asked_once():
