@@ -14,11 +14,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHAPES = {
-    "one vector": ((64, 32, 32, 16), 0),
-    "two vectors": ((64, 16, 16, 32), 3),
-    "far from zero": ((64, 8, 8, 64), 1000),
-    "part of a vector": ((128, 12, 12, 20), -5),
-    "chunks of different lengths": ((3, 50, 51, 49), 1),
+    "one vector": ((64, 32, 32, 16), 0, 1),
+    "two vectors": ((64, 16, 16, 32), 3, 1),
+    "far from zero": ((64, 8, 8, 64), 1000, 1),
+    "part of a vector": ((128, 12, 12, 20), -5, 1),
+    "chunks of different lengths": ((3, 50, 51, 49), 1, 1),
+    "two groups": ((64, 32, 32, 16), 3, 2),
+    "groups of chunks of different lengths": ((9, 50, 51, 49), -1, 3),
+    "groups of fewer rows than a chunk": ((40, 8, 9, 64), 2, 40),
 }
 
 
@@ -27,22 +30,24 @@ def registered():
     assert machine_code.registered()
 
 
-@pytest.mark.parametrize("shape, offset", SHAPES.values(), ids=SHAPES)
-def test_sums_are_those_of_float64(shape, offset):
+@pytest.mark.parametrize("shape, offset, groups", SHAPES.values(), ids=SHAPES)
+def test_sums_are_those_of_float64(shape, offset, groups):
     random = np.random.RandomState(0)
     x = (random.randn(*shape) + offset).astype(np.float32)
+    x += np.repeat(np.arange(groups, dtype=np.float32), shape[0] // groups)[:, None, None, None]
     grad = random.randn(*shape).astype(np.float32)
-    exact, exact_grad = (a.reshape(-1, shape[-1]).astype(np.float64) for a in (x, grad))
-    mean, variance = jax.jit(channel_sums.moments)(x)
-    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(variance, exact.var(0), rtol=1e-4)
-    of_grad, of_products = jax.jit(channel_sums.products)(grad, x, mean)
-    centred = exact - np.asarray(mean, np.float64)
-    np.testing.assert_allclose(of_grad, exact_grad.sum(0), atol=2e-3)
-    np.testing.assert_allclose(of_products, (exact_grad * centred).sum(0), atol=2e-3)
+    exact, exact_grad = (a.reshape(groups, -1, shape[-1]).astype(np.float64) for a in (x, grad))
+    mean, variance = jax.jit(channel_sums.moments, static_argnums=1)(x, groups)
+    np.testing.assert_allclose(mean, exact.mean(1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(variance, exact.var(1), rtol=1e-4)
+    products = jax.jit(channel_sums.products, static_argnums=3)
+    of_grad, of_products = products(grad, x, mean, groups)
+    centred = exact - np.asarray(mean, np.float64)[:, None]
+    np.testing.assert_allclose(of_grad, exact_grad.sum(1), atol=2e-3)
+    np.testing.assert_allclose(of_products, (exact_grad * centred).sum(1), atol=2e-3)
 
 
-def _normalised(channels):
+def _normalised(channels, groups):
     """A convolution of images that is normalised, and its gradients, as a step has them; the arguments."""
     random = np.random.RandomState(0)
     x, w = random.randn(8, channels, 32, 32), random.randn(channels, channels, 3, 3)
@@ -51,7 +56,7 @@ def _normalised(channels):
         def loss(x, w):
             y = lax.conv_general_dilated(x, w, (1, 1), "SAME")
             scale = jnp.full(channels, 2.0, y.dtype)
-            y, mean, variance, _ = norm._batch_norm(y, scale, scale, 1e-5, 1, 1)
+            y, mean, variance, _ = norm._batch_norm(y, scale, scale, 1e-5, 1, groups)
             return jnp.sum(jnp.sin(y)), (mean, variance)
 
         return dict(enumerate(jax.tree.leaves(jax.grad(loss, (0, 1), has_aux=True)(x, w))))
@@ -59,9 +64,9 @@ def _normalised(channels):
     return step, (jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32))
 
 
-@pytest.mark.parametrize("channels, calls", [(16, 2), (8, 0)])
-def test_a_normalisation_of_images_calls_it_forward_and_back(channels, calls):
-    step, arguments = _normalised(channels)
+@pytest.mark.parametrize("channels, groups, calls", [(16, 1, 2), (16, 2, 2), (8, 1, 0)])
+def test_a_normalisation_of_images_calls_it_forward_and_back(channels, groups, calls):
+    step, arguments = _normalised(channels, groups)
 
     def last(x, w):
         return image_layout.channels_last(lambda _: step(x, w))

@@ -17,8 +17,9 @@ KINDS = ("moments", "products")
 LANES = 16
 WIDTHS = (32, 16)  # channels that are summed at a time
 _SUMS = 8  # vectors of each sum, which wait for one another
-# The numbers of a call, see `xla_tasks.py` for the first two. Those of "products" are followed by means.
-GEOMETRY = "chunks memory rows channels".split()
+# The numbers of a call, see `xla_tasks.py` for the first two; the last is how many chunks a group of rows has.
+# Those of "products" are followed by the means of each group.
+GEOMETRY = "chunks memory rows channels each".split()
 _FLOATS = ir.VectorType(FLOAT, LANES)
 _ZERO = ir.Constant(_FLOATS, [0.0] * LANES)
 Add = Callable[[Any, list[list[Any]]], None]
@@ -124,7 +125,8 @@ def _moments(f: Function, column: Any, vectors: int) -> list[list[Any]]:
 def _products(f: Function, column: Any, vectors: int) -> list[list[Any]]:
     """The sums of y, and of y times what x is above the means."""
     b = f.b
-    given = f.at(f.v["geometry"], I64(len(GEOMETRY)), column)
+    group = f.product(b.sdiv(f.v["chunk"], f.v["each"]), f.v["channels"])
+    given = f.at(f.v["geometry"], I64(len(GEOMETRY)), group, column)
     means = [f.load(f.at(given, I64(LANES * j)), _FLOATS) for j in range(vectors)]
 
     def both(row: Any, sums: list[list[Any]]) -> None:

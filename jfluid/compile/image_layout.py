@@ -403,10 +403,14 @@ def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:
     images = [v.laid(last) for v, a in zip(values, equation.invars) if a.aval.ndim == len(last)]
     if not channel_sums.suits(images[0]):
         return None
+    shape = equation.outvars[0].aval.shape  # [channels], or those of each group of rows
+    groups = shape[0] if len(shape) == 2 else 1
     if name == CHANNEL_MOMENTS:
-        return [_Value(v) for v in channel_sums.moments(images[0])]
-    grad, x = images
-    return [_Value(v) for v in channel_sums.products(grad, x, values[-1].given())]
+        found = channel_sums.moments(images[0], groups)
+    else:
+        grad, x = images
+        found = channel_sums.products(grad, x, values[-1].given(), groups)
+    return [_Value(lax.reshape(v, shape)) for v in found]
 
 
 def _filter(value: _Value) -> Filter:

@@ -68,22 +68,22 @@ def _of_all_groups(vector: jax.Array) -> jax.Array:
     return vector if vector.ndim == 1 else functools.reduce(jnp.add, list(vector))
 
 
-@jax.jit
-def channel_moments(x: Array) -> tuple[Array, Array]:
-    """Return the mean and the biased variance of each channel of x, [N, C, ...]; a function of its own
-    in what is traced.
+@functools.partial(jax.jit, static_argnames="groups")
+def channel_moments(x: Array, groups: int) -> tuple[Array, Array]:
+    """Return the mean and the biased variance of each channel of x, [N, C, ...], in each group of rows,
+    if there are several; a function of its own in what is traced.
     """
-    mean = _by_channel(jnp.mean, x, 1, 1)
-    return mean, _by_channel(jnp.mean, jnp.square(x - _along(mean, x.ndim, 1)), 1, 1)
+    mean = _by_channel(jnp.mean, x, 1, groups)
+    return mean, _by_channel(jnp.mean, jnp.square(x - _spread(mean, x, 1)), 1, groups)
 
 
-@jax.jit
-def channel_products(grad: Array, x: Array, mean: Array) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnames="groups")
+def channel_products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
     """Return the sums of `grad`, [N, C, ...], and of `grad` times what x is above `mean`, of each
-    channel; a function of its own as above.
+    channel, in each group of rows; a function of its own as above.
     """
-    centred = x - _along(mean, x.ndim, 1)
-    return _by_channel(jnp.sum, grad, 1, 1), _by_channel(jnp.sum, grad * centred, 1, 1)
+    products = grad * (x - _spread(mean, x, 1))
+    return _by_channel(jnp.sum, grad, 1, groups), _by_channel(jnp.sum, products, 1, groups)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -104,8 +104,8 @@ def _batch_norm_forward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     along = functools.partial(_spread, x=x, axis=axis)
     wide = x.astype(scale.dtype)
-    if axis == 1 and groups == 1:
-        mean, variance = channel_moments(wide)
+    if axis == 1:
+        mean, variance = channel_moments(wide, groups)
     else:
         mean = _by_channel(jnp.mean, wide, axis, groups)
         variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
@@ -123,8 +123,8 @@ def _batch_norm_backward(
     grad = grads[0].astype(scale.dtype)
     centred = x.astype(scale.dtype) - along(mean)
     count = x.size // x.shape[axis] // groups
-    if axis == 1 and groups == 1:
-        grad_bias, products = channel_products(grad, x.astype(scale.dtype), mean)
+    if axis == 1:
+        grad_bias, products = channel_products(grad, x.astype(scale.dtype), mean, groups)
         grad_scale = products * inverse
     else:
         grad_bias = _by_channel(jnp.sum, grad, axis, groups)
