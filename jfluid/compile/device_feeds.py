@@ -1,39 +1,78 @@
 """Copies of batches to a device before the step that uses them, with ragged rows padded already."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
 import numpy as np
 
-from jfluid.compile.padding import Buckets
+from jfluid.compile.slots import SlotBuckets, opened
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 
+Forms = dict[str, tuple[Any, ...]]
 
-class DeviceTensor(LoDTensor):
-    """A tensor on the host, as users see it, and on a device, as a step uses it: rows in sequences
-    are padded.
+
+class PlacedBatch:
+    """A batch on a device.
+
+    Attributes:
+        values: by name, as segments take them (see `SlotBuckets.join`).
+        forms: what a compiled step relies on of each tensor.
     """
 
-    def __init__(self, tensor: LoDTensor, device_value: Any):
+    def __init__(self, values: Mapping[str, Any], forms: Forms, device: jax.Device):
+        self.values, self.forms, self.device = values, forms, device
+        self._opened: Mapping[str, Any] | None = None
+
+    def value(self, name: str) -> Any:
+        """An array or a `Ragged` of one tensor."""
+        if self._opened is None:
+            self._opened = opened(self.values)
+        return self._opened[name]
+
+
+class DeviceTensor(LoDTensor):
+    """A tensor on the host, as users see it, and in a batch on a device, as a step uses it: rows in
+    sequences are padded.
+    """
+
+    def __init__(self, name: str, tensor: LoDTensor, batch: PlacedBatch):
         super().__init__(tensor.value)
         self._lod = tensor._lod
-        self._device_value = device_value
+        self._name = name
+        self._batch: PlacedBatch | None = batch
 
     def set(self, array: Any, place: Any = None) -> None:
         """As LoDTensor.set; discards the value on the device."""
         super().set(array, place)
-        self._device_value = None
+        self._batch = None
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
         """As LoDTensor.set_lod; discards the value on the device."""
         super().set_lod(lod)
-        self._device_value = None
+        self._batch = None
 
     def device_value(self) -> Any:
         """An array or a `Ragged` on the device; None once the tensor was set."""
-        return self._device_value
+        return None if self._batch is None else self._batch.value(self._name)
+
+
+_NAME, _BATCH = attrgetter("_name"), attrgetter("_batch")
+
+
+def batch_of(feed: Mapping[str, Any]) -> PlacedBatch | None:
+    """Return the batch on a device that a feed is, all of it as a loader has made it; None for any other
+    feed.
+    """
+    values = feed.values()
+    if set(map(type, values)) != {DeviceTensor}:
+        return None
+    (batch, *others) = set(map(_BATCH, values))
+    if others or batch is None or len(feed) != len(batch.forms):
+        return None
+    return batch if list(map(_NAME, values)) == list(feed) else None
 
 
 class FeedPlacer:
@@ -42,17 +81,27 @@ class FeedPlacer:
     """
 
     def __init__(self) -> None:
-        self._buckets = Buckets()
+        self._buckets = SlotBuckets()
+        self._forms: Forms = {}
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
-        values = self._buckets.pad(
-            {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
-        )
-        if not _reads_host_memory(device):
+        given = {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
+        if _reads_host_memory(device):
+            values = self._buckets.join(given)
+        else:
             with jax.enable_x64(True):
-                values = jax.device_put(values, device)
-        return {name: DeviceTensor(batch[name], value) for name, value in values.items()}
+                values = jax.device_put(self._buckets.pad(given), device)
+        forms = {name: _form(tensor) for name, tensor in batch.items()}
+        if forms != self._forms:
+            self._forms = forms
+        found = PlacedBatch(values, self._forms, device)
+        return {name: DeviceTensor(name, tensor, found) for name, tensor in batch.items()}
+
+
+def _form(tensor: LoDTensor) -> tuple[Any, ...]:
+    shape = tensor.value.shape
+    return tensor.value.dtype, shape[1:] if tensor._lod else shape, len(tensor._lod)
 
 
 def _reads_host_memory(device: jax.Device) -> bool:

@@ -23,7 +23,7 @@ from jfluid.compile import (
     slots,
     trace,
 )
-from jfluid.compile.device_feeds import ready
+from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
 from jfluid.compile.host import Host
 from jfluid.compile.image_layout import Order
 from jfluid.compile.lower import NOTHING, Known
@@ -75,6 +75,10 @@ class Placement(ABC):
             batches: of slots, which `feeds` does not hold.
         """
         return None
+
+    def takes(self, batch: PlacedBatch) -> bool:
+        """Whether segments take the values of a batch that a loader has placed on a device."""
+        return False
 
     @abstractmethod
     def context(self) -> AbstractContextManager[Any]:
@@ -186,13 +190,15 @@ class OneDevice(Placement):
         return placed(values, dict.fromkeys(values, self._home))
 
     def enter(self, feeds: Mapping[str, Any]) -> Env:
+        batch = batch_of(feeds)
+        if batch is not None and self.takes(batch):
+            return dict(batch.values)
         given = ready(feeds, self.device, self._buckets.exact)
-        if self._buckets.exact or not self._joins_slots:
-            return self._buckets.pad(given)
-        batches = slots.read(slots.of(given), given)
-        joined = {n for b in batches or () for n in b.names}
-        others = {n: v for n, v in given.items() if n not in joined}
-        return self._buckets.pad_with_slots(others, batches or ())
+        joins = self._joins_slots and not self._buckets.exact
+        return self._buckets.join(given) if joins else self._buckets.pad(given)
+
+    def takes(self, batch: PlacedBatch) -> bool:
+        return self._joins_slots and not self._buckets.exact and batch.device == self.device
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
         given = {n: _unwrapped(v) for n, v in feeds.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import flags
 from jfluid.compile import slots
-from jfluid.compile.device_feeds import DeviceTensor
+from jfluid.compile.device_feeds import DeviceTensor, batch_of
 from jfluid.compile.fetches import Fetched, to_numpy
 from jfluid.compile.step import Step
 from jfluid.ir.program import Program
@@ -59,6 +59,8 @@ class Repeat:
         self._slots = slots.of(feed)
         joined = {name for each in self._slots for name in each.names}
         self._feeds = [(n, _form(v)) for n, v in feed.items() if n not in joined]
+        batch = batch_of(feed)
+        self._forms = None if batch is None else batch.forms
         self._as_it_is = fetched is None and all(type(v) is np.ndarray for v in feed.values())
         self._segment, self._placement = step.whole, step.placement
         self._fetched, self._key = fetched, key if step.plan.rng else None
@@ -114,13 +116,17 @@ class Repeat:
         for fetch, before in zip(fetch_list, self._fetch_list):
             if fetch is not before:
                 return None
-        for name, form in self._feeds:
-            value = feed.get(name)
-            if type(value) is np.ndarray:
-                if form != (value.dtype, value.shape):
+        batch = None if self._forms is None else batch_of(feed)
+        if batch is None:
+            for name, form in self._feeds:
+                value = feed.get(name)
+                if type(value) is np.ndarray:
+                    if form != (value.dtype, value.shape):
+                        return None
+                elif _form(value) != form:
                     return None
-            elif _form(value) != form:
-                return None
+        elif batch.forms is not self._forms and batch.forms != self._forms:
+            return None
         state = self._state()
         if (
             state is None
@@ -129,7 +135,10 @@ class Repeat:
             or flags.get("FLAGS_check_nan_inf") != self._flag
         ):
             return None
-        entered = feed if self._as_it_is else self._entered(feed)
+        if batch is not None and self._placement.takes(batch):
+            entered: Mapping[str, Any] | None = batch.values
+        else:
+            entered = feed if self._as_it_is else self._entered(feed)
         if entered is None:
             return None
         key = self._key() if self._key is not None else None

@@ -96,8 +96,9 @@ class Slots:
         """Measure sequences, in which batches and slots are often alike. None where slots have
         different numbers of them.
         """
-        if self._latest is not None and _all_are(self._latest[0], offsets):
-            return self._latest[1]
+        latest = self._latest  # another thread may change it
+        if latest is not None and _all_are(latest[0], offsets):
+            return latest[1]
         first = bytearray(offsets[0].tobytes())
         if alike := _all_are(first, offsets):
             together = np.tile(offsets[0].astype(np.int32), (len(offsets), 1))
@@ -213,7 +214,17 @@ class SlotBuckets(Buckets):
 
     def __init__(self) -> None:
         super().__init__()
+        self._slots: list[Slots] = []  # of the latest feed
         self._latest: tuple[list[Measured], list[Layout]] = [], []
+
+    def join(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return checked feeds with slots as `Joined`, and every other LoDTensor as `Ragged`."""
+        batches = read(self._slots, feeds) if self._slots else None
+        if batches is None:
+            self._slots = of(feeds)
+            batches = read(self._slots, feeds) or []
+        joined = {n for b in batches for n in b.names}
+        return self.pad_with_slots({n: v for n, v in feeds.items() if n not in joined}, batches)
 
     def pad_with_slots(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> dict[str, Any]:
         """Return other feeds with every LoDTensor as `Ragged`, and batches as `Joined`, each by the
