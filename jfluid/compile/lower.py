@@ -108,7 +108,9 @@ class Lowering:
             if self._parts.get(name, (None,))[0] is not rate:
                 self._parts[name] = rate, scalars.part(rate)
             rate = self._parts[name][1]
-        values = [env[n] for n in self.awaited.get(at, ()) if n in env]
+        # A copied vector costs less than kernels that compute what they wait for once more.
+        waits = jnp.ndim(env[op.input("Param")[0]]) > 1
+        values = [env[n] for n in self.awaited.get(at, ()) if n in env and waits]
         return env | {name: update_order.after(rate, values)}
 
     def _draw(self) -> None:
