@@ -1,7 +1,6 @@
-"""Products over rows, as of a weight's gradient, by machine code of our own: NumPy's numbers for any shape,
-in steps of any kind.
-"""
+"""Products of matrices by machine code of our own: NumPy's numbers for any shape, in steps of any kind."""
 
+import itertools
 import os
 
 import jax
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
 )
 
-# rows that are added up, rows and columns of the result
+# numbers that are added up, rows and columns of the result
 SHAPES = {
     "whole tiles": (64, 28, 64),
     "tiles that overlap": (64, 31, 32),
@@ -24,6 +23,8 @@ SHAPES = {
     "columns that overlap by more": (33, 15, 57),
     "one vector of columns": (100, 30, 16),
     "one row": (1, 14, 32),
+    "fewer rows than a square of vectors": (15, 29, 50),
+    "squares of vectors": (48, 28, 64),
     "blocks of rows": (777, 45, 48),
     "many tiles": (40, 1009, 77),
     "many columns": (300, 14, 2000),
@@ -39,36 +40,70 @@ def registered():
     assert machine_code.registered()
 
 
-def _draw(depth, rows, columns):
+# What is summed over, of the first matrix and of the second: a layer, and the gradients of its input and weight.
+LAYER, INPUT, WEIGHT = (1, 0), (1, 1), (0, 0)
+
+
+def _draw(depth, rows, columns, over):
     rng = np.random.RandomState(0)
-    return [rng.randn(depth, n).astype("float32") for n in (rows, columns)]
+    return [
+        np.moveaxis(rng.randn(depth, n), 0, axis).astype("float32", order="C")
+        for n, axis in zip((rows, columns), over)
+    ]
 
 
+def _product(over):
+    return jax.jit(lambda x, y: direct_product.product(x, y, over))
+
+
+@pytest.mark.parametrize("over", list(itertools.product((0, 1), repeat=2)))
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_numbers_are_those_of_numpy(shape):
-    x, y = _draw(*shape)
-    assert direct_product.suits(x, y)
-    found = np.asarray(jax.jit(direct_product.over_rows)(x, y))
-    expected = x.T.astype("float64") @ y
+def test_numbers_are_those_of_numpy(shape, over):
+    x, y = _draw(*shape, over)
+    found = np.asarray(_product(over)(x, y))
+    expected = np.tensordot(x.astype("float64"), y.astype("float64"), (over[:1], over[1:]))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * shape[0])
 
 
-def test_infinite_numbers_stay_where_they_are():
-    x, y = _draw(300, 20, 50)
-    x[7, 3], y[290, 41] = np.inf, np.nan
-    found = np.asarray(jax.jit(direct_product.over_rows)(x, y))
+@pytest.mark.parametrize("over", [WEIGHT, LAYER, INPUT])
+def test_infinite_numbers_stay_where_they_are(over):
+    x, y = _draw(300, 20, 50, over)
+    np.moveaxis(x, over[0], 0)[7, 3], np.moveaxis(y, over[1], 0)[290, 41] = np.inf, np.nan
+    found = np.asarray(_product(over)(x, y))
     wrong = ~np.isfinite(found)
     assert wrong[3].all() and wrong[:, 41].all() and wrong.sum() == 50 + 20 - 1
 
 
+@pytest.mark.parametrize("over", [WEIGHT, LAYER, INPUT])
 @pytest.mark.parametrize("processors", [1, 16, 1000])
-def test_numbers_have_the_same_bits_however_the_work_is_divided(monkeypatch, processors):
-    x, y = _draw(600, 300, 90)
-    first = np.asarray(jax.jit(direct_product.over_rows)(x, y))
+def test_numbers_have_the_same_bits_however_the_work_is_divided(monkeypatch, processors, over):
+    x, y = _draw(600, 300, 90, over)
+    first = np.asarray(_product(over)(x, y))
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    run = jax.jit(lambda x, y: direct_product.over_rows(x, y))
+    run = _product(over)
     for _ in range(10):
         np.testing.assert_array_equal(np.asarray(run(x, y)), first)
+
+
+def test_products_follow_one_another_in_loops():
+    """XLA goes on when a product is there, wherever it is called."""
+    x, y = _draw(64, 300, 64, LAYER)
+    y /= 8
+
+    def some(x):
+        left, right = (direct_product.product(x + i, y, LAYER) for i in range(2))
+        return jnp.tanh(left - right) + x
+
+    found = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: some(x), x))(x)
+    for _ in range(50):
+        x = np.tanh(x @ y - (x + 1) @ y) + x
+    np.testing.assert_allclose(np.asarray(found), x, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_of_a_layer_have_the_same_bits_whatever_is_beside_them():
+    x, y = _draw(600, 300, 90, LAYER)
+    run = _product(LAYER)
+    np.testing.assert_array_equal(np.asarray(run(x, y))[100:150], np.asarray(run(x[100:150], y)))
 
 
 @pytest.fixture
@@ -92,32 +127,37 @@ def _primitives(x, w, dtype=jnp.float32):
     return [e.primitive.name for e in traced.jaxpr.eqns]
 
 
-def test_steps_use_it_for_gradients_of_weights_and_turn_nothing_round():
+def test_steps_use_it_for_layers_and_their_gradients_and_turn_nothing_round():
     names = _primitives((128, 200), (200, 100))
-    assert sorted(names) == ["dot_general", "dot_general", "ffi_call", "tanh"]
+    assert sorted(names) == ["ffi_call", "ffi_call", "ffi_call", "tanh"]
 
 
 @pytest.mark.parametrize(
-    "x, w, dtype",
+    "x, w, dtype, left",
     [
-        ((128, 200), (200, 10), jnp.float32),
-        ((128, 10), (10, 200), jnp.float32),
-        ((128, 32), (32, 64), jnp.float32),
-        ((128, 300), (300, 300), jnp.float32),
-        ((128, 200), (200, 100), jnp.bfloat16),
+        ((128, 200), (200, 10), jnp.float32, 3),
+        ((128, 10), (10, 200), jnp.float32, 3),
+        ((128, 32), (32, 64), jnp.float32, 3),
+        ((128, 500), (500, 500), jnp.float32, 1),
+        ((1024, 512), (512, 512), jnp.float32, 3),
+        ((17, 400), (400, 500), jnp.float32, 2),
+        ((128, 200), (200, 100), jnp.bfloat16, 3),
     ],
-    ids=["few columns", "few rows", "small", "long sides", "bfloat16"],
+    ids="few columns,few rows,small,long sides,large results,rows beside tiles,bfloat16".split(","),
 )
-def test_steps_leave_other_products_to_the_library(x, w, dtype):
+def test_steps_leave_other_products_to_the_library(x, w, dtype, left):
     names = _primitives(x, w, dtype)
-    assert "ffi_call" not in names and names.count("dot_general") == 3
+    assert names.count("dot_general") == left and names.count("ffi_call") == 3 - left
 
 
 def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(monkeypatch):
-    assert "ffi_call" in _primitives((5000, 64), (64, 64))
+    def left(x, w):
+        return _primitives(x, w).count("dot_general")
+
+    assert left((5000, 64), (64, 64)) == 0
     monkeypatch.setattr(os, "cpu_count", lambda: 11)
-    assert "ffi_call" not in _primitives((5000, 64), (64, 64))
-    assert "ffi_call" in _primitives((4000, 64), (64, 64))
+    assert left((5000, 64), (64, 64)) == 1
+    assert left((4000, 64), (64, 64)) == 0
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
@@ -169,12 +209,12 @@ def _losses(network, replicas):
 def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas):
     called = []
     monkeypatch.setenv("CPU_NUM", "2")
-    over_rows = direct_product.over_rows
+    product = direct_product.product
     monkeypatch.setattr(
-        direct_product, "over_rows", lambda x, y: called.append(x.shape) or over_rows(x, y)
+        direct_product, "product", lambda *given: called.append(given[2]) or product(*given)
     )
     losses = _losses(network, replicas)
-    assert called and losses[-1] < losses[0]
+    assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
     monkeypatch.setattr(machine_code, "registered", lambda: False)
     del called[:]
     np.testing.assert_allclose(_losses(network, replicas), losses, rtol=1e-4)

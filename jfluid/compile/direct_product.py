@@ -1,7 +1,5 @@
-"""Products of two matrices over their rows, as of a weight's gradient, by machine code of our own
-(`product_kernels.py`), for the shapes that it is faster for than XLA's library.
-
-The library turns the first matrix round for such a product. Here parts of both are copied as they are.
+"""Products of two matrices by machine code of our own (`product_kernels.py`), for the shapes that it is
+faster for than XLA's library.
 """
 
 import functools
@@ -18,14 +16,18 @@ from jfluid.compile.product_kernels import LANES, TILE, WIDTH
 _MOST_TILES, _MOST_PANELS = 16, 8  # of a chunk: what is copied for it stays in a core's cache
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
 _COPY_X, _COPY_Y = 12, 20
-# Where both sides of the result are longer, it pays for the library to turn the matrix round.
-_SHORT_SIDE = 256
+# The library turns the first matrix round for sums over the rows of both, which pays where both sides of the
+# result are longer. Other products it reads as they are: it is as fast for larger results than these,
+# and where much of a tile would lie outside of the result.
+_SHORT_SIDE = 448
+_LARGEST = 1 << 19
+_MOST_OUTSIDE = 0.2
 _MOST_ROWS = 4096  # where some processors would have nothing to do
 
 
-def over_rows(x: Array, y: Array) -> Array:
-    """Return x.T @ y, of matrices with equally many rows."""
-    (depth, rows), columns = x.shape, y.shape[1]
+def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
+    """Return the product of two matrices, summed over dimension `over[0]` of x and `over[1]` of y."""
+    depth, rows, columns = _sizes(x, y, over)
     tiles, panels = _divided(-(-rows // TILE), -(-columns // WIDTH), os.cpu_count() or 1)
     groups = -(-columns // (WIDTH * panels))
     geometry = {
@@ -34,6 +36,8 @@ def over_rows(x: Array, y: Array) -> Array:
         "depth": depth,
         "rows": rows,
         "columns": columns,
+        "x_turned": over[0],
+        "y_turned": over[1],
         "tiles": tiles,
         "panels": panels,
         "groups": groups,
@@ -42,6 +46,10 @@ def over_rows(x: Array, y: Array) -> Array:
     shape = jax.ShapeDtypeStruct((rows, columns), np.float32)
     out: Array = jax.ffi.ffi_call(product_kernels.NAME, shape)(x, y, numbers)
     return out
+
+
+def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:
+    return x.shape[over[0]], x.shape[1 - over[0]], y.shape[1 - over[1]]
 
 
 def _parts(rows: int, columns: int) -> int:
@@ -63,13 +71,18 @@ def _divided(tiles: int, panels: int, processors: int) -> tuple[int, int]:
     return min(itertools.product(*held), key=cost)
 
 
-def suits(x: Array, y: Array) -> bool:
-    """Return whether x.T @ y should be computed here, of matrices in single precision."""
-    (depth, rows), columns = x.shape, y.shape[1]
+def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
+    """Return whether a product of matrices in single precision should be computed here."""
+    depth, rows, columns = _sizes(x, y, over)
+    if over == (0, 0):
+        faster = min(rows, columns) <= _SHORT_SIDE
+    else:
+        outside = -rows % TILE
+        faster = rows * columns < _LARGEST and outside <= _MOST_OUTSIDE * rows
     return (
-        rows >= TILE
+        faster
+        and rows >= TILE
         and (columns >= WIDTH or columns == LANES)
-        and min(rows, columns) <= _SHORT_SIDE
         and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
         and machine_code.registered()
     )

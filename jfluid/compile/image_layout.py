@@ -5,7 +5,8 @@ the result back: a quarter of the time of a step of YOLOv3 went there. Here a tr
 rewritten so that what comes out of a convolution stays as it is through whatever follows it
 (activations, normalisation, pooling, sums), forward and backward. Only what looks at the order of
 the dimensions (a reshape, a loop) gets channels first. Users see no difference. The gradients of
-the weights of products are computed the way round that the step wants them (`products.py`).
+the weights of products are computed the way round that the step wants them (`products.py`), which says
+which products are computed by machine code of our own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -378,16 +379,23 @@ def _convolution(values: list[_Value], params: dict[str, Any]) -> list[_Value] |
 
 
 def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
-    """Apply a product of matrices over their rows, as that of a weight's gradient. `jax.vjp` gives the
-    one of the gradient and what came in, and turns it round.
+    """Apply a product of two matrices in single precision. `jax.vjp` gives a weight's gradient as that of the
+    gradient and what came in, and turns it round: it may be computed either way.
     """
-    arrays = [a.aval for a in equation.invars]
-    if equation.params["dimension_numbers"] != (((0,), (0,)), ((), ())) or any(
-        a.ndim != 2 or a.dtype != np.float32 for a in arrays
-    ):
+    arrays = [a.aval for a in (*equation.invars, *equation.outvars)]
+    if any(a.ndim != 2 or a.dtype != np.float32 for a in arrays):
         return None
-    x, y = (v.given() for v in values)
-    return [_Value(make=lambda turned: products.over_rows(*((y, x) if turned else (x, y))))]
+    left, right = equation.params["dimension_numbers"][0]
+    if not len(left) == len(right) == 1:
+        return None
+    x, y, over = values[0].given(), values[1].given(), (left[0], right[0])
+    if over != (0, 0) and not products.is_own(x, y, over):
+        return None
+
+    def make(turned: bool) -> Array:
+        return products.product(y, x, over[::-1]) if turned else products.product(x, y, over)
+
+    return [_Value(make=make)]
 
 
 def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:

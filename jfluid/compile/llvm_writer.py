@@ -18,7 +18,6 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (VOID, (POINTER,)),
     "memset": (POINTER, (POINTER, I32, I64)),
     "memcpy": (POINTER, (POINTER, POINTER, I64)),
-    "sched_yield": (I32, ()),
 }
 
 

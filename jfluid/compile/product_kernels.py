@@ -1,7 +1,8 @@
-"""Products of two matrices over their rows, x.T @ y, on CPUs as loops over registers, for LLVM.
+"""Products of two matrices on CPUs as loops over registers, for LLVM.
 
-A tile of the result stays in registers while rows are read: of each row some numbers of x times vectors
-of y. Both are copied together before, x once for many columns and y once for many tiles: where matrices
+A tile of the result stays in registers while the products that make it are added up: at each step some
+numbers of one matrix times vectors of the other. Both are copied together before, in the order in which
+they are read, the first once for many columns and the second once for many tiles: where matrices
 lie in memory, numbers of rows that follow one another would push each other out of a core's cache.
 """
 
@@ -16,10 +17,10 @@ NAME = "jfluid_direct_product"
 TILE, LANES = 14, 16  # rows of the result that are computed at a time, numbers in a vector
 WIDTH = 2 * LANES  # columns that are
 BLOCK = 256  # of how many rows products are added up before they are added to those of others
-# The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns].
-# A chunk is `tiles` tiles of rows and `panels` panels of columns, each of `WIDTH` or the last of `LANES`.
-# Those of the same tiles follow one another, `groups` of them.
-GEOMETRY = "chunks memory depth rows columns tiles panels groups".split()
+# The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns], or
+# the other way round if `x_turned`, `y_turned`. A chunk is `tiles` tiles of rows and `panels` panels of
+# columns, each of `WIDTH` or the last of `LANES`. Those of the same tiles follow one another, `groups` of them.
+GEOMETRY = "chunks memory depth rows columns x_turned y_turned tiles panels groups".split()
 _LINE = 64  # bytes
 
 
@@ -94,18 +95,66 @@ def _start(f: Function, i: Any, size: Any, width: int) -> Any:
 
 def _parts(module: Module, name: str, width: int) -> Any:
     """Copies parts of a matrix [depth, size], from the part `first` to before `end`, each of `width` columns, to
-    `parts` [parts, _apart(width)], where the rows of a part follow one another.
+    `parts` [parts, _apart(width)], where the rows of a part follow one another. From one row of the matrix
+    to the next are `pitch` numbers.
     """
-    sizes = dict.fromkeys(("depth", "size", "first", "end"), I64)
-    f = Function(module, name, VOID, matrix=POINTER, parts=POINTER, **sizes)
+    f = _copies(module, name)
     v = f.v
     with f.loop(v["depth"]) as row:
-        source = f.at(v["matrix"], f.product(row, v["size"]))
+        source = f.at(v["matrix"], f.product(row, v["pitch"]))
         target = f.at(v["parts"], f.product(row, I64(width)))
         with f.loop(v["end"], v["first"]) as i:
             to = f.at(target, f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
             _copy(f, to, f.at(source, _start(f, i, v["size"], width)), width)
     return f.end()
+
+
+def _turned_parts(module: Module, name: str, width: int) -> Any:
+    """As `_parts`, of a matrix [size, depth]."""
+    f = _copies(module, name)
+    v, vector = f.v, ir.VectorType(FLOAT, LANES)
+    zero = ir.Constant(vector, [0.0] * LANES)
+    with f.loop(v["end"], v["first"]) as i:
+        source = f.at(v["matrix"], f.product(_start(f, i, v["size"], width), v["pitch"]))
+        target = f.at(v["parts"], f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
+        squares = f.b.sdiv(v["depth"], I64(LANES))
+        rows = [f.at(source, f.product(I64(j), v["pitch"])) for j in range(width)]
+        for first in range(0, width, LANES):
+            held = rows[first : first + LANES]
+            with f.loop(squares) as square:
+                done = f.product(square, I64(LANES))
+                square_rows = [f.load(f.at(row, done), vector) for row in held]
+                square_rows += [zero] * (LANES - len(held))
+                # What a vector has beyond a row of a narrow part is where the next one is written.
+                for j, turned in enumerate(_turned(f, square_rows)):
+                    at = f.product(f.sum(done, I64(j)), I64(width))
+                    f.b.store(turned, f.at(target, at, I64(first)), align=4)
+        with f.loop(v["depth"], f.product(squares, I64(LANES))) as step:
+            for j, row in enumerate(rows):
+                at = f.at(target, f.product(step, I64(width)), I64(j))
+                f.b.store(f.load(f.at(row, step), FLOAT), at)
+    return f.end()
+
+
+def _copies(module: Module, name: str) -> Function:
+    sizes = dict.fromkeys(("depth", "pitch", "size", "first", "end"), I64)
+    return Function(module, name, VOID, matrix=POINTER, parts=POINTER, **sizes)
+
+
+def _turned(f: Function, rows: list[Any]) -> list[Any]:
+    """The columns of a square, by swapping ever smaller squares beside its diagonal."""
+    count = len(rows)
+    size = count // 2
+    while size:
+        inside = [bool(column & size) for column in range(count)]
+        upper = [count + c - size if i else c for c, i in enumerate(inside)]
+        lower = [count + c if i else c + size for c, i in enumerate(inside)]
+        orders = [ir.Constant(ir.VectorType(I32, count), order) for order in (upper, lower)]
+        for i in (row for row in range(count) if not row & size):
+            pair = rows[i], rows[i + size]
+            rows[i], rows[i + size] = (f.b.shuffle_vector(*pair, order) for order in orders)
+        size //= 2
+    return rows
 
 
 def _scatter(module: Module, width: int) -> Any:
@@ -139,7 +188,13 @@ def _tiles(module: Module, width: int) -> Any:
 
 def _chunk(module: Module) -> Any:
     widths = (WIDTH, LANES)
-    copies = {n: _parts(module, f"product_parts_{n}", n) for n in (TILE, *widths)}
+    copies = {
+        n: [
+            write(module, f"product_{name}_{n}", n)
+            for name, write in (("turned_parts", _turned_parts), ("parts", _parts))
+        ]
+        for n in (TILE, *widths)
+    }
     multiply = [_tiles(module, width) for width in widths]
     scatter = [_scatter(module, width) for width in widths]
     pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
@@ -161,6 +216,19 @@ def _chunk(module: Module) -> Any:
     start = f.product(b.srem(v["chunk"], v["groups"]), v["panels"])
     stop = f.least(f.sum(start, v["panels"]), every)
 
+    turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
+
+    def copy(name: str, width: int, done: Any, to: Any, first: Any, end: Any) -> None:
+        """Write down the copying of parts of a block, which begins at `done`."""
+        size = v["rows" if name == "x" else "columns"]
+        places = [f.at(v[name], start) for start in (done, f.product(done, size))]
+        with b.if_else(turned[name]) as cases:
+            for case, copying, place, pitch in zip(
+                cases, copies[width], places, (v["depth"], size)
+            ):
+                with case:
+                    f.call(copying, place, to, depth, pitch, size, first, end)
+
     def each_panel(work: Any) -> None:
         """Write down what is done for a panel of either width, its column and number among the chunk's."""
         with f.loop(stop, start) as panel:
@@ -180,14 +248,11 @@ def _chunk(module: Module) -> Any:
     with f.loop(b.sdiv(f.sum(v["depth"], I64(BLOCK - 1)), I64(BLOCK))) as block:
         done = f.product(block, I64(BLOCK))
         depth = f.least(I64(BLOCK), b.sub(v["depth"], done))
-        x = f.at(v["x"], f.product(done, v["rows"]))
-        y = f.at(v["y"], f.product(done, v["columns"]))
-        f.call(copies[TILE], x, numbers, depth, v["rows"], first, end)
-        f.call(copies[WIDTH], y, others, depth, v["columns"], start, f.least(stop, wide))
+        copy("x", TILE, done, numbers, first, end)
+        copy("y", WIDTH, done, others, start, f.least(stop, wide))
         with b.if_then(b.icmp_signed(">", stop, wide)):
             last = of_panel(others, b.sub(wide, start), I64(_apart(WIDTH)))
-            columns = v["columns"]
-            f.call(copies[LANES], y, last, depth, columns, columns, f.sum(columns, I64(1)))
+            copy("y", LANES, done, last, v["columns"], f.sum(v["columns"], I64(1)))
         adds, tiles = b.icmp_signed(">", block, I64(0)), b.sub(end, first)
 
         def products(which: Any, column: Any, i: Any) -> None:

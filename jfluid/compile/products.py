@@ -6,11 +6,21 @@ from jax import Array, lax
 _FEWEST = 1 << 20  # multiplications
 
 
-def over_rows(x: Array, y: Array) -> Array:
-    """Return x.T @ y, of matrices in single precision with equally many rows."""
-    if x.size * y.shape[1] >= _FEWEST:
-        from jfluid.compile import direct_product  # LLVM, which not all programs need
+def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
+    """Return whether a product of two matrices in single precision, summed over dimension `over[0]` of x and
+    `over[1]` of y, is computed by machine code of our own.
+    """
+    if x.size * y.shape[1 - over[1]] < _FEWEST:
+        return False
+    from jfluid.compile import direct_product  # LLVM, which not all programs need
 
-        if direct_product.suits(x, y):
-            return direct_product.over_rows(x, y)
-    return lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+    return direct_product.suits(x, y, over)
+
+
+def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
+    """Return such a product."""
+    if is_own(x, y, over):
+        from jfluid.compile import direct_product  # as above
+
+        return direct_product.product(x, y, over)
+    return lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())))

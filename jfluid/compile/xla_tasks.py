@@ -2,23 +2,26 @@
 
 Their arguments are arrays, and last numbers in int32; they have one result or more. The first of the
 numbers says how many chunks the work has, the second how many float32 of memory each thread needs for
-itself. Chunks are taken by whoever is free: the caller waits for none that nobody has begun.
+itself. XLA's threads take chunks when they are free, and the one that does the last goes on with the step.
+The caller does none and waits for none: the thread that begins a step is one more than there are
+processors, and would take one of them from those that compute.
 """
 
 from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile.llvm_writer import I32, I64, POINTER, VOID, Function, Module
+from jfluid.compile.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
 
 # Offsets in bytes in the structures of XLA's interface for foreign functions, and its version.
 _VERSION = (0, 3)
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _DATA = 8, 16, 24, 72, 112, 24
-_DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 64, 136, 144
+_FUTURE = 168
+_DESTROY_ERROR, _SCHEDULE, _NUM_THREADS, _CREATE_FUTURE, _SET_AVAILABLE = 64, 136, 144, 152, 160
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
-_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _ARRAYS = range(7)
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _ARRAYS = range(9)
 
 
 def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1) -> None:
@@ -32,10 +35,7 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
     """
     leave = module.find("leave") or _leave(module)
     work = _work(module, f"{name}_work", chunk, given + made)
-    task = Function(module, f"{name}_task", VOID, call=POINTER)
-    task.call(work, task.v["call"])
-    task.call(leave, task.v["call"])
-    _handler(module, name, work, task.end(), leave, given, made)
+    _handler(module, name, work, _task(module, name, work, leave), leave, given, made)
 
 
 def _part(f: Function, call: Any, which: int) -> Any:
@@ -57,21 +57,35 @@ def _leave(module: Module) -> Any:
 
 
 def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
-    """Do chunks of a call that nobody else does, until there is none. A task that begins when there is
-    none reads no array: XLA may have given its memory to others.
+    """Do chunks of a call that nobody else does, until there is none; gives whether all are done after
+    one of them. A task that begins when there is none reads no array: XLA may have given its memory to others.
     """
-    f = Function(module, name, VOID, call=POINTER)
+    f = Function(module, name, I1, call=POINTER)
     call = f.v["call"]
     arrays = [f.load(_part(f, call, _ARRAYS + i), POINTER) for i in range(count)]
     numbers = f.load(_part(f, call, _NUMBERS), POINTER)
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
-    memory = f.c("malloc", size)
+    memory, last = f.c("malloc", size), f.variable(I1, I1(0))
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
         f.call(chunk, *arrays, numbers, memory, i)
-        f.b.atomic_rmw("add", _part(f, call, _DONE), I64(1), "release")
+        before = f.b.atomic_rmw("add", _part(f, call, _DONE), I64(1), "acq_rel")
+        with f.b.if_then(f.b.icmp_signed("==", f.sum(before, I64(1)), chunks)):
+            f.b.store(I1(1), last)
     f.c("free", memory)
+    return f.end(f.b.load(last, typ=I1))
+
+
+def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
+    """What a thread of XLA's does for a call. If it does the last chunk, XLA goes on with the step in here."""
+    f = Function(module, f"{name}_task", VOID, call=POINTER)
+    call = f.v["call"]
+    api, future = (f.load(_part(f, call, i), POINTER) for i in (_INTERFACE, _READY))
+    last = f.call(work, call)
+    f.call(leave, call)
+    with f.b.if_then(last):
+        _request(f, api, _SET_AVAILABLE, future)
     return f.end()
 
 
@@ -95,26 +109,37 @@ def _handler(
     chunks = _number(f, numbers, 0)
     threads = f.variable(I64, I64(1))
     _request(f, api, _NUM_THREADS, context, threads)
-    helpers = b.sub(f.least(f.load(threads, I64), chunks), I64(1))
+    tasks = f.least(f.load(threads, I64), chunks)
     call = f.c("malloc", I64(8 * (_ARRAYS + len(arrays))))
-    users, memory = f.sum(helpers, I64(1)), f.product(_number(f, numbers, 1), I64(4))
-    for i, value in enumerate((I64(0), I64(0), chunks, users, memory, numbers, *arrays)):
+    memory = f.product(_number(f, numbers, 1), I64(4))
+    values = (I64(0), I64(0), chunks, I64(1), memory, numbers, api, nothing, *arrays)
+    for i, value in enumerate(values):
         b.store(value, _part(f, call, i))
-    with f.loop(helpers):
-        refused = _request(f, api, _SCHEDULE, context, task, call)
-        with b.if_then(refused):
-            f.call(leave_call, call)
-    f.call(work, call)
-    with f.repeat() as leave:
-        done = b.load_atomic(_part(f, call, _DONE), "acquire", 8, typ=I64)
-        leave(b.icmp_signed(">=", done, chunks))
-        f.c("sched_yield")
+    others = f.variable(I64, I64(0))  # tasks that XLA has taken
+    with b.if_then(b.icmp_signed(">", tasks, I64(1))):
+        refused, future = _request(f, api, _CREATE_FUTURE, nothing)
+        with b.if_then(b.not_(refused)):
+            b.store(f.load(future, POINTER), _part(f, call, _READY))
+            b.store(f.load(future, POINTER), f.at(frame, I64(_FUTURE), kind=ir.IntType(8)))
+            with f.loop(tasks):
+                b.atomic_rmw("add", _part(f, call, _USERS), I64(1), "monotonic")
+                refused, _ = _request(f, api, _SCHEDULE, context, task, call)
+                with b.if_else(refused) as (then, otherwise):
+                    with then:
+                        f.call(leave_call, call)
+                    with otherwise:
+                        b.store(f.sum(f.load(others, I64), I64(1)), others)
+    with b.if_then(b.icmp_signed("==", f.load(others, I64), I64(0))):
+        f.call(work, call)
+        future = f.load(_part(f, call, _READY), POINTER)
+        with b.if_then(b.icmp_unsigned("!=", future, nothing)):
+            _request(f, api, _SET_AVAILABLE, future)
     f.call(leave_call, call)
     f.end(nothing)
 
 
-def _request(f: Function, api: Any, function: int, *arguments: Any) -> Any:
-    """Call one of XLA's functions; gives whether it refused."""
+def _request(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any, Any]:
+    """Call one of XLA's functions; gives whether it refused, and where it puts the last argument's result."""
 
     def call(function: int, *arguments: Any) -> Any:
         size = 2 + len(arguments)
@@ -124,10 +149,11 @@ def _request(f: Function, api: Any, function: int, *arguments: Any) -> Any:
             f.b.store(number, f.at(request, I64(i), kind=I64))
         kind = ir.FunctionType(POINTER, [request.type])
         address = f.field(api, function, I64)
-        return f.call(f.b.inttoptr(address, kind.as_pointer()), request)
+        error = f.call(f.b.inttoptr(address, kind.as_pointer()), request)
+        return error, f.at(request, I64(size - 1), kind=I64)
 
-    error = call(function, *arguments)
+    error, last = call(function, *arguments)
     refused = f.b.icmp_unsigned("!=", error, ir.Constant(POINTER, None))
     with f.b.if_then(refused):
         call(_DESTROY_ERROR, error)
-    return refused
+    return refused, last
