@@ -60,19 +60,6 @@ class Size(NamedTuple):
             uniform = numbers[0] * longest[0] == rows - int(lod[0][0])  # none is shorter
         return cls(rows, numbers, longest, uniform)
 
-    @classmethod
-    def of_all(cls, offsets: np.ndarray) -> "list[Size]":
-        """The sizes of several feeds of one level, int32 [feeds, number + 1]."""
-        number = offsets.shape[1] - 1
-        longest = [0] * len(offsets)
-        if number:
-            longest = np.maximum.reduce(offsets[:, 1:] - offsets[:, :-1], 1).tolist()
-        numbers, ends = (number,), (offsets[:, 0].tolist(), offsets[:, -1].tolist())
-        return [
-            cls(end, numbers, (n,), number > 1 and n > 0 and number * n == end - start)
-            for n, start, end in zip(longest, *ends)
-        ]
-
     def rounded(self) -> "Size":
         if self.uniform:
             return self
@@ -171,14 +158,21 @@ class Buckets:
             padded[name] = fill(padded[name].value, lod, sizes[name], self.exact)
         return padded, sizes
 
+    def alike(self, need: Sizes) -> list[tuple[Sizes, int]]:
+        """The known sizes of such feeds, and their rows together, the fewest first."""
+        names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
+        return self._known.setdefault(names, [])
+
+    def suits(self, known: int, most: int, rows: int) -> bool:
+        """Whether one of so many sizes, of `most` rows, is to be used again for fewer `rows`."""
+        return known >= MOST or most * (1 - WASTE) <= max(rows, SMALLEST)
+
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""
-        names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
-        alike = self._known.setdefault(names, [])
-        rows = sum([s.rows for s in need.values()])
+        alike, rows = self.alike(need), sum([s.rows for s in need.values()])
         for sizes, most in alike:
             if most >= rows and all(s.fits(sizes[n]) for n, s in need.items()):
-                if len(alike) >= MOST or most * (1 - WASTE) <= max(rows, SMALLEST):
+                if self.suits(len(alike), most, rows):
                     return sizes
                 break
         new = {n: s.rounded() for n, s in need.items()}

@@ -8,45 +8,76 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter
-from typing import Any
+from operator import attrgetter, is_, itemgetter, le
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jfluid.compile.padding import Buckets, Size, fill_rows
+from jfluid.compile.padding import Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
 _VALUE, _LOD, _DTYPE, _SHAPE = map(attrgetter, ("value", "_lod", "dtype", "shape"))
 _MOST_ROWS = 2**31  # offsets are int32
 _LINE = 64  # bytes; XLA on CPUs reads arrays in place that begin at a multiple
+_SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array begins
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
+class Measured(NamedTuple):
     """The sequences of all slots of a batch.
 
     Attributes:
-        offsets: int32 [slots, number + 1].
-        rows: of each slot.
-        alike: whether all slots have the same sequences.
+        offsets: int32 [slots, number + 1]; of replicas [slots, replicas, number + 1].
+        rows: that each slot needs; of replicas, the one that needs most.
+        longest: sequence of each slot.
+        cuts: of replicas, where the rows of each begin in each slot, and the end; else nothing.
     """
 
     offsets: np.ndarray
     rows: list[int]
-    alike: bool
+    longest: list[int]
+    cuts: list[list[int]]
 
-    @functools.cached_property
+    @property
+    def number(self) -> int:
+        """How many sequences each slot has."""
+        return int(self.offsets.shape[-1]) - 1
+
     def sizes(self) -> list[Size]:
         """What each slot needs."""
-        if self.alike:
-            return Size.of_all(self.offsets[:1]) * len(self.offsets)
-        return Size.of_all(self.offsets)
+        number, replicas = self.number, 1
+        ends: Any = self.cuts or zip(self.offsets[:, 0].tolist(), self.rows)
+        if self.cuts:
+            replicas = self.offsets.shape[1]
+        return [
+            Size(
+                rows,
+                (number,),
+                (most,),
+                number > 1 and most > 0 and replicas * number * most == end[-1] - end[0],
+            )
+            for rows, most, end in zip(self.rows, self.longest, ends)
+        ]
+
+    def divided(self, replicas: int) -> "Measured | None":
+        """Return the sequences of replicas; None where these have different numbers of them."""
+        each, rest = divmod(self.number, replicas)
+        if not each or rest or self.cuts:
+            return None
+        cuts = self.offsets[:, ::each].tolist()
+        own = self.offsets.take(_windows(each, replicas), 1)
+        rows = [max([end - begin for begin, end in zip(c, c[1:])]) for c in cuts]
+        return Measured(own - own[:, :, :1], rows, self.longest, cuts)
 
 
-@dataclass(frozen=True)
-class Batch:
+@functools.lru_cache(64)
+def _windows(each: int, replicas: int) -> np.ndarray:
+    """Return which offsets each replica has, [replicas, each + 1]."""
+    return np.arange(0, each * replicas, each)[:, None] + np.arange(each + 1)
+
+
+class Batch(NamedTuple):
     """What is fed to some slots.
 
     Attributes:
@@ -66,7 +97,8 @@ class Slots:
     def __init__(self, names: Sequence[str], dtype: np.dtype, row: tuple[int, ...]):
         self.names = tuple(names)
         self._take = itemgetter(*names)
-        self._dtypes, self._row = [dtype] * len(names), row
+        self._dtypes, self._row = [dtype] * len(names), {row}
+        self._types = [LoDTensor] * len(names), [np.ndarray] * len(names)
         # of the latest batch; the offsets of slots that have the same sequences, else nothing
         self._latest: tuple[bytearray, Measured] | None = None
 
@@ -80,33 +112,40 @@ class Slots:
         except (KeyError, AttributeError, ValueError):
             return None  # a slot is missing, is no tensor, or has other levels
         values = list(map(_VALUE, tensors))
-        if set(map(type, tensors)) != {LoDTensor} or set(map(type, values)) != {np.ndarray}:
+        if (list(map(type, tensors)), list(map(type, values))) != self._types:
             return None
         shapes = list(map(_SHAPE, values))
-        if list(map(_DTYPE, values)) != self._dtypes or any(s[1:] != self._row for s in shapes):
+        if list(map(_DTYPE, values)) != self._dtypes or {s[1:] for s in shapes} != self._row:
             return None
-        if sum([s[0] for s in shapes]) >= _MOST_ROWS:
+        rows = [s[0] for s in shapes]
+        if sum(rows) >= _MOST_ROWS:
             return None
-        measured = self._measure(offsets)
-        if measured is None or measured.rows != [s[0] for s in shapes]:
-            return None
-        return Batch(self.names, tensors, values, measured)
+        measured = self._measure(offsets, rows)
+        return None if measured is None else Batch(self.names, tensors, values, measured)
 
-    def _measure(self, offsets: list[np.ndarray]) -> Measured | None:
+    def _measure(self, offsets: list[np.ndarray], rows: list[int]) -> Measured | None:
         """Measure sequences, in which batches and slots are often alike. None where slots have
-        different numbers of them.
+        different numbers of them, or other rows.
         """
         latest = self._latest  # another thread may change it
-        if latest is not None and _all_are(latest[0], offsets):
+        if latest is not None and latest[1].rows == rows and _all_are(latest[0], offsets):
             return latest[1]
-        first = bytearray(offsets[0].tobytes())
-        if alike := _all_are(first, offsets):
-            together = np.tile(offsets[0].astype(np.int32), (len(offsets), 1))
-        elif len(set(map(len, offsets))) == 1:
-            together = np.concatenate(offsets, dtype=np.int32).reshape(len(offsets), -1)
-        else:
+        slots, numbers = len(offsets), set(map(len, offsets))
+        if len(numbers) != 1:
             return None
-        found = Measured(together, together[:, -1].tolist(), alike)
+        first = bytearray(offsets[0].tobytes())
+        alike = rows.count(rows[0]) == slots and _all_are(first, offsets)
+        known = np.concatenate(offsets[:1] if alike else offsets, dtype=np.int32)
+        together = known.reshape(-1, *numbers)
+        longest = [0] * len(together)
+        if together.shape[1] > 1:
+            longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1).tolist()
+        ends = together[:, -1].tolist()
+        if alike:
+            together, longest, ends = np.tile(known, (slots, 1)), longest * slots, ends * slots
+        if ends != rows:
+            return None
+        found = Measured(together, rows, longest, [])
         self._latest = (first, found) if alike else None
         return found
 
@@ -137,31 +176,45 @@ class Layout:
 
     Attributes:
         sizes: what each of `names` is padded to.
+        replicas: of which each slot has the rows, one after another; None for one device.
+        varied: which slots' sequences differ in length.
+        varies: whether those of all do.
     """
 
-    def __init__(self, names: tuple[str, ...], sizes: tuple[Size, ...]):
-        self.names, self.sizes = names, sizes
-        self._hash = hash((names, sizes))  # every call of a compiled step asks for it
+    def __init__(
+        self, names: tuple[str, ...], sizes: tuple[Size, ...], replicas: int | None = None
+    ):
+        self.names, self.sizes, self.replicas = names, sizes, replicas
+        self.varied = [not s.uniform for s in sizes]
+        self.varies = all(self.varied)
+        self.rows, self._longest = [s.rows for s in sizes], [s.longest[0] for s in sizes]
+        self._key = names, sizes, replicas
+        self._hash = hash(self._key)  # every call of a compiled step asks for it
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Layout) and (self.names, self.sizes) == (other.names, other.sizes)
-        )
+        return self is other or (isinstance(other, Layout) and self._key == other._key)
 
     def __hash__(self) -> int:
         return self._hash
+
+    def holds(self, measured: Measured) -> bool:
+        """Whether sequences of so many slots, as many in each, fit a layout that `varies`."""
+        return all(map(le, measured.rows, self.rows)) and all(
+            map(le, measured.longest, self._longest)
+        )
 
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["layout"]
 )
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Joined:
     """The values of slots in one array.
 
     Attributes:
         values: [rows of all, ...].
-        offsets: int32 [slots whose sequences differ in length, number + 1]; None if there is none.
+        offsets: int32 [slots whose sequences differ in length, number + 1], of replicas [slots, replicas,
+            number + 1]; None if there is none.
     """
 
     values: Any
@@ -170,35 +223,55 @@ class Joined:
 
     def parts(self) -> dict[str, Ragged]:
         """Return the value of each slot."""
-        found, at, varied = {}, 0, 0
+        found, at, varied, replicas = {}, 0, 0, self.layout.replicas
         for name, size in zip(self.layout.names, self.layout.sizes):
-            values = self.values[at : at + size.rows]
+            end = at + (replicas or 1) * size.rows
+            values = self.values[at:end]
+            if replicas is not None:
+                values = values.reshape(replicas, size.rows, *values.shape[1:])
             if size.uniform:
                 level = Level(None, size.longest[0], size.numbers[0])
             else:
                 level = Level(self.offsets[varied], size.longest[0])
                 varied += 1
             found[name] = Ragged(values, (level,), exact=size.uniform)
-            at += size.rows
+            at = end
         return found
 
 
 def joined(batch: Batch, layout: Layout) -> Joined:
-    """Return a batch as one array, every slot padded with copies of its first row."""
-    sizes, first = layout.sizes, batch.values[0]
-    values = _empty((sum([s.rows for s in sizes]), *first.shape[1:]), first.dtype)
-    if sizes == tuple(batch.measured.sizes):
-        np.concatenate(batch.values, out=values)
-    else:
-        at = 0
-        for rows, size in zip(batch.values, sizes):
-            fill_rows(values[at : at + size.rows], rows)
-            at += size.rows
-    varied = [not s.uniform for s in sizes]
-    offsets: Any = batch.measured.offsets
-    if not all(varied):
-        offsets = offsets[varied] if any(varied) else None
-    return Joined(values, offsets, layout)
+    """Return a batch as one array, every slot padded with copies of its rows."""
+    _, _, values, (offsets, needed, _, cuts) = batch
+    first, rows = values[0], layout.rows
+    if cuts:
+        values = [v[begin:end] for v, c in zip(values, cuts) for begin, end in zip(c, c[1:])]
+        rows = [n for n in rows for _ in cuts[0][1:]]
+    if cuts or rows != needed:
+        values = _padded(values, rows)
+    shape = sum(rows), *first.shape[1:]
+    small = first.itemsize * math.prod(shape) <= _SMALL
+    together = np.concatenate(values, out=None if small else _empty(shape, first.dtype))
+    if layout.varies:
+        return Joined(together, offsets, layout)
+    return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
+
+
+def _padded(arrays: list[np.ndarray], rows: Sequence[int]) -> list[np.ndarray]:
+    """Return arrays of rows, and behind each of them copies of its rows up to as many as are asked
+    for.
+    """
+    found = []
+    for array, most in zip(arrays, rows):
+        found.append(array)
+        count = len(array)
+        if count < most:
+            missing = most - count
+            if count >= missing:
+                found.append(array[:missing])
+            else:
+                first = array[:1] if count else np.zeros((1, *array.shape[1:]), array.dtype)
+                found.append(np.repeat(first, missing, 0))
+    return found
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -210,11 +283,19 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 class SlotBuckets(Buckets):
-    """Buckets that make one array of slots."""
+    """Buckets that make one array of slots.
 
-    def __init__(self) -> None:
+    Args:
+        replicas: as of `Layout`.
+    """
+
+    def __init__(self, replicas: int | None = None) -> None:
         super().__init__()
+        self._replicas = replicas
         self._slots: list[Slots] = []  # of the latest feed
+        # by the names of slots and how many sequences they have: the layouts of all sizes that are known
+        # for them alone, with the rows of each, the fewest first
+        self._layouts: dict[Any, list[tuple[int, list[Layout]]]] = {}
         self._latest: tuple[list[Measured], list[Layout]] = [], []
 
     def join(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,15 +311,50 @@ class SlotBuckets(Buckets):
         """Return other feeds with every LoDTensor as `Ragged`, and batches as `Joined`, each by the
         name of its first slot.
         """
+        layouts = None
+        if not any(isinstance(v, LoDTensor) for v in feeds.values()):
+            layouts = self.known_layouts(batches)
+        if layouts is None:
+            feeds, sizes = self.pad_beside(feeds, needed(batches))
+            layouts = self.layouts(batches, sizes)
+        return {**feeds, **{b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}}
+
+    def known_layouts(self, batches: Sequence[Batch]) -> list[Layout] | None:
+        """Return the layouts of batches beside which no other sequences are fed, if all are known that
+        `choose` would have to look at.
+        """
         measured, (latest, layouts) = [b.measured for b in batches], self._latest
-        again = len(measured) == len(latest) and all(map(is_, measured, latest))
-        if not again or any(isinstance(v, LoDTensor) for v in feeds.values()):
-            beside = {n: s for b in batches for n, s in zip(b.names, b.measured.sizes)}
-            feeds, sizes = self.pad_beside(feeds, beside)
-            layouts = [Layout(b.names, tuple([sizes[n] for n in b.names])) for b in batches]
-            alone = len(sizes) == len(beside)  # otherwise other feeds change the sizes
-            self._latest = (measured, layouts) if alone else ([], [])
-        return dict(feeds) | {b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}
+        if len(latest) == len(measured) and all(map(is_, measured, latest)):
+            return layouts
+        known = self._layouts.get(tuple([(b.names, b.measured.number) for b in batches]), ())
+        rows = sum([sum(m.rows) for m in measured])
+        for most, layouts in known:
+            if most >= rows:
+                if not all(at.varies for at in layouts):
+                    return None
+                if all(at.holds(m) for at, m in zip(layouts, measured)):
+                    return layouts if self.suits(len(known), most, rows) else None
+        return None
+
+    def layouts(self, batches: Sequence[Batch], sizes: Sizes) -> list[Layout]:
+        """Return the layouts of batches whose slots are padded to `sizes`, those of all feeds."""
+
+        def layouts(sizes: Sizes) -> list[Layout]:
+            return [
+                Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches
+            ]
+
+        found = layouts(sizes)
+        if len(sizes) == sum([len(b.names) for b in batches]):  # no other feeds change them
+            self._latest = [b.measured for b in batches], found
+            key = tuple([(b.names, b.measured.number) for b in batches])
+            self._layouts[key] = [(most, layouts(known)) for known, most in self.alike(sizes)]
+        return found
+
+
+def needed(batches: Sequence[Batch]) -> Sizes:
+    """Return what the slots of batches need."""
+    return {n: size for b in batches for n, size in zip(b.names, b.measured.sizes())}
 
 
 def read(every: Sequence[Slots], feed: Mapping[str, Any]) -> list[Batch] | None:

@@ -66,7 +66,7 @@ class JoinedReplicas(OneDevice):
         self._fed_whole = {n for n in plan.feeds if plan.block.vars[n].persistable}
         fed = set(plan.feeds) - self._fed_whole
         self._per_replica = phases.per_replica_before(groups, fed)
-        self._stacker = replica_feeds.Stacker()
+        self._stacker = replica_feeds.Stacker(joins=replicas)
         self._apart: dict[str, Any] = {}  # state of this trace that each replica has for itself
 
     @classmethod

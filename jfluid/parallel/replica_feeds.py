@@ -1,15 +1,18 @@
 """Dividing a feed among replicas."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.padding import Buckets, Measures, Size, extended, fill, fill_rows
-from jfluid.compile.slots import Batch
+from jfluid.compile import slots
+from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
+from jfluid.compile.slots import Batch, Layout, Measured, SlotBuckets, joined, needed
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -86,13 +89,19 @@ class Stacker:
     number, are padded.
     """
 
-    def __init__(self, agree: bool = False) -> None:
-        self._buckets = Buckets()
+    def __init__(self, agree: bool = False, joins: int | None = None) -> None:
+        self._buckets = SlotBuckets(joins)
         self._agree = agree  # whether all processes must pad alike
+        self._joins = joins  # replicas of which slots are joined; None where they are not
+        self._divided: tuple[list[Measured], list[Measured]] = [], []  # of the latest batches
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
-        names = sorted(parts[0])
+        """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...]; slots as `Joined`,
+        each by the name of its first slot.
+        """
+        batches = _slots_of(parts) if self._joins is not None else []
+        joined = {n for b in batches for n in b.names}
+        names = sorted(parts[0].keys() - joined)
         measures = Measures()
         measured = {
             n: [measures.of(p[n]) for p in parts]
@@ -110,8 +119,9 @@ class Stacker:
         uneven = {n: len({len(lod[0]) for lod in found}) > 1 for n, found in lods.items()}
         if self._agree:
             needs, bounds, uneven = _agreed(needs, bounds, uneven)
-        sizes = self._buckets.choose(needs) if lods else {}
-        found: dict[str, Any] = {}
+        needs |= needed(batches)
+        sizes = self._buckets.choose(needs) if needs else {}
+        found: dict[str, Any] = self._laid_out(batches, self._buckets.layouts(batches, sizes))
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
@@ -135,7 +145,7 @@ class Stacker:
 
     def divided(
         self, tensors: Mapping[str, LoDTensor], replicas: int, batches: Sequence[Batch] = ()
-    ) -> dict[str, Ragged] | None:
+    ) -> dict[str, Any] | None:
         """Return what `stack` gives for the shares of one process's replicas; None where replicas
         have different numbers of sequences.
 
@@ -144,6 +154,13 @@ class Stacker:
         Args:
             batches: of slots, beside `tensors`.
         """
+        cut = self._cut([b.measured for b in batches], replicas)
+        if cut is None:
+            return None
+        own = [b._replace(measured=m) for b, m in zip(batches, cut)]
+        layouts = None if tensors else self._buckets.known_layouts(own)
+        if layouts is not None:
+            return self._laid_out(own, layouts)
         known: dict[tuple[bytes, ...], _Divided] = {}
         found: dict[str, _Divided] = {}
         for name in sorted(tensors):  # the order of `stack`, by which sizes are remembered
@@ -154,15 +171,51 @@ class Stacker:
             if key not in known:
                 known[key] = _Divided.of(lod, replicas)
             found[name] = known[key]
-        values = {n: t.value for n, t in tensors.items()}
-        for batch in batches:
-            parts = _Divided.of_slots(batch.measured.offsets, replicas)
-            if parts is None:
-                return None
-            found.update(zip(batch.names, parts))
-            values.update(zip(batch.names, batch.values))
-        sizes = self._buckets.choose({n: d.size for n, d in found.items()})
-        return {n: d.stacked(values[n], sizes[n]) for n, d in found.items()}
+        sizes = self._buckets.choose({n: d.size for n, d in found.items()} | needed(own))
+        return {
+            **{n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()},
+            **self._laid_out(own, self._buckets.layouts(own, sizes)),
+        }
+
+    def _cut(self, measured: list[Measured], replicas: int) -> list[Measured] | None:
+        """The sequences of each replica."""
+        latest, found = self._divided
+        if len(latest) == len(measured) and all(map(is_, measured, latest)):
+            return found
+        found = [cut for m in measured if (cut := m.divided(replicas)) is not None]
+        if len(found) < len(measured):
+            return None
+        self._divided = measured, found
+        return found
+
+    def _laid_out(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, Any]:
+        return {b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}
+
+
+def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
+    """What the feeds of replicas have for slots, where all have equally many sequences."""
+    every = slots.of(parts[0])
+    own = [slots.read(every, part) for part in parts]
+    found = []
+    for batches in zip(*[b or [] for b in own], strict=False):
+        measured = [b.measured for b in batches]
+        if len({m.number for m in measured}) > 1:
+            continue
+        rows = list(zip(*[m.rows for m in measured]))
+        found.append(
+            Batch(
+                batches[0].names,
+                batches[0].tensors,
+                [np.concatenate(v) for v in zip(*[b.values for b in batches])],
+                Measured(
+                    np.stack([m.offsets for m in measured], 1),
+                    list(map(max, rows)),
+                    list(map(max, zip(*[m.longest for m in measured]))),
+                    [[0, *itertools.accumulate(n)] for n in rows],
+                ),
+            )
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -174,14 +227,12 @@ class _Divided:
         rows: where each replica's rows begin, and the end.
         size: what the replica that needs most needs.
         levels: by the size that they are padded to.
-        together: of a slot, in place of `lods`, int32 [replicas, number + 1].
     """
 
     lods: list[list[np.ndarray]]
     rows: list[int]
     size: Size
     levels: dict[Size, tuple[Level, ...]]
-    together: np.ndarray | None = None
 
     @classmethod
     def of(cls, lod: list[np.ndarray], replicas: int) -> "_Divided":
@@ -197,25 +248,6 @@ class _Divided:
             rows.append(end)
         return cls(lods, rows, _largest([Size.of(own) for own in lods]), {})
 
-    @classmethod
-    def of_slots(cls, offsets: np.ndarray, replicas: int) -> "list[_Divided] | None":
-        """Divide the sequences of slots, int32 [slots, number + 1]; None where replicas have
-        different numbers of them.
-        """
-        each, rest = divmod(offsets.shape[1] - 1, replicas)
-        if not each or rest:
-            return None
-        starts = offsets[:, ::each]
-        own = np.empty((len(offsets), replicas, each + 1), np.int32)
-        own[:, :, :-1] = offsets[:, :-1].reshape(len(offsets), replicas, each)
-        own[:, :, -1] = starts[:, 1:]
-        own -= starts[:, :-1, None]
-        sizes = Size.of_all(own.reshape(-1, each + 1))
-        return [
-            cls([], rows, _largest(sizes[at : at + replicas]), {}, lods)
-            for rows, lods, at in zip(starts.tolist(), own, range(0, len(sizes), replicas))
-        ]
-
     def stacked(self, values: Any, size: Size) -> Ragged:
         """The rows of all replicas, each padded to `size`."""
         replicas = len(self.rows) - 1
@@ -226,8 +258,6 @@ class _Divided:
         found = np.empty((replicas, size.rows, *values.shape[1:]), values.dtype)
         for own, begin, end in zip(found, self.rows, self.rows[1:]):
             fill_rows(own, values[begin:end])
-        if self.together is not None:
-            return Ragged(found, (Level(self.together, size.longest[0]),))
         if size not in self.levels:
             self.levels[size] = tuple(
                 [
