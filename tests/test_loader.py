@@ -173,6 +173,56 @@ def test_ragged_rows_are_padded_ahead(puts):
         )
 
 
+def test_a_batch_is_taken_whole_only_as_it_was_placed(puts):
+    loader = loader_of(ragged(2), lod_level=1)
+    (feed,), (other,) = loader()
+    batch = device_feeds.batch_of(feed)
+    assert batch is not None and batch is device_feeds.batch_of(dict(feed))
+    changed = {
+        "swapped": {"x": feed["y"], "y": feed["x"]},
+        "of two batches": {"x": feed["x"], "y": other["y"]},
+        "a part": {"x": feed["x"]},
+        "an array": {**feed, "x": np.array(feed["x"])},
+        "nothing": {},
+    }
+    assert {n: device_feeds.batch_of(c) for n, c in changed.items()} == dict.fromkeys(changed)
+    feed["y"].set_lod(feed["y"].lod())
+    assert device_feeds.batch_of(feed) is None and feed["y"].device_value() is None
+    assert feed["x"].device_value() is not None
+
+
+def test_slots_of_a_loader_train_as_fed_ones():
+    """Joined by the loader's thread."""
+    names = ["a", "b"]
+    rows = [
+        fluid.layers.embedding(
+            fluid.data(n, [None, 1], "int64", lod_level=1),
+            [9, 4],
+            param_attr=fluid.ParamAttr("table", fluid.initializer.Constant(0.5)),
+        )
+        for n in names
+    ]
+    pooled = fluid.layers.concat([fluid.layers.sequence_pool(r, "sum") for r in rows], 1)
+    loss = fluid.layers.mean(fluid.layers.square(pooled))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    random, made = np.random.RandomState(0), []
+    for _ in range(12):
+        lengths = random.randint(1, 6, (2, 4)).tolist()
+        ids = [random.randint(0, 9, (sum(own), 1)) for own in lengths]
+        made.append([fluid.create_lod_tensor(i, [n], PLACE) for i, n in zip(ids, lengths)])
+    block, losses = fluid.default_main_program().global_block(), []
+    for fed in (True, False):
+        loader = fluid.io.DataLoader.from_generator([block.var(n) for n in names], 3)
+        loader.set_batch_generator(lambda: iter(made), PLACE)
+        with fluid.scope_guard(fluid.Scope()):
+            exe = fluid.Executor(PLACE)
+            exe.run(fluid.default_startup_program())
+            feeds = [dict(zip(names, batch)) for batch in made] if fed else loader()
+            losses.append([exe.run(feed=feed, fetch_list=[loss])[0] for feed in feeds])
+    np.testing.assert_array_equal(*losses)
+    assert len(losses[0]) == 12 and losses[0][-1] < losses[0][0]
+
+
 def test_a_placed_tensor_that_is_set_counts_as_set(puts):
     loader = loader_of(ragged(1), lod_level=1)
     pooled, exe = bag(), fluid.Executor(PLACE)

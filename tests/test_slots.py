@@ -12,6 +12,7 @@ from jfluid import errors
 from jfluid.compile import slots
 from jfluid.compile.padding import Buckets
 from jfluid.lod_tensor import LoDTensor
+from jfluid.parallel.replica_feeds import Stacker
 
 COUNT = 26
 
@@ -51,6 +52,37 @@ def test_each_slot_has_what_it_has_alone(lengths):
         assert one.last.uniform == alone.last.uniform
         if not alone.last.uniform:
             np.testing.assert_array_equal(one.last.given, alone.last.given)
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_sizes_are_chosen_as_those_of_other_sequences(replicas):
+    """Whether they are found among the known ones or chosen anew, in a stream of batches."""
+    random, chosen, stacker = np.random.RandomState(0), Buckets(), Stacker(joins=2)
+    buckets, known, seen = slots.SlotBuckets(), 0, set()
+    for i in range(200):
+        lengths = random.randint(1, 2 + i % 7, (3, 4))
+        feed = {f"s{k}": _tensor(own.tolist()) for k, own in enumerate(lengths)}
+        batches = slots.read(slots.of(feed), feed)
+        if replicas is None:
+            known += buckets.known_layouts(batches) is not None
+            (found,) = buckets.pad_with_slots({}, batches).values()
+        else:
+            (found,) = stacker.divided({}, 2, batches).values()
+            batches = [b._replace(measured=b.measured.divided(2)) for b in batches]
+        sizes = chosen.choose(slots.needed(batches))
+        assert found.layout.sizes == tuple(sizes.values())
+        seen.add(found.layout.sizes)
+        for name, own in found.parts().items():
+            rows = feed[name].value
+            per = (
+                [rows]
+                if replicas is None
+                else np.split(rows, [int(lengths[int(name[1]), :2].sum())])
+            )
+            values = [own.values] if replicas is None else own.values
+            for mine, given in zip(values, per, strict=True):
+                np.testing.assert_array_equal(mine[: len(given)], given)
+    assert len(seen) > 3 and (known > 100 or replicas)
 
 
 def test_the_array_is_where_xla_reads_it_in_place():
