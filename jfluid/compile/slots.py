@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter, le
+from operator import attrgetter, is_, itemgetter, le, sub
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jfluid.ops.ragged import Level, Ragged
 _VALUE, _LOD, _DTYPE, _SHAPE = map(attrgetter, ("value", "_lod", "dtype", "shape"))
 _MOST_ROWS = 2**31  # offsets are int32
 _LINE = 64  # bytes; XLA on CPUs reads arrays in place that begin at a multiple
+_FEW = 128  # offsets that Python's numbers measure sooner than calls of NumPy
 _SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array begins
 
 
@@ -130,24 +131,34 @@ class Slots:
         latest = self._latest  # another thread may change it
         if latest is not None and latest[1].rows == rows and _all_are(latest[0], offsets):
             return latest[1]
-        slots, numbers = len(offsets), set(map(len, offsets))
-        if len(numbers) != 1:
+        slots, length = len(offsets), len(offsets[0])
+        if set(map(len, offsets)) != {length}:
             return None
-        first = bytearray(offsets[0].tobytes())
-        alike = rows.count(rows[0]) == slots and _all_are(first, offsets)
-        known = np.concatenate(offsets[:1] if alike else offsets, dtype=np.int32)
-        together = known.reshape(-1, *numbers)
-        longest = [0] * len(together)
-        if together.shape[1] > 1:
-            longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1).tolist()
-        ends = together[:, -1].tolist()
+        alike = rows.count(rows[0]) == slots
         if alike:
-            together, longest, ends = np.tile(known, (slots, 1)), longest * slots, ends * slots
+            first = bytearray(offsets[0].tobytes())
+            alike = _all_are(first, offsets)
+        known = offsets[:1] if alike else offsets
+        together = np.concatenate(known, dtype=np.int32).reshape(-1, length)
+        longest, ends = _measures(known, together)
+        if alike:
+            together, longest, ends = together.repeat(slots, 0), longest * slots, ends * slots
         if ends != rows:
             return None
         found = Measured(together, rows, longest, [])
         self._latest = (first, found) if alike else None
         return found
+
+
+def _measures(offsets: Sequence[np.ndarray], together: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the longest sequence of each slot, and where its last one ends."""
+    if together.shape[1] == 1:
+        return [0] * len(together), together[:, 0].tolist()
+    if together.size <= _FEW:
+        lists = [each.tolist() for each in offsets]
+        return [max(map(sub, each[1:], each)) for each in lists], [each[-1] for each in lists]
+    longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1)
+    return longest.tolist(), together[:, -1].tolist()
 
 
 def _all_are(known: bytearray, offsets: Sequence[np.ndarray]) -> bool:
