@@ -13,7 +13,7 @@ from jax import Array
 from jfluid.compile import machine_code, product_kernels
 from jfluid.compile.product_kernels import LANES, TILE, WIDTH
 
-_MOST_TILES, _MOST_PANELS = 16, 8  # of a chunk: what is copied for it stays in a core's cache
+_MOST_TILES, _MOST_PANELS = 24, 8  # of a chunk: what is copied for it stays in a core's cache
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
 _COPY_X, _COPY_Y = 12, 20
 # The library turns the first matrix round for sums over the rows of both, which pays where both sides of the
