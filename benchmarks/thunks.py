@@ -13,7 +13,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
-_LIBRARY = re.compile(r"^jfluid_|matmul|convolution|dot")
+_LIBRARY = re.compile(r"^jfluid_(?!rows_)|matmul|convolution|dot")
 
 
 def of_products(text):

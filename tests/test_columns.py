@@ -50,6 +50,14 @@ def test_others_are_put_together_as_they_are(order):
     np.testing.assert_array_equal(found, _step(order)(X))
 
 
+def test_columns_that_are_rows_now_are_no_columns():
+    def run(x):
+        return jnp.concatenate([p.reshape(1, ROWS) for p in jnp.split(x, 17, axis=1)])
+
+    traced = _traced(run, X)
+    np.testing.assert_array_equal(jax.extend.core.jaxpr_as_fun(traced)(X)[0], X.T)
+
+
 def test_parts_of_another_matrix_are_not_neighbours():
     x, y = jnp.asarray(X), jnp.asarray(X) + 1
     parts = [columns.Columns(m, 3 * i, 3) for i, m in enumerate((x, x, y, x))]

@@ -195,10 +195,26 @@ def _recurs():
         return exe.run(main, feed={"x": np.ones((5, 64), "float32")}, fetch_list=[loss])[0]
 
 
+def _looks_up():
+    """What a program with a table gives, for many of its rows."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        one = fluid.ParamAttr(initializer=fluid.initializer.Constant(0.1))
+        rows = fluid.embedding(fluid.data("x", [500], "int64"), [9, 4], param_attr=one)
+        loss = fluid.layers.mean(rows)
+    with fluid.scope_guard(fluid.Scope()):
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        return exe.run(main, feed={"x": np.arange(500) % 9}, fetch_list=[loss])[0]
+
+
 @pytest.mark.skipif(
     not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
 )
-@pytest.mark.parametrize("run, name", [(_convolves, "registered"), (_recurs, "loops_registered")])
+@pytest.mark.parametrize(
+    "run, name",
+    [(_convolves, "registered"), (_recurs, "loops_registered"), (_looks_up, "rows_registered")],
+)
 def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
     expected, asked = run(), []
     monkeypatch.setattr(machine_code, name, lambda: asked.append(1) or True)

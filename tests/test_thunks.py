@@ -22,6 +22,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %convolution.2 = f32[8,8]{1,0} convolution(%p, %p), window={size=3}
   %ffi_call.3 = f32[8,8]{1,0} custom-call(%p), custom_call_target="jfluid_direct_product"
   %ffi_call.4 = f32[8,8]{1,0} custom-call(%p), custom_call_target="TopK"
+  %ffi_call.5 = f32[8,8]{1,0} custom-call(%p), custom_call_target="jfluid_rows_take"
   %ynn_fusion = f32[8,8]{1,0} fusion(%p), kind=kCustom, calls=%joined
   ROOT %add_fusion = f32[8,8]{1,0} fusion(%p), kind=kLoop, calls=%added
 }

@@ -41,7 +41,29 @@ def of(equation: Any, operand: Any, part: Columns | None) -> list[Columns | None
     return [None] * len(equation.outvars)
 
 
-def stacked(parts: Sequence[Columns | None]) -> Array | None:
+class Strips(NamedTuple):
+    """`number` parts of a matrix below one another, each of `width` columns, neighbours from `start` on."""
+
+    matrix: Array
+    start: int
+    width: int
+    number: int
+    backwards: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.number * self.matrix.shape[0], self.width
+
+    def array(self) -> Array:
+        """Return them below one another."""
+        (matrix, start, width, number, backwards), rows = self, self.matrix.shape[0]
+        cut = lax.slice(matrix, (0, start), (rows, start + number * width))
+        turned = lax.transpose(lax.reshape(cut, (rows, number, width)), (1, 0, 2))
+        turned = lax.rev(turned, (0,)) if backwards else turned
+        return lax.reshape(turned, (number * rows, width))
+
+
+def stacked(parts: Sequence[Columns | None]) -> Strips | None:
     """Return parts below one another; None where they are not neighbours of one width in one matrix."""
     known = [p for p in parts if p is not None]
     if len(known) < max(len(parts), FEWEST):
@@ -54,8 +76,4 @@ def stacked(parts: Sequence[Columns | None]) -> Array | None:
     backwards = known[0].start > start  # gradients of operators come in the opposite order
     if known != (ordered[::-1] if backwards else ordered):
         return None
-    rows, count = matrix.shape[0], len(known)
-    cut = lax.slice(matrix, (0, start), (rows, start + count * width))
-    turned = lax.transpose(lax.reshape(cut, (rows, count, width)), (1, 0, 2))
-    turned = lax.rev(turned, (0,)) if backwards else turned
-    return lax.reshape(turned, (count * rows, width))
+    return Strips(matrix, start, width, len(known), backwards)

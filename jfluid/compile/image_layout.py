@@ -17,9 +17,10 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import columns, image_convolution, products
-from jfluid.compile.columns import Columns
+from jfluid.compile import columns, image_convolution, products, slot_rows
+from jfluid.compile.columns import Columns, Strips
 from jfluid.compile.image_convolution import HELD, Filter
+from jfluid.compile.slot_rows import Taken
 from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
 # Primitives that work on elements: the order of dimensions does not matter.
@@ -83,6 +84,8 @@ class _Value:
         broadcast: of a value that is a broadcast: its parameters and its operand.
         mirror: the filter that this one is, turned round in its windows.
         columns: those of a matrix that this is.
+        strips: those of a matrix that this is.
+        taken: the rows of a table that this is.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class _Value:
         self.broadcast: tuple[Any, Any] | None = None
         self.mirror: _Value | None = None
         self.columns: Columns | None = None
+        self.strips: Strips | None = None
+        self.taken: Taken | None = None
 
     def given(self) -> Any:
         if self._given is None and self._laid is not None:
@@ -221,8 +226,10 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         found = _product(equation, values)
     elif name == "transpose" and values[0].order is None and params["permutation"] == _TURNED:
         found = [_Value(values[0].laid(_TURNED))]
-    elif name == "concatenate" and (stacked := _stacked(equation, values)) is not None:
-        found = [_Value(stacked)]
+    elif name == "concatenate" and (joined := _joined(equation, values)) is not None:
+        found = [joined]
+    elif name in slot_rows.CALL and (called := _from_strips(equation, values)) is not None:
+        found = called
     elif all(v.order is None for v in values):
         found = None
     elif name in _ELEMENTWISE:
@@ -238,14 +245,32 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         parts = columns.of(equation, values[0].given(), values[0].columns)
         for value, part in zip(found, parts):
             value.columns = part
+    if name in slot_rows.FOLLOWED and values[0].order is None:
+        arrays = [v.given() for v in values] if name in slot_rows.CALL else []
+        found[0].taken = slot_rows.of(equation, arrays, values[0].taken)
     if name == "rev" and params["dimensions"] == tuple(range(2, equation.outvars[0].aval.ndim)):
         found[0].mirror = values[0]
     return found
 
 
-def _stacked(equation: Any, values: list[_Value]) -> Array | None:
-    below = equation.params["dimension"] == 0 and equation.outvars[0].aval.ndim == 2
-    return columns.stacked([v.columns for v in values]) if below else None
+def _joined(equation: Any, values: list[_Value]) -> _Value | None:
+    """Parts of a matrix below one another, or rows of a table side by side."""
+    if equation.outvars[0].aval.ndim != 2:
+        return None
+    if equation.params["dimension"]:
+        beside = slot_rows.beside([v.taken for v in values], lambda i: values[i].given(), equation)
+        return None if beside is None else _Value(beside)
+    strips = columns.stacked([v.columns for v in values])
+    if strips is None or strips.shape != equation.outvars[0].aval.shape:
+        return None
+    found = _Value(strips.array())
+    found.strips = strips
+    return found
+
+
+def _from_strips(equation: Any, values: list[_Value]) -> list[_Value] | None:
+    found = slot_rows.from_strips(equation, [v.strips for v in values], [v.given() for v in values])
+    return None if found is None else list(map(_Value, found))
 
 
 def _as_given(equation: Any, values: list[_Value]) -> None:

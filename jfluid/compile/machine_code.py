@@ -18,11 +18,13 @@ from jfluid.compile import (
     overlap_kernels,
     pool_kernels,
     product_kernels,
+    row_kernels,
 )
 
 # What is made, kept and loaded together: what layers of most programs may call, and what few do.
 _LAYERS = (direct_kernels, product_kernels, channel_kernels, overlap_kernels)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
+_ROWS = (row_kernels,)
 _MOST_FILES = 8
 _registering = threading.Lock()
 
@@ -39,6 +41,12 @@ def loops_registered() -> bool:
     """Make machine code of loops over sequences known to XLA; False as above."""
     with _registering:
         return _register(_LOOPS)
+
+
+def rows_registered() -> bool:
+    """Make machine code for rows of tables known to XLA; False as above."""
+    with _registering:
+        return _register(_ROWS)
 
 
 @functools.cache

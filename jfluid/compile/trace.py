@@ -15,8 +15,9 @@ from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.own_loops import OwnLoops
+from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
-from jfluid.ops import sequence_loops
+from jfluid.ops import sequence_loops, table_rows
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
@@ -103,8 +104,13 @@ def laid_out(
             that operators make.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
-    loops = sequence_loops.using(OwnLoops()) if on_cpu else contextlib.nullcontext()
-    with loops, collector.paused():  # nearly all objects that tracing makes live until its end
+    with contextlib.ExitStack() as own:
+        own.enter_context(
+            collector.paused()
+        )  # nearly all objects that tracing makes live until its end
+        if on_cpu:
+            own.enter_context(sequence_loops.using(OwnLoops()))
+            own.enter_context(table_rows.using(OwnRows()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
             env.update(image_layout.channels_last(lambda given: compute(env | given), images, held))

@@ -12,7 +12,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import VarType, np_dtype
-from jfluid.ops import static_values
+from jfluid.ops import static_values, table_rows
 from jfluid.ops.ragged import Ragged, Value, grouped, need, rows_of, spread, totals
 from jfluid.ops.registry import Long, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
@@ -30,13 +30,21 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
             f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}"
         )
     integer_ids("look-up", ids)
-    height = table.shape[0]
-    index = jnp.where((ids >= 0) & (ids < height), ids, height)
-    index = index.astype(jnp.int32) if height < 2**31 else index
-    rows = jnp.take(table, index, axis=0, mode="fill")
+    rows = _rows_at(table, ids)
     if padding_idx == -1:
         return rows
     return jnp.where((ids == padding_idx)[..., None], jnp.zeros((), table.dtype), rows)
+
+
+def _rows_at(table: Array, ids: Array) -> Array:
+    """Return the rows of `table` at `ids` of any shape."""
+    found = table_rows.current().take(table, ids.reshape(-1))
+    if found is not None:
+        return found.reshape(*ids.shape, table.shape[1])
+    height = table.shape[0]
+    index = jnp.where((ids >= 0) & (ids < height), ids, height)
+    index = index.astype(jnp.int32) if height < 2**31 else index
+    return jnp.take(table, index, axis=0, mode="fill")
 
 
 @op(

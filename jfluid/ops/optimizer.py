@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
+from jfluid.ops import table_rows
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Float, Long, op
 from jfluid.ops.selected_rows import SelectedRows, densified
@@ -36,6 +37,10 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
     """Apply `update(parameter, gradient, state, ...)` to the rows of a sparse gradient, each row
     once.
     """
+    if not grad.unique:
+        found = table_rows.current().update(update, grad.rows, grad.values, tables)
+        if found is not None:
+            return found
     grad = grad.merged()
     first, *rest = (grad.of(t) for t in tables)
     return tuple(grad.put(t, new) for t, new in zip(tables, update(first, grad.values, *rest)))
@@ -52,7 +57,7 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
 def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
     """Return param - learning_rate * grad."""
     if isinstance(grad, SelectedRows):
-        return grad.map(lambda g: -_scalar(learning_rate, param) * g).added_to(param)
+        return grad.added_to(param, -_scalar(learning_rate, param))
     return param - _scalar(learning_rate, param) * grad
 
 

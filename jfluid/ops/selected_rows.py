@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops import table_rows
 from jfluid.ops.ragged import Ragged
 
 
@@ -119,9 +120,13 @@ class SelectedRows:
         """
         return jnp.take(table, self.rows, axis=0, mode="clip")
 
-    def added_to(self, table: Any) -> Any:
-        """Return the table with the values added to their rows."""
-        values = self.values.astype(table.dtype)
+    def added_to(self, table: Any, scale: Any = None) -> Any:
+        """Return the table with the values, times a number, added to their rows."""
+        one = jnp.ones((), table.dtype) if scale is None else scale
+        found = table_rows.current().add(table, self.rows, self.values, one)
+        if found is not None:
+            return found
+        values = (self.values if scale is None else scale * self.values).astype(table.dtype)
         return table.at[self.rows].add(values, mode="drop", unique_indices=self.unique)
 
     def put(self, table: Any, values: Any) -> Any:

@@ -1,0 +1,179 @@
+"""Rows of tables by machine code of our own (`row_kernels.py`): XLA on CPUs computes the place of each number,
+updates rows in one thread, and merges equal rows by a sort.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfluid.compile import machine_code, row_kernels
+from jfluid.compile.columns import Strips
+from jfluid.compile.slot_rows import ADD, MERGE, TAKE
+
+PLACES = {ADD: 2, MERGE: 1}  # which argument has values that may be strips of a matrix
+_HIGHEST = 2**31  # numbers of a call are int32
+_FEWEST = 256  # rows; XLA's code for fewer costs next to nothing
+_MOST = 2**28  # places of a hash table have to be counted, too
+_CHUNK = 1 << 15  # numbers: to copy these takes longer than to wake a thread
+# Numbers of rows that are updated together. XLA computes as many as there might be: all that are given.
+_BLOCK = 1 << 15
+
+
+def suits(table: Array, rows: Array) -> bool:
+    """Return whether these rows of a table, or merged rows, should be found here."""
+    return (
+        table.ndim == 2
+        and table.dtype == np.float32
+        and rows.ndim == 1
+        and _FEWEST <= rows.shape[0] < _MOST
+        and jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # numbers of rows are int64
+        and 0 < min(table.shape)
+        and max(table.shape) < _HIGHEST
+        and machine_code.rows_registered()
+    )
+
+
+def take(table: Array, rows: Array) -> Array:
+    """See `TableRows.take`."""
+    return _taken(table, rows.astype(np.int64))
+
+
+@jax.custom_jvp
+def _taken(table: Array, rows: Array) -> Array:
+    numbers = _numbers(rows, table, _divided(rows, table))
+    shape = (rows.shape[0], table.shape[1])
+    return _call(TAKE, [(shape, np.float32)], table, rows, numbers)[0]
+
+
+@_taken.defjvp
+def _tangent(arrays: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    table, rows = arrays
+    height = table.shape[0]
+    known = jnp.where((rows >= 0) & (rows < height), rows, height)
+    return _taken(table, rows), jnp.take(tangents[0], known, axis=0, mode="fill")
+
+
+def take_strips(table: Array, rows: Array, count: int, start: int, columns: int) -> Array:
+    """Return the rows of a table at `rows` [count * n] as `count` strips side by side of a matrix
+    [n, columns], from a column on. Anything is in others.
+    """
+    batch = rows.shape[0] // count
+    numbers = _numbers(rows, table, _divided(rows, table))
+    strips = _strips(start, table.shape[1], batch, columns)
+    result = ((batch, columns), np.float32)
+    return _call(TAKE, [result], table, rows, _changed(numbers, strips))[0]
+
+
+def from_strips(
+    name: str, arrays: Sequence[Array], numbers: Any, strips: Strips, results: Any
+) -> Sequence[Array]:
+    """Call a function again for values that are strips of a matrix.
+
+    Args:
+        arrays: of the call, with the values.
+        numbers: those of the call.
+        results: what it makes.
+    """
+    place, step = PLACES[name], -strips.width if strips.backwards else strips.width
+    first = strips.start + (strips.number - 1) * strips.width if strips.backwards else strips.start
+    given = [*arrays[:place], strips.matrix, *arrays[place + 1 :]]
+    numbers = _changed(numbers, _strips(first, step, *strips.matrix.shape))
+    return _call(name, results, *given, numbers, aliases={0: 0} if name == ADD else None)
+
+
+def _strips(start: int, step: int, batch: int, pitch: int) -> dict[str, int]:
+    return {"start": start, "step": step, "batch": batch, "pitch": pitch}
+
+
+def _changed(numbers: Any, others: Mapping[str, int]) -> Any:
+    found = dict(zip(row_kernels.GEOMETRY, np.asarray(numbers).tolist(), strict=True))
+    return np.array(list({**found, **others}.values()), np.int32)
+
+
+def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
+    """See `TableRows.add`."""
+    count, chunks = rows.shape[0], -(-values.size // _CHUNK)
+    given = {"chunks": min(chunks, os.cpu_count() or 1), "memory": count + 1}  # each looks at all
+    factor = scale.reshape(1).astype(np.float32)
+    return _replaced(ADD, table, rows, values, factor, _numbers(rows, table, given))
+
+
+def update(
+    function: Callable[..., Sequence[Array]], rows: Array, values: Array, tables: Sequence[Array]
+) -> tuple[Array, ...]:
+    """See `TableRows.update`."""
+    height, width = tables[0].shape
+    size = max(1, _BLOCK // width)
+    once, sums, found = merge(rows, values, height, size)
+
+    def block(i: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
+        own = lax.dynamic_slice(once, (i * size,), (size,))
+        grad = lax.dynamic_slice(sums, (i * size, jnp.zeros_like(i)), (size, width))
+        first, *rest = (take(t, own) for t in before)
+        return tuple(put(t, own, new) for t, new in zip(before, function(first, grad, *rest)))
+
+    blocks = (found[0] + size - 1) // size
+    after: tuple[Array, ...] = lax.fori_loop(0, blocks, block, tuple(tables))
+    return after
+
+
+def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array, Array, Array]:
+    """Return each row that a table of this height has, once, and the height in places that are left;
+    the sums of their values, and anything there; how many they are, [1].
+
+    Args:
+        multiple: of what the length of the results is.
+    """
+    count, width = values.shape
+    room, places = -(-count // multiple) * multiple, 1 << (2 * count - 1).bit_length()
+    given = {"chunks": 1, "memory": places, "room": room, "places": places}
+    kinds = [((room,), np.int64), ((room, width), np.float32), ((1,), np.int64)]
+    arrays = (
+        rows.astype(np.int64),
+        values,
+        _numbers(rows, jax.ShapeDtypeStruct((height, width), np.float32), given),
+    )
+    once, sums, found = _call(MERGE, kinds, *arrays)
+    return once, sums, found
+
+
+def put(table: Array, rows: Array, values: Array) -> Array:
+    """Return the table with rows that it has, none of them twice, replaced by values [n, width]."""
+    numbers = _numbers(rows, table, _divided(rows, table))
+    return _replaced(row_kernels.PUT, table, rows, values, numbers)
+
+
+def _replaced(name: str, table: Array, rows: Array, values: Array, *others: Any) -> Array:
+    arrays = (table, rows.astype(np.int64), values.astype(np.float32), *others)
+    return _call(name, [(table.shape, np.float32)], *arrays, aliases={0: 0})[0]
+
+
+def _call(name: str, results: Any, *arrays: Any, aliases: Any = None) -> Sequence[Array]:
+    kinds = [jax.ShapeDtypeStruct(*result) for result in results]
+    options = {"input_output_aliases": aliases, "vmap_method": "sequential"}
+    found: Sequence[Array] = jax.ffi.ffi_call(name, kinds, **options)(*arrays)
+    return found
+
+
+def _divided(rows: Array, table: Array) -> dict[str, int]:
+    """Of rows of which each chunk has some."""
+    group = max(1, _CHUNK // table.shape[1])
+    return {"chunks": -(-rows.shape[0] // group), "group": group}
+
+
+def _numbers(rows: Array, table: Any, given: Mapping[str, int]) -> Any:
+    height, width = table.shape
+    count = rows.shape[0]
+    found = {
+        "count": count,
+        "height": height,
+        "width": width,
+        **_strips(0, 0, count, width),
+        **given,
+    }
+    return np.array([found.get(name, 0) for name in row_kernels.GEOMETRY], np.int32)

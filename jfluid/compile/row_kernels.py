@@ -1,0 +1,227 @@
+"""Rows of tables on CPUs, read, replaced, added to and merged, for LLVM.
+
+What adds to rows is divided by row, not by place: each row belongs to one chunk, which adds its values in the
+order in which they are given, whatever threads do.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+
+from jfluid.compile import llvm_writer, xla_tasks
+from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.compile.slot_rows import ADD, MERGE, TAKE
+
+PUT = "jfluid_rows_put"
+# The numbers of a call, see `xla_tasks.py` for the first two. There are `count` rows of tables [height, width].
+# A chunk is `group` of them, or those that belong to it by their hash. `MERGE`, which has one chunk, makes
+# `room` rows with a hash table of `places`, a power of 2 and more than `count`. What `TAKE` makes, and values
+# of `ADD` and `MERGE`, are strips of a matrix side by side, of `batch` rows each: the first begins at
+# `start`, the next is `step` behind it, and from a row to the next are `pitch` numbers.
+GEOMETRY = "chunks memory count height width group room places batch pitch step start".split()
+LANES = 16
+_VECTOR, _LANES = ir.VectorType(FLOAT, LANES), ir.VectorType(I1, LANES)
+_AHEAD = 16  # rows that are on their way to the cache while one is worked on
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbours get far apart
+
+
+def names() -> list[str]:
+    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    return [TAKE, PUT, ADD, MERGE] if llvm_writer.has_wide_vectors() else []
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
+    xla_tasks.define(module, TAKE, _take(module), given=2)
+    xla_tasks.define(module, PUT, _put(module), given=3)
+    xla_tasks.define(module, ADD, _add(module), given=4)
+    xla_tasks.define(module, MERGE, _merge(module), given=2, made=3)
+
+
+def _begin(module: Module, name: str, arrays: str) -> Function:
+    pointers = dict.fromkeys((*arrays.split(), "geometry", "scratch"), POINTER)
+    f = Function(module, name, VOID, **pointers, chunk=I64)
+    for i, number in enumerate(GEOMETRY):
+        f.v[number] = f.b.sext(f.load(f.at(f.v["geometry"], I64(i), kind=I32), I32), I64)
+    return f
+
+
+def _row(f: Function, i: Any) -> Any:
+    return f.load(f.at(f.v["rows"], i, kind=I64), I64)
+
+
+def _exists(f: Function, row: Any) -> Any:
+    return f.b.icmp_unsigned("<", row, f.v["height"])  # negative ones are large
+
+
+def _line(f: Function, array: str, row: Any) -> Any:
+    """Where a row of an array of such rows is."""
+    return f.at(f.v[array], f.product(row, f.v["width"]))
+
+
+def _in_strip(f: Function, array: str, i: Any) -> Any:
+    """Where a row of an array of strips is."""
+    v, b = f.v, f.b
+    short, batch = (b.trunc(n, I32) for n in (i, v["batch"]))  # divided in a third of the time
+    strip, row = (b.zext(n, I64) for n in (b.udiv(short, batch), b.urem(short, batch)))
+    place = f.sum(v["start"], f.product(strip, v["step"]), f.product(row, v["pitch"]))
+    return f.at(v[array], place)
+
+
+def _each_vector(f: Function, work: Any) -> None:
+    """Write down what is done with vectors of rows, from where they begin, and which lanes are of the row."""
+    b, every = f.b, ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
+    parts = b.sdiv(f.sum(f.v["width"], I64(LANES - 1)), I64(LANES))
+    with f.loop(parts) as part:
+        start = f.product(part, I64(LANES))
+        left = f.spread(b.sub(f.v["width"], start), every.type)
+        work(start, b.icmp_signed("<", every, left))
+
+
+def _load(f: Function, place: Any, lanes: Any, others: float = 0.0) -> Any:
+    kinds = [POINTER, I32, _LANES, _VECTOR]
+    load = f.module.declare(f"llvm.masked.load.v{LANES}f32.p0", _VECTOR, kinds)
+    return f.call(load, place, I32(4), lanes, ir.Constant(_VECTOR, [others] * LANES))
+
+
+def _store(f: Function, value: Any, place: Any, lanes: Any) -> None:
+    kinds = [_VECTOR, POINTER, I32, _LANES]
+    store = f.module.declare(f"llvm.masked.store.v{LANES}f32.p0", VOID, kinds)
+    f.call(store, value, place, I32(4), lanes)
+
+
+def _fetch(f: Function, array: str, row: Any) -> None:
+    """Have a row, if it exists, brought to the cache."""
+    fetch = f.module.declare("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
+    f.call(fetch, _line(f, array, row), I32(0), I32(3), I32(1))
+
+
+def _part(f: Function) -> tuple[Any, Any]:
+    first = f.product(f.v["chunk"], f.v["group"])
+    return first, f.least(f.sum(first, f.v["group"]), f.v["count"])
+
+
+def _next(f: Function, i: Any, end: Any) -> Any:
+    return f.least(f.sum(i, I64(_AHEAD)), f.b.sub(end, I64(1)))
+
+
+def _copy(f: Function, source: Any, target: Any) -> None:
+    def work(start: Any, lanes: Any) -> None:
+        _store(f, _load(f, f.at(source, start), lanes), f.at(target, start), lanes)
+
+    _each_vector(f, work)
+
+
+def _plus(f: Function, source: Any, target: Any, scale: Any = None) -> None:
+    def work(start: Any, lanes: Any) -> None:
+        place, value = f.at(target, start), _load(f, f.at(source, start), lanes)
+        value = value if scale is None else f.b.fmul(value, scale)
+        _store(f, f.b.fadd(_load(f, place, lanes), value), place, lanes)
+
+    _each_vector(f, work)
+
+
+def _take(module: Module) -> Any:
+    """A table, and numbers of its rows; makes these rows, and NaN for one that it does not have."""
+    f = _begin(module, "rows_take_chunk", "table rows out")
+    first, end = _part(f)
+    with f.loop(end, first) as i:
+        _fetch(f, "table", _row(f, _next(f, i, end)))
+        row = _row(f, i)
+        known = f.spread(_exists(f, row), _LANES)
+        source, target = _line(f, "table", row), _in_strip(f, "out", i)
+
+        def copy(start: Any, lanes: Any) -> None:
+            value = _load(f, f.at(source, start), f.b.and_(lanes, known), float("nan"))
+            _store(f, value, f.at(target, start), lanes)
+
+        _each_vector(f, copy)
+    return f.end()
+
+
+def _put(module: Module) -> Any:
+    """A table, which becomes the result, numbers of rows, each once, and what replaces them."""
+    f = _begin(module, "rows_put_chunk", "table rows values out")
+    first, end = _part(f)
+    with f.loop(end, first) as i:
+        _fetch(f, "out", _row(f, _next(f, i, end)))
+        row = _row(f, i)
+        with f.b.if_then(_exists(f, row)):
+            _copy(f, _line(f, "values", i), _line(f, "out", row))
+    return f.end()
+
+
+def _hash(f: Function, row: Any) -> Any:
+    """32 bits."""
+    return f.b.lshr(f.product(row, I64(_FACTOR)), I64(32))
+
+
+def _own(f: Function) -> tuple[Any, Any]:
+    """(places of the rows that belong to a chunk, in order; how many there are)."""
+    b, v = f.b, f.v
+    own = v["scratch"]
+    size = f.variable(I64, I64(0))
+    with f.loop(v["count"]) as i:
+        number = f.load(size, I64)
+        b.store(b.trunc(i, I32), f.at(own, number, kind=I32))
+        # the next one takes its place if it belongs to another: no branch that nobody can foresee
+        chunk = b.lshr(f.product(_hash(f, _row(f, i)), v["chunks"]), I64(32))
+        b.store(f.sum(number, b.zext(b.icmp_signed("==", chunk, v["chunk"]), I64)), size)
+    return own, f.load(size, I64)
+
+
+def _place(f: Function, own: Any, i: Any) -> Any:
+    return f.b.sext(f.load(f.at(own, i, kind=I32), I32), I64)
+
+
+def _add(module: Module) -> Any:
+    """A table, which becomes the result, numbers of rows, and what times a number is added to them."""
+    f = _begin(module, "rows_add_chunk", "table rows values scale out")
+    scale = f.spread(f.load(f.v["scale"], FLOAT), _VECTOR)
+    own, size = _own(f)
+    with f.loop(size) as i:
+        _fetch(f, "out", _row(f, _place(f, own, _next(f, i, size))))
+        place = _place(f, own, i)
+        row = _row(f, place)
+        with f.b.if_then(_exists(f, row)):
+            _plus(f, _in_strip(f, "values", place), _line(f, "out", row), scale)
+    return f.end()
+
+
+def _merge(module: Module) -> Any:
+    """Numbers of rows, and values; makes the number of each row that the table has, once, then its height,
+    [room]; the sums of their values; int64 how many rows these are.
+    """
+    f = _begin(module, "rows_merge_chunk", "rows values once sums found")
+    b, v = f.b, f.v
+    f.c("memset", v["scratch"], I32(0), f.product(v["places"], I64(4)))
+    size, at, known = (f.variable(I64, I64(0)) for _ in range(3))
+    with f.loop(v["count"]) as i:
+        row = _row(f, i)
+        with b.if_then(_exists(f, row)):
+            b.store(_hash(f, row), at)
+            with f.repeat() as leave:
+                b.store(b.and_(f.load(at, I64), b.sub(v["places"], I64(1))), at)
+                # one more than where a row is among those that are made, or 0
+                b.store(_place(f, v["scratch"], f.load(at, I64)), known)
+                number = f.load(known, I64)
+                empty = b.icmp_signed("==", number, I64(0))
+                before = b.select(empty, number, b.sub(number, I64(1)))
+                same = b.icmp_signed("==", f.load(f.at(v["once"], before, kind=I64), I64), row)
+                leave(b.or_(empty, same))
+                b.store(f.sum(f.load(at, I64), I64(1)), at)
+            source, number = _in_strip(f, "values", i), f.load(known, I64)
+            with b.if_else(b.icmp_signed("==", number, I64(0))) as (new, again):
+                with new:
+                    last = f.load(size, I64)
+                    b.store(f.sum(last, I64(1)), size)
+                    place = f.at(v["scratch"], f.load(at, I64), kind=I32)
+                    b.store(b.trunc(f.load(size, I64), I32), place)
+                    b.store(row, f.at(v["once"], last, kind=I64))
+                    _copy(f, source, _line(f, "sums", last))
+                with again:
+                    _plus(f, source, _line(f, "sums", b.sub(number, I64(1))))
+    with f.loop(v["room"], f.load(size, I64)) as i:
+        b.store(v["height"], f.at(v["once"], i, kind=I64))
+    b.store(f.load(size, I64), v["found"])
+    return f.end()
