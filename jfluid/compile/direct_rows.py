@@ -13,9 +13,8 @@ from jax import Array, lax
 
 from jfluid.compile import machine_code, row_kernels
 from jfluid.compile.columns import Strips
-from jfluid.compile.slot_rows import ADD, MERGE, TAKE
+from jfluid.compile.row_functions import ADD, MERGE, PUT, TAKE, VALUES
 
-PLACES = {ADD: 2, MERGE: 1}  # which argument has values that may be strips of a matrix
 _HIGHEST = 2**31  # numbers of a call are int32
 _FEWEST = 256  # rows; XLA's code for fewer costs next to nothing
 _MOST = 2**28  # places of a hash table have to be counted, too
@@ -79,7 +78,7 @@ def from_strips(
         numbers: those of the call.
         results: what it makes.
     """
-    place, step = PLACES[name], -strips.width if strips.backwards else strips.width
+    place, step = VALUES[name], -strips.width if strips.backwards else strips.width
     first = strips.start + (strips.number - 1) * strips.width if strips.backwards else strips.start
     given = [*arrays[:place], strips.matrix, *arrays[place + 1 :]]
     numbers = _changed(numbers, _strips(first, step, *strips.matrix.shape))
@@ -145,7 +144,7 @@ def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array
 def put(table: Array, rows: Array, values: Array) -> Array:
     """Return the table with rows that it has, none of them twice, replaced by values [n, width]."""
     numbers = _numbers(rows, table, _divided(rows, table))
-    return _replaced(row_kernels.PUT, table, rows, values, numbers)
+    return _replaced(PUT, table, rows, values, numbers)
 
 
 def _replaced(name: str, table: Array, rows: Array, values: Array, *others: Any) -> Array:

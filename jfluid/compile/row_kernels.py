@@ -10,9 +10,8 @@ from llvmlite import ir
 
 from jfluid.compile import llvm_writer, xla_tasks
 from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
-from jfluid.compile.slot_rows import ADD, MERGE, TAKE
+from jfluid.compile.row_functions import ADD, MERGE, PUT, TAKE
 
-PUT = "jfluid_rows_put"
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `count` rows of tables [height, width].
 # A chunk is `group` of them, or those that belong to it by their hash. `MERGE`, which has one chunk, makes
 # `room` rows with a hash table of `places`, a power of 2 and more than `count`. What `TAKE` makes, and values

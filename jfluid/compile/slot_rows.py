@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid.compile.columns import FEWEST, Strips
+from jfluid.compile.row_functions import TAKE, VALUES
 
-TAKE, ADD, MERGE = (f"jfluid_rows_{name}" for name in ("take", "add", "merge"))
 CALL = frozenset(("ffi_call",))  # the primitive that calls them
 # Primitives that look rows up, or leave them as they are.
 FOLLOWED = CALL | {"reshape", "broadcast_in_dim", "squeeze", "reduce_sum"}
@@ -73,11 +73,11 @@ def from_strips(
 ) -> Sequence[Array] | None:
     """Call a function for values that are strips of a matrix; None where they are not."""
     name = equation.params["target_name"]
-    if name not in (ADD, MERGE):
+    if name not in VALUES:
         return None
     from jfluid.compile import direct_rows  # LLVM, which few programs need
 
-    values = strips[direct_rows.PLACES[name]]
+    values = strips[VALUES[name]]
     if values is None:
         return None
     results = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
