@@ -82,6 +82,13 @@ def test_sizes_are_chosen_as_those_of_other_sequences(replicas):
             values = [own.values] if replicas is None else own.values
             for mine, given in zip(values, per, strict=True):
                 np.testing.assert_array_equal(mine[: len(given)], given)
+            if own.last.given is not None:
+                each = (
+                    lengths[int(name[1])]
+                    if replicas is None
+                    else np.split(lengths[int(name[1])], 2)
+                )
+                np.testing.assert_array_equal(np.diff(own.last.given), each)
     assert len(seen) > 3 and (known > 100 or replicas)
 
 

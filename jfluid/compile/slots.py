@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     """The sequences of all slots of a batch.
 
     Attributes:
-        offsets: int32 [slots, number + 1]; of replicas [slots, replicas, number + 1].
+        offsets: int32 [slots, sequences + 1].
         rows: that each slot needs; of replicas, the one that needs most.
         longest: sequence of each slot.
         cuts: of replicas, where the rows of each begin in each slot, and the end; else nothing.
@@ -42,21 +42,20 @@ class Measured(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many sequences each slot has."""
-        return int(self.offsets.shape[-1]) - 1
+        """How many sequences each slot has, in each replica."""
+        all_of_them = int(self.offsets.shape[1]) - 1
+        return all_of_them // (len(self.cuts[0]) - 1) if self.cuts else all_of_them
 
     def sizes(self) -> list[Size]:
         """What each slot needs."""
-        number, replicas = self.number, 1
+        number, sequences = self.number, self.offsets.shape[1] - 1
         ends: Any = self.cuts or zip(self.offsets[:, 0].tolist(), self.rows)
-        if self.cuts:
-            replicas = self.offsets.shape[1]
         return [
             Size(
                 rows,
                 (number,),
                 (most,),
-                number > 1 and most > 0 and replicas * number * most == end[-1] - end[0],
+                number > 1 and most > 0 and sequences * most == end[-1] - end[0],
             )
             for rows, most, end in zip(self.rows, self.longest, ends)
         ]
@@ -67,15 +66,8 @@ class Measured(NamedTuple):
         if not each or rest or self.cuts:
             return None
         cuts = self.offsets[:, ::each].tolist()
-        own = self.offsets.take(_windows(each, replicas), 1)
-        rows = [max([end - begin for begin, end in zip(c, c[1:])]) for c in cuts]
-        return Measured(own - own[:, :, :1], rows, self.longest, cuts)
-
-
-@functools.lru_cache(64)
-def _windows(each: int, replicas: int) -> np.ndarray:
-    """Return which offsets each replica has, [replicas, each + 1]."""
-    return np.arange(0, each * replicas, each)[:, None] + np.arange(each + 1)
+        rows = [max(map(sub, c[1:], c)) for c in cuts]
+        return Measured(self.offsets, rows, self.longest, cuts)
 
 
 class Batch(NamedTuple):
@@ -224,8 +216,7 @@ class Joined:
 
     Attributes:
         values: [rows of all, ...].
-        offsets: int32 [slots whose sequences differ in length, number + 1], of replicas [slots, replicas,
-            number + 1]; None if there is none.
+        offsets: int32 [slots whose sequences differ in length, sequences + 1]; None if there is none.
     """
 
     values: Any
@@ -235,6 +226,7 @@ class Joined:
     def parts(self) -> dict[str, Ragged]:
         """Return the value of each slot."""
         found, at, varied, replicas = {}, 0, 0, self.layout.replicas
+        offsets = self.offsets if replicas is None else self._by_replica(replicas)
         for name, size in zip(self.layout.names, self.layout.sizes):
             end = at + (replicas or 1) * size.rows
             values = self.values[at:end]
@@ -243,11 +235,20 @@ class Joined:
             if size.uniform:
                 level = Level(None, size.longest[0], size.numbers[0])
             else:
-                level = Level(self.offsets[varied], size.longest[0])
+                level = Level(offsets[varied], size.longest[0])
                 varied += 1
             found[name] = Ragged(values, (level,), exact=size.uniform)
             at = end
         return found
+
+    def _by_replica(self, replicas: int) -> Any:
+        """The offsets of each, [slots, replicas, number + 1]."""
+        if self.offsets is None:
+            return None
+        each = (self.offsets.shape[1] - 1) // replicas
+        windows = np.arange(0, each * replicas, each)[:, None] + np.arange(each + 1)
+        own = self.offsets[:, windows]
+        return own - own[:, :, :1]
 
 
 def joined(batch: Batch, layout: Layout) -> Joined:

@@ -157,7 +157,7 @@ class Stacker:
         cut = self._cut([b.measured for b in batches], replicas)
         if cut is None:
             return None
-        own = [b._replace(measured=m) for b, m in zip(batches, cut)]
+        own = [Batch(*b[:3], m) for b, m in zip(batches, cut)]
         layouts = None if tensors else self._buckets.known_layouts(own)
         if layouts is not None:
             return self._laid_out(own, layouts)
@@ -202,16 +202,22 @@ def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
         if len({m.number for m in measured}) > 1:
             continue
         rows = list(zip(*[m.rows for m in measured]))
+        cuts = [[0, *itertools.accumulate(n)] for n in rows]
+        begins = np.array(cuts, np.int32)[:, :-1, None]
+        # [slots, replicas, number + 1]
+        offsets = np.stack([m.offsets for m in measured], 1) + begins
         found.append(
             Batch(
                 batches[0].names,
                 batches[0].tensors,
                 [np.concatenate(v) for v in zip(*[b.values for b in batches])],
                 Measured(
-                    np.stack([m.offsets for m in measured], 1),
+                    np.concatenate(
+                        [offsets[:, :, :-1].reshape(len(rows), -1), offsets[:, -1, -1:]], 1
+                    ),
                     list(map(max, rows)),
                     list(map(max, zip(*[m.longest for m in measured]))),
-                    [[0, *itertools.accumulate(n)] for n in rows],
+                    cuts,
                 ),
             )
         )
