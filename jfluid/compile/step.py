@@ -126,11 +126,10 @@ class Step:
             return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donate)
 
         self._compiled = compiled
-        # If values in the Scope determine the device, nothing else has to.
         whole = (
             len(plan.segments) == 1
             and not plan.segments[0].host
-            and bool(plan.state)
+            and bool(plan.state or plan.feeds)
             and not check_finite
             and set(plan.fetches) <= set(plan.segments[0].gives)
         )

@@ -72,7 +72,8 @@ class StepState:
                 self._hold()
             seen[len(self._tensors) :] = [holder.value for holder in held.holders]
         donated, kept, targets, fetches = self._wiring or self._wire(segment)
-        with jax.enable_x64(True):
+        # If values in the Scope determine the device, nothing else has to.
+        with jax.enable_x64(True) if seen else self._placement.context():
             gives, _ = call(
                 segment,
                 tuple([seen[i] for i in donated]),

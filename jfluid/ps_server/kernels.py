@@ -190,8 +190,9 @@ def summed(values, inverse, count):
     """float32 [count, width]: the rows of `values` [n, width] summed by `inverse`."""
     out = np.zeros((count, values.shape[1]), np.float32)
     for i in range(len(inverse)):
-        for j in range(values.shape[1]):
-            out[inverse[i], j] += values[i, j]
+        total, row = out[inverse[i]], values[i]  # with these the compiler adds in vectors
+        for j in range(len(row)):
+            total[j] += row[j]
     return out
 
 

@@ -210,11 +210,10 @@ def test_steps_are_the_same_where_servers_have_the_gradients_early(mode, share_m
     monkeypatch.setattr(connection, "SMALLEST", -wire.OVERHEAD)
     if not share_memory:  # a thread connects: let it be there for the first step
 
-        def at_once(self, *given):
-            assert take(self, *given) is None
+        def at_once(self):
             while self._connecting:
                 time.sleep(0.001)
-            return take(self, *given)
+            return take(self)
 
         take = CallStreams.take
         monkeypatch.setattr(CallStreams, "take", lambda self: take(self) or at_once(self))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import Client, PulledRows, PullResult
 
 Array = np.ndarray[Any, Any]
+# How often to look whether a step comes, where servers have the gradients already, and nobody waits
+# for this trainer.
+_LOOK_S = 0.1
 _LOG = logging.getLogger(__name__)
 
 
@@ -150,7 +153,8 @@ class Connection:
         self.users = weakref.WeakSet[Any]()
         self._exchange: Exchange | None = None
         self._enters, self._entering = False, threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-exchange")
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="jfluid-exchange")
+        self._watching, self._watches = False, threading.Lock()
 
     @property
     def client(self) -> "Client":
@@ -169,7 +173,25 @@ class Connection:
         what it returns.
         """
         self.settle()
-        self._exchange = Exchange(self._thread.submit, send, program, scope, begun)
+        self._exchange = Exchange(self._threads.submit, send, program, scope, begun)
+        with self._watches:
+            starts, self._watching = begun and not self._watching, self._watching or begun
+        if starts:
+            self._threads.submit(self._watch)
+
+    def _watch(self) -> None:
+        """Send the exchange for which no step has come between two looks."""
+        before = None
+        while True:
+            time.sleep(_LOOK_S)
+            with self._watches:
+                now = self._exchange
+                if now is None or now is before:
+                    self._watching = False
+                    break
+            before = now
+        if now is not None:
+            now.send()
 
     def begin(self) -> None:
         """No step is going to ask for rows with the exchange that is in flight."""
@@ -209,7 +231,7 @@ class Connection:
         try:
             self.settle()
         finally:
-            self._thread.shutdown(wait=False)
+            self._threads.shutdown(wait=False)
             if self._enters:
                 self.calls.leave()
             else:

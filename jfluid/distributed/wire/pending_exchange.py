@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
 
 PATIENCE_S = 0.005
-# where servers have the gradients already, and nobody waits for this trainer
-LONG_PATIENCE_S = 0.1
 
 
 class Exchange:
@@ -26,7 +24,8 @@ class Exchange:
         start: starts a function in a thread.
         send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it
             is given (None for none).
-        begun: the gradients are under way already.
+        begun: the gradients are under way already: it is the caller who sees whether no step comes,
+            since a thread that wakes for each step costs more than it is worth.
 
     Attributes:
         rows: that were asked for, when it has ended.
@@ -34,14 +33,14 @@ class Exchange:
 
     def __init__(
         self,
-        start: "Callable[[Callable[[], None]], object]",
+        start: "Callable[[Callable[[], Any]], object]",
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
         begun: bool = False,
     ):
-        self._patience_s = LONG_PATIENCE_S if begun else PATIENCE_S
         self._lock, self._begins = threading.Lock(), threading.Condition()
+        self._start, self._watched = start, begun
         self._send, self._wanted, self._begun = send, False, False
         self._pulled: Future[PullResult] = Future()
         self.rows: Mapping[str, PulledRows] = {}
@@ -51,11 +50,12 @@ class Exchange:
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
-        start(self._run)
+        if not begun:
+            start(self._run)
 
     def _run(self) -> None:
         with self._begins:
-            self._begins.wait_for(lambda: self._wanted or self._begun, self._patience_s)
+            self._begins.wait_for(lambda: self._wanted or self._begun, PATIENCE_S)
         self.send()
 
     def send(self, ids: Mapping[str, Any] | None = None) -> bool:
@@ -76,6 +76,8 @@ class Exchange:
         with self._begins:
             self._wanted = True
             self._begins.notify()
+        if self._watched:
+            self._start(self.send)
 
     def finish(self) -> None:
         """Wait until the parameters are there. Raises what sending raised; then they are as they
