@@ -100,6 +100,33 @@ def test_products_follow_one_another_in_loops():
     np.testing.assert_allclose(np.asarray(found), x, rtol=1e-3, atol=1e-3)
 
 
+def test_devices_that_wait_for_one_another_leave_threads_to_each():
+    """A device that has its sum waits on a thread of those that compute, and there are more devices."""
+    devices = np.array(jax.devices())
+    assert len(devices) > 2
+    x, y = _draw(200, 64 * len(devices), 200, LAYER)
+
+    mesh, part = jax.sharding.Mesh(devices, ("device",)), jax.sharding.PartitionSpec
+
+    def training(product):
+        def each(x, y):
+            for _ in range(10):
+                gradient = product(x, jnp.tanh(product(x, y, LAYER)), WEIGHT)
+                y -= 1e-3 * jax.lax.psum(gradient, "device")
+            return y
+
+        specs = (part("device"), part())
+        return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=part()))
+
+    run = training(direct_product.product)
+    found = [np.asarray(run(x, y)) for _ in range(20)]
+    library = training(
+        lambda x, y, over: jax.lax.dot_general(x, y, ((over[:1], over[1:]), ((), ())))
+    )
+    for each in found:
+        np.testing.assert_allclose(each, np.asarray(library(x, y)), rtol=1e-3, atol=1e-4)
+
+
 def test_rows_of_a_layer_have_the_same_bits_whatever_is_beside_them():
     x, y = _draw(600, 300, 90, LAYER)
     run = _product(LAYER)
