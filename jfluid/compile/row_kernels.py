@@ -67,6 +67,24 @@ def _in_strip(f: Function, array: str, i: Any) -> Any:
     return f.at(v[array], place)
 
 
+def _strip_by_strip(f: Function, array: str, first: Any) -> tuple[Any, Any]:
+    """A place that is where a row of an array of strips is, from a row on, and how many rows its strip has
+    left. Dividing costs as much as copying a row: once is enough for rows that follow one another.
+    """
+    place = f.variable(POINTER, _in_strip(f, array, first))
+    done = f.b.srem(first, f.v["batch"])
+    return place, f.variable(I64, f.b.sub(f.v["batch"], done))
+
+
+def _next_in_strip(f: Function, cursor: tuple[Any, Any]) -> None:
+    (place, left), v, b = cursor, f.v, f.b
+    after = b.sub(f.load(left, I64), I64(1))
+    last = b.icmp_signed("==", after, I64(0))
+    to_next = b.sub(v["step"], f.product(v["pitch"], b.sub(v["batch"], I64(1))))
+    b.store(f.at(f.load(place, POINTER), b.select(last, to_next, v["pitch"])), place)
+    b.store(b.select(last, v["batch"], after), left)
+
+
 def _each_vector(f: Function, work: Any) -> None:
     """Write down what is done with vectors of rows, from where they begin, and which lanes are of the row."""
     b, every = f.b, ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
@@ -124,17 +142,19 @@ def _take(module: Module) -> Any:
     """A table, and numbers of its rows; makes these rows, and NaN for one that it does not have."""
     f = _begin(module, "rows_take_chunk", "table rows out")
     first, end = _part(f)
+    cursor = _strip_by_strip(f, "out", first)
     with f.loop(end, first) as i:
         _fetch(f, "table", _row(f, _next(f, i, end)))
         row = _row(f, i)
         known = f.spread(_exists(f, row), _LANES)
-        source, target = _line(f, "table", row), _in_strip(f, "out", i)
+        source, target = _line(f, "table", row), f.load(cursor[0], POINTER)
 
         def copy(start: Any, lanes: Any) -> None:
             value = _load(f, f.at(source, start), f.b.and_(lanes, known), float("nan"))
             _store(f, value, f.at(target, start), lanes)
 
         _each_vector(f, copy)
+        _next_in_strip(f, cursor)
     return f.end()
 
 
@@ -195,6 +215,7 @@ def _merge(module: Module) -> Any:
     b, v = f.b, f.v
     f.c("memset", v["scratch"], I32(0), f.product(v["places"], I64(4)))
     size, at, known = (f.variable(I64, I64(0)) for _ in range(3))
+    cursor = _strip_by_strip(f, "values", I64(0))
     with f.loop(v["count"]) as i:
         row = _row(f, i)
         with b.if_then(_exists(f, row)):
@@ -209,7 +230,7 @@ def _merge(module: Module) -> Any:
                 same = b.icmp_signed("==", f.load(f.at(v["once"], before, kind=I64), I64), row)
                 leave(b.or_(empty, same))
                 b.store(f.sum(f.load(at, I64), I64(1)), at)
-            source, number = _in_strip(f, "values", i), f.load(known, I64)
+            source, number = f.load(cursor[0], POINTER), f.load(known, I64)
             with b.if_else(b.icmp_signed("==", number, I64(0))) as (new, again):
                 with new:
                     last = f.load(size, I64)
@@ -220,6 +241,7 @@ def _merge(module: Module) -> Any:
                     _copy(f, source, _line(f, "sums", last))
                 with again:
                     _plus(f, source, _line(f, "sums", b.sub(number, I64(1))))
+        _next_in_strip(f, cursor)
     with f.loop(v["room"], f.load(size, I64)) as i:
         b.store(v["height"], f.at(v["once"], i, kind=I64))
     b.store(f.load(size, I64), v["found"])
