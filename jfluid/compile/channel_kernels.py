@@ -13,12 +13,12 @@ from llvmlite import ir
 from jfluid.compile import llvm_writer, xla_tasks
 from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
 
-KINDS = ("moments", "products")
+# The kinds of functions, and the arrays that each is given.
+KINDS = {"moments": ("x",), "products": ("x", "y", "means")}
 LANES = 16
 WIDTHS = (32, 16)  # channels that are summed at a time
 _SUMS = 8  # vectors of each sum, which wait for one another
 # The numbers of a call, see `xla_tasks.py` for the first two; the last is how many chunks a group of rows has.
-# Those of "products" are followed by the means of each group.
 GEOMETRY = "chunks memory rows channels each".split()
 _FLOATS = ir.VectorType(FLOAT, LANES)
 _ZERO = ir.Constant(_FLOATS, [0.0] * LANES)
@@ -40,12 +40,13 @@ def write(module: Module) -> None:
     """Write down the functions of all names."""
     for kind, part in zip(KINDS, (_moments, _products)):
         for width in WIDTHS:
-            xla_tasks.define(module, name(kind, width), _chunk(module, kind, width, part))
+            chunk = _chunk(module, kind, width, part)
+            xla_tasks.define(module, name(kind, width), chunk, len(KINDS[kind]))
 
 
 def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
     """Sums of a chunk of the rows, into out [chunks, 2, channels]."""
-    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    pointers = dict.fromkeys((*KINDS[kind], "out", "geometry", "scratch"), POINTER)
     f = Function(module, f"channel_{kind}_{width}_chunk", VOID, **pointers, chunk=I64)
     v, b = f.v, f.b
     for i, number in enumerate(GEOMETRY):
@@ -126,7 +127,7 @@ def _products(f: Function, column: Any, vectors: int) -> list[list[Any]]:
     """The sums of y, and of y times what x is above the means."""
     b = f.b
     group = f.product(b.sdiv(f.v["chunk"], f.v["each"]), f.v["channels"])
-    given = f.at(f.v["geometry"], I64(len(GEOMETRY)), group, column)
+    given = f.at(f.v["means"], group, column)
     means = [f.load(f.at(given, I64(LANES * j)), _FLOATS) for j in range(vectors)]
 
     def both(row: Any, sums: list[list[Any]]) -> None:

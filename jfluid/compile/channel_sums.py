@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jfluid.compile import channel_kernels, machine_code
 from jfluid.compile.channel_kernels import GEOMETRY, WIDTHS
@@ -22,14 +22,13 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
     """Return the mean and the biased variance of each channel of x, [..., channels], in each group of
     rows: [groups, channels].
     """
-    found = _call("moments", x, x, groups)
+    found = _call("moments", groups, x)
     rows, count = math.prod(x.shape[:-1]) // groups, found.shape[1]
     ends = np.arange(count + 1) * rows // count
     weights = (ends[1:] - ends[:-1])[:, None].astype(np.float32) / np.float32(rows)
     means, squares = found[:, :, 0], found[:, :, 1]
     mean = jnp.sum(means * weights, 1)
-    between = jnp.sum(jnp.square(means - mean[:, None]) * weights, 1)
-    return mean, jnp.sum(squares, 1) / rows + between
+    return mean, jnp.sum(squares / rows + jnp.square(means - mean[:, None]) * weights, 1)
 
 
 def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
@@ -40,7 +39,7 @@ def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Ar
         grad, x: [..., channels].
         mean: of each channel of each group.
     """
-    found = jnp.sum(_call("products", x, grad, groups, mean), 1)
+    found = jnp.sum(_call("products", groups, x, grad, mean), 1)
     return found[:, 0], found[:, 1]
 
 
@@ -54,8 +53,8 @@ def suits(x: Array) -> bool:
     )
 
 
-def _call(kind: str, x: Array, y: Array, groups: int, mean: Array | None = None) -> Array:
-    """Call a function; gives [groups, chunks of each, 2, channels]."""
+def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:
+    """Call a function for images and other arrays; gives [groups, chunks of each, 2, channels]."""
     channels = x.shape[-1]
     rows = x.size // channels
     chunks = min(rows // groups, -(-x.size * 4 // _CHUNK // groups))  # of each group
@@ -66,12 +65,10 @@ def _call(kind: str, x: Array, y: Array, groups: int, mean: Array | None = None)
         "channels": channels,
         "each": chunks,
     }
-    numbers = jnp.asarray([geometry[number] for number in GEOMETRY], np.int32)
-    if mean is not None:
-        means = lax.bitcast_convert_type(mean, np.int32)
-        numbers = jnp.concatenate([numbers, means.reshape(-1)])
+    numbers = np.array([geometry[number] for number in GEOMETRY], np.int32)
     width = next(width for width in WIDTHS if width <= channels)
     shape = jax.ShapeDtypeStruct((groups, chunks, 2, channels), np.float32)
     function = jax.ffi.ffi_call(channel_kernels.name(kind, width), shape)
-    out: Array = function(x.reshape(rows, channels), y.reshape(rows, channels), numbers)
+    matrices = [array.reshape(-1, channels) for array in (x, *others)]
+    out: Array = function(*matrices, numbers)
     return out

@@ -24,7 +24,7 @@ import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jfluid import environment, heap, kept_files
+from jfluid import collector, environment, heap, kept_files
 from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Plan
 from jfluid.ir import schema
@@ -82,7 +82,7 @@ class Entry:
         if loaded is not None:
             return Loaded(loaded, jitted)
         start = time.perf_counter()
-        with _hits() as hits:
+        with _hits() as hits, collector.paused():
             # Under this name JAX's cache has it only if the file was there and is lost.
             compiled = named(digest[:12]).lower(*arguments).compile()
         # XLA writes an executable that it has read without its functions.
