@@ -76,7 +76,15 @@ def losses(rows=(2, 2, 2)):
         ]
 
 
+def wait_for(name):
+    """Wait for the threads of a name."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
+
+
 def kept(folder):
+    wait_for(kept_executables.THREAD)
     return sorted(folder.glob("step-*"))
 
 
@@ -153,9 +161,8 @@ def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, tr
         """The losses of a start, and the files that it loaded: by the main thread, and by another."""
         loads.clear()
         found = losses((rows,))
-        for thread in threading.enumerate():
-            if thread.name == loaded_ahead.THREAD:
-                thread.join()
+        wait_for(loaded_ahead.THREAD)
+        wait_for(kept_executables.THREAD)
         return found, [n for n, main in loads if main], [n for n, main in loads if not main]
 
     monkeypatch.setattr(kept_executables._AHEAD, "_load", load)

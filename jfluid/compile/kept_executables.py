@@ -35,6 +35,7 @@ WORTH_KEEPING = 0.15
 MOST_FILES = 500  # the oldest go first
 # in the names of functions of `machine_code.py`
 _OWN, _LOOPS, _ROWS = b"jfluid_direct_", b"jfluid_loop_", b"jfluid_rows_"
+THREAD = "jfluid-keep"
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
 
 
@@ -87,7 +88,7 @@ class Entry:
             compiled = named(digest[:12]).lower(*arguments).compile()
         # XLA writes an executable that it has read without its functions.
         if not hits and time.perf_counter() - start >= WORTH_KEEPING:
-            _save(path, arguments, compiled)
+            _save_beside(path, jax.tree.structure((arguments, {})), compiled)
             schema.current().keep()
             heap.give_back()
         return Loaded(compiled, jitted)
@@ -184,6 +185,8 @@ def _plain(count: int) -> Any:
 
 def _load(path: Path, device: jax.Device) -> Any:
     """The executable in a file; None if there is none, or it is damaged."""
+    if (writing := _WRITING.pop(path, None)) is not None:
+        writing.join()
     body = kept_files.read(path)
     if body is None:
         return None
@@ -206,9 +209,17 @@ def _load(path: Path, device: jax.Device) -> Any:
 
 
 _AHEAD = LoadedAhead(_load)
+_WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 
-def _save(path: Path, arguments: tuple[Any, Any, Any], compiled: Any) -> None:
+def _save_beside(path: Path, arguments: Any, compiled: Any) -> None:
+    """Have a thread write an executable to a file, while it runs. The process ends after that."""
+    thread = threading.Thread(target=_save, args=(path, arguments, compiled), name=THREAD)
+    _WRITING[path] = thread
+    thread.start()
+
+
+def _save(path: Path, arguments: Any, compiled: Any) -> None:
     """Write an executable to a file, if it can be, with the structures of its arguments and results."""
     results = compiled.out_tree
     if results != _plain(results.num_leaves):
@@ -217,5 +228,4 @@ def _save(path: Path, arguments: tuple[Any, Any, Any], compiled: Any) -> None:
         payload = serialize_executable.serialize(compiled)[0]
     except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
         return  # it holds arrays that it was traced with
-    content = (jax.tree.structure((arguments, {})), results, payload)
-    kept_files.write(path, pickle.dumps(content), MOST_FILES)
+    kept_files.write(path, pickle.dumps((arguments, results, payload)), MOST_FILES)
