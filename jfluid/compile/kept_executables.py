@@ -185,7 +185,7 @@ def _plain(count: int) -> Any:
 
 def _load(path: Path, device: jax.Device) -> Any:
     """The executable in a file; None if there is none, or it is damaged."""
-    if (writing := _WRITING.pop(path, None)) is not None:
+    if (writing := _WRITING.get(path)) is not None:
         writing.join()
     body = kept_files.read(path)
     if body is None:
@@ -214,9 +214,15 @@ _WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 def _save_beside(path: Path, arguments: Any, compiled: Any) -> None:
     """Have a thread write an executable to a file, while it runs. The process ends after that."""
-    thread = threading.Thread(target=_save, args=(path, arguments, compiled), name=THREAD)
-    _WRITING[path] = thread
-    thread.start()
+
+    def save() -> None:
+        try:
+            _save(path, arguments, compiled)
+        finally:
+            del _WRITING[path]
+
+    _WRITING[path] = threading.Thread(target=save, name=THREAD)
+    _WRITING[path].start()
 
 
 def _save(path: Path, arguments: Any, compiled: Any) -> None:
