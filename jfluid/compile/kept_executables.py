@@ -219,7 +219,7 @@ def _save_beside(path: Path, arguments: Any, compiled: Any) -> None:
         try:
             _save(path, arguments, compiled)
         finally:
-            del _WRITING[path]
+            _WRITING.pop(path, None)  # another thread may have written the same
 
     _WRITING[path] = threading.Thread(target=save, name=THREAD)
     _WRITING[path].start()
