@@ -37,6 +37,7 @@ LAYERS = (
     {"launch", "ps_server", "scope"},
     {"core", "files", "param_attr"},
     {"debugger", "doctor", "ops"},
+    {"machine_code"},
     {"compile"},
     {"feeding", "interop"},
     {"parallel"},

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import channel_kernels, channel_sums, image_layout, machine_code
+from jfluid.compile import image_layout
+from jfluid.machine_code import channel_kernels, channel_sums, functions
 from jfluid.ops import norm
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +28,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert machine_code.registered()
+    assert functions.registered()
 
 
 @pytest.mark.parametrize("shape, offset, groups", SHAPES.values(), ids=SHAPES)

@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import (
-    direct_convolution,
-    direct_kernels,
-    image_convolution,
-    image_layout,
-    machine_code,
-)
+from jfluid.compile import image_convolution, image_layout
+from jfluid.machine_code import convolution_kernels, direct_convolution, functions
 
 pytestmark = pytest.mark.skipif(
-    not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+    not convolution_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
 )
 
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
@@ -40,7 +35,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert machine_code.registered()
+    assert functions.registered()
 
 
 def _draw(*shapes):
@@ -132,7 +127,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
     monkeypatch.setattr(
-        machine_code, "registered", lambda: made.append(threading.current_thread().name)
+        functions, "registered", lambda: made.append(threading.current_thread().name)
     )
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import direct_gru, direct_lstm, direct_maximum, lstm_kernels, machine_code
 from jfluid.compile.own_loops import OwnLoops
+from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 
@@ -37,7 +37,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert machine_code.loops_registered()
+    assert functions.loops_registered()
 
 
 def _level(lengths):
@@ -273,7 +273,7 @@ def test_other_loops_are_left_to_xla(width, dtype):
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
-    monkeypatch.setattr(machine_code, "loops_registered", lambda: False)
+    monkeypatch.setattr(functions, "loops_registered", lambda: False)
     assert not direct_lstm.suits(*_lstm(16, [2], 2)[0])
     assert not direct_gru.suits(*_gru(16, [2], 2)[0])
     assert not direct_maximum.suits(np.ones((2, 16), np.float32), _level([2]))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import direct_product, image_layout, llvm_writer, machine_code, product_kernels
+from jfluid.compile import image_layout
+from jfluid.machine_code import direct_product, functions, llvm_writer, product_kernels
 
 pytestmark = pytest.mark.skipif(
     not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
@@ -37,7 +38,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert machine_code.registered()
+    assert functions.registered()
 
 
 # What is summed over, of the first matrix and of the second: a layer, and the gradients of its input and weight.
@@ -189,8 +190,8 @@ def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
     monkeypatch.setattr(llvm_writer, "has_wide_vectors", lambda: False)
-    assert not machine_code._register.__wrapped__(machine_code._LAYERS)
-    monkeypatch.setattr(machine_code, "registered", lambda: False)
+    assert not functions._register.__wrapped__(functions._LAYERS)
+    monkeypatch.setattr(functions, "registered", lambda: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
 
 
@@ -242,7 +243,7 @@ def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas
     )
     losses = _losses(network, replicas)
     assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
-    monkeypatch.setattr(machine_code, "registered", lambda: False)
+    monkeypatch.setattr(functions, "registered", lambda: False)
     del called[:]
     np.testing.assert_allclose(_losses(network, replicas), losses, rtol=1e-4)
     assert not called

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import direct_rows, image_layout, machine_code, row_kernels
+from jfluid.compile import image_layout
 from jfluid.compile.own_rows import OwnRows
+from jfluid.machine_code import direct_rows, functions, row_kernels
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
 
@@ -43,7 +44,7 @@ def _drawn(count, width, lowest=0):
 @pytest.fixture(autouse=True)
 def wide_integers():
     with jax.enable_x64(True):
-        assert machine_code.rows_registered()
+        assert functions.rows_registered()
         yield
 
 

@@ -9,13 +9,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import kept_files
-from jfluid.compile import (
-    direct_kernels,
-    kept_executables,
-    loaded_ahead,
-    machine_code,
-    trace,
-)
+from jfluid.compile import kept_executables, loaded_ahead, trace
+from jfluid.machine_code import convolution_kernels, functions
 from jfluid.ops import registry
 
 
@@ -216,7 +211,7 @@ def _looks_up():
 
 
 @pytest.mark.skipif(
-    not direct_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+    not convolution_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
 )
 @pytest.mark.parametrize(
     "run, name",
@@ -224,10 +219,10 @@ def _looks_up():
 )
 def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
     expected, asked = run(), []
-    monkeypatch.setattr(machine_code, name, lambda: asked.append(1) or True)
+    monkeypatch.setattr(functions, name, lambda: asked.append(1) or True)
     traced.clear()
     assert run() == expected
     assert asked and not traced
-    monkeypatch.setattr(machine_code, name, lambda: False)
+    monkeypatch.setattr(functions, name, lambda: False)
     assert abs(run() - expected) < 1e-4  # by the library: nothing is loaded
     assert traced

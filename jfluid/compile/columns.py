@@ -54,6 +54,16 @@ class Strips(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.number * self.matrix.shape[0], self.width
 
+    @property
+    def first(self) -> int:
+        """The column that the first strip begins at."""
+        return self.start + (self.number - 1) * self.width if self.backwards else self.start
+
+    @property
+    def step(self) -> int:
+        """Columns from one strip to the next."""
+        return -self.width if self.backwards else self.width
+
     def array(self) -> Array:
         """Return them below one another."""
         (matrix, start, width, number, backwards), rows = self, self.matrix.shape[0]

@@ -58,7 +58,7 @@ def expect(filters: Sequence[Sequence[int]]) -> None:
     """
 
     def prepare() -> None:
-        from jfluid.compile import direct_convolution  # LLVM, which few programs need
+        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
 
         direct_convolution.expect(filters)
 
@@ -112,7 +112,7 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
         # [batch, ..., *kernel, in]
         parts = _dot(grad, flat, ((channels,), (1,)), params)
         parts = parts.reshape(*grad.shape[:-1], *kernel, w.shape[1])
-        from jfluid.compile import direct_convolution  # LLVM, which few programs need
+        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
 
         low = [k - 1 - before for k, (before, _) in zip(kernel, pads)]
         direct = direct_convolution.overlap(parts, low, sizes)
@@ -196,7 +196,7 @@ def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
     ]
     if not _is_plain(params) or min(low) < 0:
         return None
-    from jfluid.compile import direct_convolution  # LLVM, which few programs need
+    from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
 
     if not direct_convolution.suits(x, w.array, w.shape[rhs[0]], w.array.size, out[-1]):
         return None
@@ -216,7 +216,7 @@ def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array |
         return None
     if any(s != 1 for s in params["window_strides"]):
         return None
-    from jfluid.compile import direct_convolution  # as above
+    from jfluid.machine_code import direct_convolution  # as above
 
     if not direct_convolution.suits_gradient(x, grad, kernel):
         return None

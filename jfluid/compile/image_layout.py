@@ -431,7 +431,7 @@ def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:
     last = _last(equation.invars[0].aval.ndim)
     if all(v.order != last for v in values):
         return None
-    from jfluid.compile import channel_sums  # LLVM, which few programs need
+    from jfluid.machine_code import channel_sums  # LLVM, which few programs need
 
     images = [v.laid(last) for v, a in zip(values, equation.invars) if a.aval.ndim == len(last)]
     if not channel_sums.suits(images[0]):

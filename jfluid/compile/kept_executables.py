@@ -33,7 +33,7 @@ from jfluid.ops import registry
 # Seconds to trace and compile from which on an executable is worth a file.
 WORTH_KEEPING = 0.15
 MOST_FILES = 500  # the oldest go first
-# in the names of functions of `machine_code.py`
+# in the names of functions of `functions.py`
 _OWN, _LOOPS, _ROWS = b"jfluid_direct_", b"jfluid_loop_", b"jfluid_rows_"
 THREAD = "jfluid-keep"
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
@@ -191,13 +191,13 @@ def _load(path: Path, device: jax.Device) -> Any:
     if body is None:
         return None
     if _OWN in body or _LOOPS in body or _ROWS in body:
-        from jfluid.compile import machine_code  # LLVM, which not all programs need
+        from jfluid.machine_code import functions  # LLVM, which not all programs need
 
-        if _OWN in body and not machine_code.registered():
+        if _OWN in body and not functions.registered():
             return None
-        if _LOOPS in body and not machine_code.loops_registered():
+        if _LOOPS in body and not functions.loops_registered():
             return None
-        if _ROWS in body and not machine_code.rows_registered():
+        if _ROWS in body and not functions.rows_registered():
             return None
     try:
         arguments, results, payload = pickle.loads(body)

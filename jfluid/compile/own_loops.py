@@ -20,7 +20,7 @@ class OwnLoops:
         acts: tuple[str, str, str],
         time_major: bool = False,
     ) -> tuple[Array, Array] | None:
-        from jfluid.compile import direct_lstm  # LLVM, which few programs need
+        from jfluid.machine_code import direct_lstm  # LLVM, which few programs need
 
         arrays = weight, bias, h0, c0
         if not direct_lstm.suits(x, *arrays):
@@ -39,7 +39,7 @@ class OwnLoops:
         origin: bool,
         acts: tuple[str, str],
     ) -> Array | None:
-        from jfluid.compile import direct_gru  # as above
+        from jfluid.machine_code import direct_gru  # as above
 
         arrays = to_gates, to_candidate, bias, h0
         if not direct_gru.suits(x, *arrays):
@@ -47,6 +47,6 @@ class OwnLoops:
         return direct_gru.over_sequences(x, level, *arrays, backwards, origin, acts)
 
     def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
-        from jfluid.compile import direct_maximum  # as above
+        from jfluid.machine_code import direct_maximum  # as above
 
         return direct_maximum.over_sequences(x, level) if direct_maximum.suits(x, level) else None

@@ -9,12 +9,12 @@ class OwnRows:
     """See `jfluid.ops.table_rows.TableRows`."""
 
     def take(self, table: Array, rows: Array) -> Array | None:
-        from jfluid.compile import direct_rows  # LLVM, which few programs need
+        from jfluid.machine_code import direct_rows  # LLVM, which few programs need
 
         return direct_rows.take(table, rows) if direct_rows.suits(table, rows) else None
 
     def add(self, table: Array, rows: Array, values: Array, scale: Array) -> Array | None:
-        from jfluid.compile import direct_rows  # as above
+        from jfluid.machine_code import direct_rows  # as above
 
         suits = direct_rows.suits(table, rows)
         return direct_rows.add(table, rows, values, scale) if suits else None
@@ -26,7 +26,7 @@ class OwnRows:
         values: Array,
         tables: Sequence[Array],
     ) -> tuple[Array, ...] | None:
-        from jfluid.compile import direct_rows  # as above
+        from jfluid.machine_code import direct_rows  # as above
 
         if not all(direct_rows.suits(array, rows) for array in (values, *tables)):
             return None

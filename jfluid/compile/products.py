@@ -12,7 +12,7 @@ def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """
     if x.size * y.shape[1 - over[1]] < _FEWEST:
         return False
-    from jfluid.compile import direct_product  # LLVM, which not all programs need
+    from jfluid.machine_code import direct_product  # LLVM, which not all programs need
 
     return direct_product.suits(x, y, over)
 
@@ -20,7 +20,7 @@ def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """Return such a product."""
     if is_own(x, y, over):
-        from jfluid.compile import direct_product  # as above
+        from jfluid.machine_code import direct_product  # as above
 
         return direct_product.product(x, y, over)
     return lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())))

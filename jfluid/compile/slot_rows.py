@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid.compile.columns import FEWEST, Strips
-from jfluid.compile.row_functions import TAKE, VALUES
+from jfluid.machine_code.row_functions import TAKE, VALUES
 
 CALL = frozenset(("ffi_call",))  # the primitive that calls them
 # Primitives that look rows up, or leave them as they are.
@@ -56,7 +56,7 @@ def beside(
     shape = taken[0].rows.shape[0], taken[0].table.shape[1]
     if any(p.table is not taken[0].table or shapes[i] != shape for i, p in zip(known, taken)):
         return None
-    from jfluid.compile import direct_rows  # LLVM, which few programs need
+    from jfluid.machine_code import direct_rows  # LLVM, which few programs need
 
     widths = [width for _, width in shapes]
     rows = jnp.concatenate([p.rows for p in taken])
@@ -75,10 +75,12 @@ def from_strips(
     name = equation.params["target_name"]
     if name not in VALUES:
         return None
-    from jfluid.compile import direct_rows  # LLVM, which few programs need
+    from jfluid.machine_code import direct_rows  # LLVM, which few programs need
 
     values = strips[VALUES[name]]
     if values is None:
         return None
     results = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-    return direct_rows.from_strips(name, arrays[:-1], arrays[-1], values, results)
+    return direct_rows.from_strips(
+        name, arrays[:-1], arrays[-1], values.matrix, values.first, values.step, results
+    )

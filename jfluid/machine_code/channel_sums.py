@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid.compile import channel_kernels, machine_code
-from jfluid.compile.channel_kernels import GEOMETRY, WIDTHS
+from jfluid.machine_code import channel_kernels, functions
+from jfluid.machine_code.channel_kernels import GEOMETRY, WIDTHS
 
 _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
@@ -49,7 +49,7 @@ def suits(x: Array) -> bool:
         x.dtype == np.float32
         and x.shape[-1] >= min(WIDTHS)
         and x.size >= _FEWEST
-        and machine_code.registered()
+        and functions.registered()
     )
 
 

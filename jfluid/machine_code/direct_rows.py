@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import machine_code, row_kernels
-from jfluid.compile.columns import Strips
-from jfluid.compile.row_functions import ADD, MERGE, PUT, TAKE, VALUES
+from jfluid.machine_code import functions, row_kernels
+from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE, VALUES
 
 _HIGHEST = 2**31  # numbers of a call are int32
 _FEWEST = 256  # rows; XLA's code for fewer costs next to nothing
@@ -33,7 +32,7 @@ def suits(table: Array, rows: Array) -> bool:
         and jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # numbers of rows are int64
         and 0 < min(table.shape)
         and max(table.shape) < _HIGHEST
-        and machine_code.rows_registered()
+        and functions.rows_registered()
     )
 
 
@@ -69,19 +68,26 @@ def take_strips(table: Array, rows: Array, count: int, start: int, columns: int)
 
 
 def from_strips(
-    name: str, arrays: Sequence[Array], numbers: Any, strips: Strips, results: Any
+    name: str,
+    arrays: Sequence[Array],
+    numbers: Any,
+    matrix: Array,
+    first: int,
+    step: int,
+    results: Any,
 ) -> Sequence[Array]:
     """Call a function again for values that are strips of a matrix.
 
     Args:
         arrays: of the call, with the values.
         numbers: those of the call.
+        first: the column that the first strip begins at.
+        step: columns from one strip to the next.
         results: what it makes.
     """
-    place, step = VALUES[name], -strips.width if strips.backwards else strips.width
-    first = strips.start + (strips.number - 1) * strips.width if strips.backwards else strips.start
-    given = [*arrays[:place], strips.matrix, *arrays[place + 1 :]]
-    numbers = _changed(numbers, _strips(first, step, *strips.matrix.shape))
+    place = VALUES[name]
+    given = [*arrays[:place], matrix, *arrays[place + 1 :]]
+    numbers = _changed(numbers, _strips(first, step, *matrix.shape))
     return _call(name, results, *given, numbers, aliases={0: 0} if name == ADD else None)
 
 

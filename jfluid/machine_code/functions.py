@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from jfluid import kept_files
-from jfluid.compile import (
+from jfluid.machine_code import (
     channel_kernels,
-    direct_kernels,
+    convolution_kernels,
     gru_kernels,
     llvm_writer,
     lstm_kernels,
@@ -22,7 +22,7 @@ from jfluid.compile import (
 )
 
 # What is made, kept and loaded together: what layers of most programs may call, and what few do.
-_LAYERS = (direct_kernels, product_kernels, channel_kernels, overlap_kernels)
+_LAYERS = (convolution_kernels, product_kernels, channel_kernels, overlap_kernels)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
 _MOST_FILES = 8

@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile import llvm_writer, xla_tasks
-from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
 # Columns of a convolution, and numbers of a window in its gradient, that are computed at a time, by
 # how many filters are: sums that a core's registers hold and enough to wait for none of them.

@@ -8,9 +8,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile import llvm_writer, xla_tasks
-from jfluid.compile.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
-from jfluid.compile.row_functions import ADD, MERGE, PUT, TAKE
+from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `count` rows of tables [height, width].
 # A chunk is `group` of them, or those that belong to it by their hash. `MERGE`, which has one chunk, makes

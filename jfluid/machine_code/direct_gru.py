@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfluid.compile import direct_loops, gru_kernels
-from jfluid.compile.direct_loops import Panels, Sizes
+from jfluid.machine_code import direct_loops, gru_kernels
+from jfluid.machine_code.direct_loops import Panels, Sizes
 from jfluid.ops.ragged import Level
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from jfluid.compile import llvm_writer, sequence_kernels, vector_functions, xla_tasks
-from jfluid.compile.llvm_writer import I64, Module
-from jfluid.compile.sequence_kernels import Group
+from jfluid.machine_code import llvm_writer, sequence_kernels, vector_functions, xla_tasks
+from jfluid.machine_code.llvm_writer import I64, Module
+from jfluid.machine_code.sequence_kernels import Group
 
 FORWARD, BACKWARD = "jfluid_loop_lstm_forward", "jfluid_loop_lstm_backward"
 # The numbers of a call. `pitch` and `panel` are those of the weights, see `vector_functions.product`; the

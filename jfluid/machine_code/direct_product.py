@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.compile import machine_code, product_kernels
-from jfluid.compile.product_kernels import LANES, TILE, WIDTH
+from jfluid.machine_code import functions, product_kernels
+from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
 
 _MOST_TILES, _MOST_PANELS = 24, 8  # of a chunk: what is copied for it stays in a core's cache
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
@@ -84,5 +84,5 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
         and rows >= TILE
         and (columns >= WIDTH or columns == LANES)
         and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
-        and machine_code.registered()
+        and functions.registered()
     )

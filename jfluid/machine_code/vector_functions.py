@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
 
 LANES = 16
 VECTOR = ir.VectorType(FLOAT, LANES)

@@ -4,9 +4,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile import llvm_writer, xla_tasks
-from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
-from jfluid.compile.vector_functions import LANES, Vectors
+from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.vector_functions import LANES, Vectors
 
 FORWARD, BACKWARD = "jfluid_loop_maximum_forward", "jfluid_loop_maximum_backward"
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, each of

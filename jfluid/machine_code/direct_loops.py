@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import machine_code, sequence_kernels, vector_functions
-from jfluid.compile.vector_functions import LANES, MOST_ROWS, PANEL
+from jfluid.machine_code import functions, sequence_kernels, vector_functions
+from jfluid.machine_code.vector_functions import LANES, MOST_ROWS, PANEL
 from jfluid.ops.ragged import Level
 
 # The weights of each step come from far caches, once for each group of sequences, beyond the first;
@@ -125,7 +125,7 @@ def suits(width: int, x: Array, *others: Array) -> bool:
         and width % LANES == 0
         and 0 < width <= _WIDEST
         and min(a.shape[0] for a in (x, *others)) > 0
-        and machine_code.loops_registered()
+        and functions.loops_registered()
     )
 
 

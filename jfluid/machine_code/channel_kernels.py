@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile import llvm_writer, xla_tasks
-from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
 
 # The kinds of functions, and the arrays that each is given.
 KINDS = {"moments": ("x",), "products": ("x", "y", "means")}

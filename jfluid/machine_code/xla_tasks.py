@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
 
 # Offsets in bytes in the structures of XLA's interface for foreign functions, and its version.
 _VERSION = (0, 3)

@@ -6,8 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.compile import llvm_writer, xla_tasks
-from jfluid.compile.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
 
 NAME = "jfluid_direct_overlap"
 _LANES = (16, 4, 1)  # channels that are added at a time

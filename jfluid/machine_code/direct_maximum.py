@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.compile import direct_loops, machine_code, pool_kernels
-from jfluid.compile.vector_functions import LANES
+from jfluid.machine_code import direct_loops, functions, pool_kernels
+from jfluid.machine_code.vector_functions import LANES
 from jfluid.ops.ragged import Level
 
 _GROUPS = 8
@@ -25,7 +25,7 @@ def suits(x: Array, level: Level) -> bool:
         and x.dtype == np.float32
         and x.shape[1] >= LANES
         and min(x.shape[0], level.number) > 0
-        and machine_code.loops_registered()
+        and functions.loops_registered()
     )
 
 

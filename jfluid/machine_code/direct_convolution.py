@@ -1,4 +1,4 @@
-"""Convolutions of images with channels last by machine code of our own (`direct_kernels.py`), for the
+"""Convolutions of images with channels last by machine code of our own (`convolution_kernels.py`), for the
 shapes that it is faster for than XLA's library.
 
 The library copies the windows of an image side by side for a matrix product, and turns images and
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid.compile import direct_kernels, machine_code, overlap_kernels
-from jfluid.compile.direct_kernels import TILE
+from jfluid.machine_code import convolution_kernels, functions, overlap_kernels
+from jfluid.machine_code.convolution_kernels import TILE
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
 _PARTS = 8
@@ -83,7 +83,7 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
     """
     if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
         return None
-    if not machine_code.registered():
+    if not functions.registered():
         return None
     images, rows, columns, height, width, channels = parts.shape
     numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
@@ -110,7 +110,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
         and _width(filters) is not None
-        and machine_code.registered()
+        and functions.registered()
     )
 
 
@@ -178,15 +178,15 @@ def _geometry(
 def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[int, ...]) -> Array:
     width = _width(geometry["filters"])
     assert width is not None  # it suits
-    numbers = np.array([geometry[name] for name in direct_kernels.GEOMETRY], np.int32)
+    numbers = np.array([geometry[name] for name in convolution_kernels.GEOMETRY], np.int32)
     function = jax.ffi.ffi_call(
-        direct_kernels.name(kind, width), jax.ShapeDtypeStruct(shape, np.float32)
+        convolution_kernels.name(kind, width), jax.ShapeDtypeStruct(shape, np.float32)
     )
     out: Array = function(x, y, numbers)
     return out
 
 
-_widths = functools.cache(direct_kernels.widths)
+_widths = functools.cache(convolution_kernels.widths)
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:
@@ -194,4 +194,4 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     convolved with here.
     """
     if any(len(shape) == 4 and _width(shape[0]) is not None for shape in filters):
-        machine_code.registered()
+        functions.registered()
