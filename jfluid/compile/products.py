@@ -2,15 +2,16 @@
 
 from jax import Array, lax
 
-# Less is done sooner than threads wake up.
-_FEWEST = 1 << 20  # multiplications
+# Less is done sooner than threads wake up, unless it is what XLA's library does on one thread.
+_FEWEST, _FEWEST_OF_WEIGHTS = 1 << 20, 3 << 18  # multiplications
 
 
 def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of two matrices in single precision, summed over dimension `over[0]` of x and
     `over[1]` of y, is computed by machine code of our own.
     """
-    if x.size * y.shape[1 - over[1]] < _FEWEST:
+    fewest = _FEWEST_OF_WEIGHTS if over == (0, 0) else _FEWEST
+    if x.size * y.shape[1 - over[1]] < fewest:
         return False
     from jfluid.machine_code import direct_product  # LLVM, which not all programs need
 

@@ -75,14 +75,14 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of matrices in single precision should be computed here."""
     depth, rows, columns = _sizes(x, y, over)
     if over == (0, 0):
-        faster = min(rows, columns) <= _SHORT_SIDE
+        faster = min(rows, columns) <= _SHORT_SIDE and not LANES < columns < WIDTH
     else:
         outside = -rows % TILE
         faster = rows * columns < _LARGEST and outside <= _MOST_OUTSIDE * rows
+        faster = faster and (columns >= WIDTH or columns == LANES)
     return (
         faster
         and rows >= TILE
-        and (columns >= WIDTH or columns == LANES)
         and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
         and functions.registered()
     )

@@ -140,12 +140,34 @@ class Function:
     def least(self, one: Any, other: Any) -> Any:
         return self.b.select(self.b.icmp_signed("<", one, other), one, other)
 
+    def greatest(self, one: Any, other: Any) -> Any:
+        return self.b.select(self.b.icmp_signed(">", one, other), one, other)
+
     def spread(self, number: Any, vector: Any) -> Any:
         """A vector of one number."""
         nothing = ir.Constant(vector, ir.Undefined)
         first = self.b.insert_element(nothing, number, I32(0))
         everywhere = ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
         return self.b.shuffle_vector(first, nothing, everywhere)
+
+    def lanes(self, vector: Any, count: Any) -> Any:
+        """The first numbers of a vector, `count` of them: a condition for each."""
+        every = ir.Constant(ir.VectorType(I64, vector.count), list(range(vector.count)))
+        return self.b.icmp_signed("<", every, self.spread(count, every.type))
+
+    def load_lanes(self, place: Any, vector: Any, lanes: Any, others: float = 0.0) -> Any:
+        """Some numbers of a vector, and `others` in place of the rest, which need not exist."""
+        load = self.module.declare(
+            f"llvm.masked.load.v{vector.count}f32.p0", vector, [POINTER, I32, lanes.type, vector]
+        )
+        rest = ir.Constant(vector, [others] * vector.count)
+        return self.call(load, place, I32(4), lanes, rest)
+
+    def store_lanes(self, value: Any, place: Any, lanes: Any) -> None:
+        """Store some numbers of a vector."""
+        kinds = [value.type, POINTER, I32, lanes.type]
+        store = self.module.declare(f"llvm.masked.store.v{value.type.count}f32.p0", VOID, kinds)
+        self.call(store, value, place, I32(4), lanes)
 
     def call(self, function: Any, *arguments: Any) -> Any:
         return self.b.call(function, arguments)

@@ -19,7 +19,8 @@ WIDTH = 2 * LANES  # columns that are
 BLOCK = 256  # of how many rows products are added up before they are added to those of others
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns], or
 # the other way round if `x_turned`, `y_turned`. A chunk is `tiles` tiles of rows and `panels` panels of
-# columns, each of `WIDTH` or the last of `LANES`. Those of the same tiles follow one another, `groups` of them.
+# columns, each of `WIDTH` or the last of `LANES`, or of fewer if there are no more. Those of the same
+# tiles follow one another, `groups` of them.
 GEOMETRY = "chunks memory depth rows columns x_turned y_turned tiles panels groups".split()
 _LINE = 64  # bytes
 
@@ -81,16 +82,21 @@ def _tile(module: Module, width: int) -> Any:
     return f.end()
 
 
-def _copy(f: Function, target: Any, source: Any, width: int) -> None:
-    """Copy numbers that follow one another."""
+def _copy(f: Function, target: Any, source: Any, width: int, size: Any) -> None:
+    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector."""
     vector = ir.VectorType(FLOAT, min(width, LANES))
+    if width == LANES:
+        lanes = f.lanes(vector, size)
+        f.store_lanes(f.load_lanes(source, vector, lanes), target, lanes)
+        return
     for j in range(0, width, LANES):
         f.b.store(f.load(f.at(source, I64(j)), vector), f.at(target, I64(j)), align=4)
 
 
 def _start(f: Function, i: Any, size: Any, width: int) -> Any:
     """Where a part begins. The last one overlaps with the one before."""
-    return f.least(f.product(i, I64(width)), f.b.sub(size, I64(width)))
+    last = f.greatest(f.b.sub(size, I64(width)), I64(0))
+    return f.least(f.product(i, I64(width)), last)
 
 
 def _parts(module: Module, name: str, width: int) -> Any:
@@ -105,7 +111,7 @@ def _parts(module: Module, name: str, width: int) -> Any:
         target = f.at(v["parts"], f.product(row, I64(width)))
         with f.loop(v["end"], v["first"]) as i:
             to = f.at(target, f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
-            _copy(f, to, f.at(source, _start(f, i, v["size"], width)), width)
+            _copy(f, to, f.at(source, _start(f, i, v["size"], width)), width, v["size"])
     return f.end()
 
 
@@ -118,7 +124,8 @@ def _turned_parts(module: Module, name: str, width: int) -> Any:
         source = f.at(v["matrix"], f.product(_start(f, i, v["size"], width), v["pitch"]))
         target = f.at(v["parts"], f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
         squares = f.b.sdiv(v["depth"], I64(LANES))
-        rows = [f.at(source, f.product(I64(j), v["pitch"])) for j in range(width)]
+        last = f.b.sub(v["size"], I64(1))
+        rows = [f.at(source, f.product(f.least(I64(j), last), v["pitch"])) for j in range(width)]
         for first in range(0, width, LANES):
             held = rows[first : first + LANES]
             with f.loop(squares) as square:
@@ -170,7 +177,7 @@ def _scatter(module: Module, width: int) -> Any:
         sums = f.at(v["sums"], f.product(f.b.sub(i, v["first"]), I64(TILE * width)))
         for j in range(TILE):
             row = f.at(out, f.product(I64(j), v["columns"]))
-            _copy(f, row, f.at(sums, I64(width * j)), width)
+            _copy(f, row, f.at(sums, I64(width * j)), width, v["columns"])
     return f.end()
 
 
@@ -236,7 +243,8 @@ def _chunk(module: Module) -> Any:
                 for which, case in enumerate(cases):
                     with case:
                         column = f.product(panel, I64(WIDTH))
-                        column = f.least(column, b.sub(v["columns"], I64(widths[which])))
+                        last = f.greatest(b.sub(v["columns"], I64(widths[which])), I64(0))
+                        column = f.least(column, last)
                         work(which, column, b.sub(panel, start))
 
     def of_panel(array: Any, i: Any, apart: Any) -> Any:

@@ -87,24 +87,11 @@ def _next_in_strip(f: Function, cursor: tuple[Any, Any]) -> None:
 
 def _each_vector(f: Function, work: Any) -> None:
     """Write down what is done with vectors of rows, from where they begin, and which lanes are of the row."""
-    b, every = f.b, ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
+    b = f.b
     parts = b.sdiv(f.sum(f.v["width"], I64(LANES - 1)), I64(LANES))
     with f.loop(parts) as part:
         start = f.product(part, I64(LANES))
-        left = f.spread(b.sub(f.v["width"], start), every.type)
-        work(start, b.icmp_signed("<", every, left))
-
-
-def _load(f: Function, place: Any, lanes: Any, others: float = 0.0) -> Any:
-    kinds = [POINTER, I32, _LANES, _VECTOR]
-    load = f.module.declare(f"llvm.masked.load.v{LANES}f32.p0", _VECTOR, kinds)
-    return f.call(load, place, I32(4), lanes, ir.Constant(_VECTOR, [others] * LANES))
-
-
-def _store(f: Function, value: Any, place: Any, lanes: Any) -> None:
-    kinds = [_VECTOR, POINTER, I32, _LANES]
-    store = f.module.declare(f"llvm.masked.store.v{LANES}f32.p0", VOID, kinds)
-    f.call(store, value, place, I32(4), lanes)
+        work(start, f.lanes(_VECTOR, b.sub(f.v["width"], start)))
 
 
 def _fetch(f: Function, array: str, row: Any) -> None:
@@ -124,16 +111,16 @@ def _next(f: Function, i: Any, end: Any) -> Any:
 
 def _copy(f: Function, source: Any, target: Any) -> None:
     def work(start: Any, lanes: Any) -> None:
-        _store(f, _load(f, f.at(source, start), lanes), f.at(target, start), lanes)
+        f.store_lanes(f.load_lanes(f.at(source, start), _VECTOR, lanes), f.at(target, start), lanes)
 
     _each_vector(f, work)
 
 
 def _plus(f: Function, source: Any, target: Any, scale: Any = None) -> None:
     def work(start: Any, lanes: Any) -> None:
-        place, value = f.at(target, start), _load(f, f.at(source, start), lanes)
+        place, value = f.at(target, start), f.load_lanes(f.at(source, start), _VECTOR, lanes)
         value = value if scale is None else f.b.fmul(value, scale)
-        _store(f, f.b.fadd(_load(f, place, lanes), value), place, lanes)
+        f.store_lanes(f.b.fadd(f.load_lanes(place, _VECTOR, lanes), value), place, lanes)
 
     _each_vector(f, work)
 
@@ -150,8 +137,8 @@ def _take(module: Module) -> Any:
         source, target = _line(f, "table", row), f.load(cursor[0], POINTER)
 
         def copy(start: Any, lanes: Any) -> None:
-            value = _load(f, f.at(source, start), f.b.and_(lanes, known), float("nan"))
-            _store(f, value, f.at(target, start), lanes)
+            value = f.load_lanes(f.at(source, start), _VECTOR, f.b.and_(lanes, known), float("nan"))
+            f.store_lanes(value, f.at(target, start), lanes)
 
         _each_vector(f, copy)
         _next_in_strip(f, cursor)
