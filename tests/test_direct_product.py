@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import image_layout
+from jfluid.compile import image_layout, products
 from jfluid.machine_code import direct_product, functions, llvm_writer, product_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -179,6 +179,23 @@ def test_steps_use_it_for_layers_and_their_gradients_and_turn_nothing_round():
 def test_steps_leave_other_products_to_the_library(x, w, dtype, left):
     names = _primitives(x, w, dtype)
     assert names.count("dot_general") == left and names.count("ffi_call") == 3 - left
+
+
+def test_a_narrow_layer_has_no_product_that_the_library_sums_on_one_thread():
+    """The library's is faster forward; what goes back adds up two numbers, in the loop that reads it."""
+    names = _primitives((1024, 400), (400, 2))
+    assert names.count("dot_general") == names.count("ffi_call") == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("over", [WEIGHT, LAYER, INPUT])
+def test_a_product_of_few_numbers_is_that_of_numpy(depth, over):
+    x, y = _draw(depth, 5, 7, over)
+    assert products.is_own(x, y, over) == (depth > 0)
+    found = products.product(jnp.asarray(x), jnp.asarray(y), over)
+    np.testing.assert_allclose(
+        found, np.tensordot(x, y, (over[:1], over[1:])), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(monkeypatch):

@@ -2,26 +2,46 @@
 
 from jax import Array, lax
 
-# Less is done sooner than threads wake up, unless it is what XLA's library does on one thread.
+# Less is done sooner than threads wake up, unless XLA's library does it on one thread.
 _FEWEST, _FEWEST_OF_WEIGHTS = 1 << 20, 3 << 18  # multiplications
+_MOST_JOINED = 2
 
 
 def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of two matrices in single precision, summed over dimension `over[0]` of x and
-    `over[1]` of y, is computed by machine code of our own.
+    `over[1]` of y, is computed in another way than by XLA's library.
     """
-    fewest = _FEWEST_OF_WEIGHTS if over == (0, 0) else _FEWEST
-    if x.size * y.shape[1 - over[1]] < fewest:
-        return False
-    from jfluid.machine_code import direct_product  # LLVM, which not all programs need
-
-    return direct_product.suits(x, y, over)
+    return _is_joined(x, over) or _is_machine_code(x, y, over)
 
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """Return such a product."""
-    if is_own(x, y, over):
-        from jfluid.machine_code import direct_product  # as above
+    if _is_joined(x, over):
+        return _joined(x, y, over)
+    if _is_machine_code(x, y, over):
+        from jfluid.machine_code import direct_product  # LLVM, which not all programs need
 
         return direct_product.product(x, y, over)
     return lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())))
+
+
+def _is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
+    fewest = _FEWEST_OF_WEIGHTS if over == (0, 0) else _FEWEST
+    if x.size * y.shape[1 - over[1]] < fewest:
+        return False
+    from jfluid.machine_code import direct_product  # as above
+
+    return direct_product.suits(x, y, over)
+
+
+def _is_joined(x: Array, over: tuple[int, int]) -> bool:
+    """Whether so few numbers are added up that XLA computes them in the loop that reads the result."""
+    return 0 < x.shape[over[0]] <= _MOST_JOINED
+
+
+def _joined(x: Array, y: Array, over: tuple[int, int]) -> Array:
+    rows, columns = (lax.transpose(a, (axis, 1 - axis)) for a, axis in zip((x, y), over))
+    out: Array = rows[0][:, None] * columns[0]
+    for row, column in zip(rows[1:], columns[1:]):
+        out = out + row[:, None] * column
+    return out
