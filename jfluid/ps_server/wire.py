@@ -14,7 +14,7 @@ from jfluid.ps_server.dense import Block
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
-from jfluid.ps_server.zero_copy import flat, head
+from jfluid.ps_server.zero_copy import head
 
 Array = np.ndarray[Any, Any]
 
@@ -188,17 +188,17 @@ class PullReply:
 
     def parts(self) -> list[Any]:
         """Return the serialized PullReply, in pieces."""
-        pieces: list[Any] = []
+        reply = zero_copy.AlignedReply()
         for values in self.rows:
-            pieces += [head(1, values.nbytes), flat(values)]
+            reply.add(head(1, values.nbytes), values)
         for version, value in self.blocks:
             front = pb.BlockValue(version=version).SerializeToString()
             if value is None:
-                pieces += [head(2, len(front)), front]
+                reply.add(head(2, len(front)) + front)
             else:
                 front += head(2, value.nbytes)
-                pieces += [head(2, len(front) + value.nbytes), front, flat(value)]
-        return [*pieces, self.message.SerializeToString()]
+                reply.add(head(2, len(front) + value.nbytes) + front, value)
+        return [*reply.parts, self.message.SerializeToString()]
 
 
 class ExchangeReply:

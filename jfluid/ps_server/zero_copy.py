@@ -9,6 +9,7 @@ write fields of the same one.
 What is parsed may lie in memory that the sender can still change: everything is read from there once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,12 +18,15 @@ from google.protobuf.message import DecodeError
 
 from jfluid.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.message_fields import nested_fields
 
 # Limits of a message: tables and blocks, and other fields. Protobuf takes a hundred bytes for a
 # submessage of two.
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
+_ROWS, _BLOCKS = 3, 4
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 _ALIGNMENT = 64  # bytes
+_PADDING = 15  # the number of a field of a PullReply that nobody reads
 
 
 def head(number: int, size: int, at: int | None = None) -> bytes:
@@ -32,6 +36,11 @@ def head(number: int, size: int, at: int | None = None) -> bytes:
         at: where they will stand in a message, in whose memory the bytes are to begin at a multiple of
             4: the tag is written longer than it needs to be.
     """
+    return _head(number, size, None if at is None else at % 4)
+
+
+@functools.lru_cache(1024)  # of a job's messages most are as they were in the step before
+def _head(number: int, size: int, at: int | None) -> bytes:
     length = bytearray()
     while size > 127:
         length.append(size & 127 | 128)
@@ -40,6 +49,42 @@ def head(number: int, size: int, at: int | None = None) -> bytes:
     tag = number << 3 | BYTES
     spare = -(at + 1 + len(length)) % 4 if at is not None else 0
     return bytes([tag | 128, *[128] * (spare - 1), 0] if spare else [tag]) + length
+
+
+@functools.lru_cache(1024)
+def _padding(at: int) -> bytes:
+    """A field that nobody reads, so that what comes behind it begins at a multiple of the alignment.
+
+    Args:
+        at: where it would begin without, from 0 to the alignment.
+    """
+    missing = -at % _ALIGNMENT
+    if missing == 1:  # no field is as short
+        missing += _ALIGNMENT
+    return head(_PADDING, missing - 2) + bytes(missing - 2) if missing else b""
+
+
+class AlignedReply:
+    """The pieces of a serialized PullReply, in which arrays begin at multiples of the alignment: so who
+    copies it as a whole has them where XLA takes them.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self._size = 0
+
+    def add(self, front: bytes, values: np.ndarray[Any, Any] | None = None) -> None:
+        """Add these bytes, and an array behind them."""
+        if values is not None:
+            self._add(_padding((self._size + len(front)) % _ALIGNMENT))
+        self._add(front)
+        if values is not None:
+            self._add(flat(values))
+
+    def _add(self, part: Any) -> None:
+        if len(part):
+            self.parts.append(part)
+            self._size += len(part)
 
 
 def flat(values: np.ndarray[Any, Any]) -> Any:
@@ -78,14 +123,15 @@ class OutgoingPush:
         self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any
     ) -> None:
         """Add a RowsChange with these fields."""
-        self._add(3, pb.RowsChange(**fields), (_IDS, ids), (_VALUES_OF_ROWS, values))
+        front = pb.RowsChange(**fields).SerializeToString()
+        self._add(_ROWS, front, (_IDS, ids), (_VALUES_OF_ROWS, values))
 
     def add_block(self, values: np.ndarray[Any, Any], **fields: Any) -> None:
         """Add a BlockChange with these fields."""
-        self._add(4, pb.BlockChange(**fields), (_VALUES_OF_BLOCK, values))
+        self._add(_BLOCKS, _block_change(**fields), (_VALUES_OF_BLOCK, values))
 
-    def _add(self, number: int, change: Any, *arrays: tuple[int, np.ndarray[Any, Any]]) -> None:
-        parts = [change.SerializeToString()]
+    def _add(self, number: int, front: bytes, *arrays: tuple[int, np.ndarray[Any, Any]]) -> None:
+        parts: list[Any] = [front]
         size = len(parts[0])
         for field, array in arrays:
             if array.size:
@@ -109,6 +155,11 @@ class OutgoingPush:
     def parts(self) -> list[Any]:
         """Return the serialized message, in pieces."""
         return [*self._changes, self.message.SerializeToString()]
+
+
+@functools.lru_cache(1024)  # each step changes the same ones
+def _block_change(**fields: Any) -> bytes:
+    return pb.BlockChange(**fields).SerializeToString()
 
 
 class OutgoingRequest:
@@ -185,43 +236,42 @@ class IncomingPush:
 
     def __init__(self, data: memoryview):
         rest: list[Any] = []
-        rows: list[dict[int, Any]] = []
-        blocks: list[dict[int, Any]] = []
-        for field in fields(data, MOST_PARTS):
-            lifts = (
-                {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number)
-                if field.kind == BYTES
-                else None
-            )
-            if lifts is None:
-                rest.append(data[field.begin : field.end])
-                continue
-            left, lifted = _lift(field.value, lifts)
-            rest += [head(field.number, len(left)), left]
-            (rows if field.number == 3 else blocks).append(lifted)
+        # of each change its kind, what is no array of it, and its arrays
+        changes: list[tuple[int, list[Any], dict[int, Any]]] = []
+        lifts = {_ROWS: (_IDS, _VALUES_OF_ROWS), _BLOCKS: (_VALUES_OF_BLOCK,)}
+        for depth, number, kind, value, begin, end in nested_fields(
+            data, tuple(lifts), MOST_PARTS, MOST_FIELDS
+        ):
+            if depth:
+                of, left, lifted = changes[-1]
+                if kind == BYTES and number in lifts[of]:
+                    lifted[number] = data[value:end]
+                else:
+                    left.append(data[begin:end])
+            elif kind == BYTES and number in lifts:
+                changes.append((number, [], {}))
+            else:
+                rest.append(data[begin:end])
         self._message = flat_message(pb.PushRequest, b"".join(rest))
         self.rows = [
-            _IncomingChange(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
-            for m, f in zip(self._message.rows, rows, strict=True)
+            _IncomingChange(
+                pb.RowsChange.FromString(b"".join(left)),
+                lifted.get(_IDS, b""),
+                lifted.get(_VALUES_OF_ROWS, b""),
+            )
+            for of, left, lifted in changes
+            if of == _ROWS
         ]
         self.blocks = [
-            _IncomingChange(m, b"", f.get(_VALUES_OF_BLOCK, b""))
-            for m, f in zip(self._message.blocks, blocks, strict=True)
+            _IncomingChange(
+                pb.BlockChange.FromString(b"".join(left)), b"", lifted.get(_VALUES_OF_BLOCK, b"")
+            )
+            for of, left, lifted in changes
+            if of == _BLOCKS
         ]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
-
-
-def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, Any]]:
-    """(a message without some of its bytes fields, these fields by number)."""
-    found, rest = {}, []
-    for field in fields(data, MOST_FIELDS):
-        if field.number in numbers and field.kind == BYTES:
-            found[field.number] = field.value
-        else:
-            rest.append(data[field.begin : field.end])
-    return b"".join(rest), found
 
 
 class IncomingExchange:
@@ -254,32 +304,40 @@ class BlockValue(NamedTuple):
     value: Any
 
 
-def _own(data: Any) -> memoryview:
-    return aligned_copy(data).data.toreadonly()
-
-
 class IncomingPullReply:
     """A PullReply; of `data`, which may be overwritten afterwards, nothing is referred to."""
 
     def __init__(self, data: memoryview):
+        own = aligned_copy(data).data.toreadonly()  # where all values begin as one of them would
         self.rows: list[Any] = []
         self.blocks: list[BlockValue] = []
-        rest = []
-        for field in fields(data, MOST_PARTS):
-            if field.number == 1 and field.kind == BYTES:
-                self.rows.append(_own(field.value))
-            elif field.number == 2 and field.kind == BYTES:
-                inner = {
-                    f.number: f.value
-                    for f in fields(field.value, MOST_FIELDS)
-                    if f.kind == (VARINT if f.number == 1 else BYTES)
-                }
-                self.blocks.append(BlockValue(inner.get(1, 0), _own(inner.get(2, b""))))
-            else:
-                rest.append(data[field.begin : field.end])
+        rest: list[Any] = []
+        for depth, number, kind, value, begin, end in nested_fields(
+            own, (2,), MOST_PARTS, MOST_FIELDS
+        ):
+            if depth:
+                version, found = self.blocks[-1]
+                if number == 1 and kind == VARINT:
+                    version = value & 0xFFFFFFFFFFFFFFFF
+                elif number == 2 and kind == BYTES:
+                    found = _aligned(own, value, end)
+                self.blocks[-1] = BlockValue(version, found)
+            elif number == 1 and kind == BYTES:
+                self.rows.append(_aligned(own, value, end))
+            elif number == 2 and kind == BYTES:
+                self.blocks.append(BlockValue(0, b""))
+            elif number != _PADDING:
+                rest.append(own[begin:end])
         small = pb.PullReply.FromString(b"".join(rest))
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
         self.durable, self.counted = small.durable, small.counted
+
+
+def _aligned(data: memoryview, begin: int, end: int) -> memoryview:
+    """Bytes of a message that begins where an array may: as they are if they do, too."""
+    if begin % _ALIGNMENT:
+        return aligned_copy(data[begin:end]).data.toreadonly()
+    return data[begin:end]
 
 
 class IncomingExchangeReply:

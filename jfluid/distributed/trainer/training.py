@@ -26,6 +26,7 @@ from jfluid.distributed.wire.connections import Connection, Gradients, Strategy
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
+from jfluid.ops.ragged import Ragged
 from jfluid.parallel.data_parallel import DataParallel
 from jfluid.scope import Scope
 
@@ -236,8 +237,10 @@ class Trainer(Runner):
             feeds[0].update(parameters)
             prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
+        sent = self._only_sent.difference(fetches)
         values = {
-            f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)
+            f.name: list(f.parts) if f.divided or f.name in sent else [f.tensor()]
+            for f in prepared.fetched(given)
         }
         # a startup program, which has just begun the running statistics anew
         if not program.trains:
@@ -246,9 +249,7 @@ class Trainer(Runner):
         if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
             _start_copies(v for sent in program.rows for _, g in sent.parts for v in values[g])
-        jax.block_until_ready(
-            [v.value for found in values.values() for v in found if isinstance(v, LoDTensor)]
-        )
+        jax.block_until_ready([_inner(v) for found in values.values() for v in found])
         lap("compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -322,6 +323,14 @@ class Trainer(Runner):
         return self._engine.prepare(
             step_input.program, Owned(feed) if step_input.owned else feed, names
         )
+
+    @functools.cached_property
+    def _only_sent(self) -> set[str]:
+        """Gradients whose sizes are those of parameters, or of the ids that were looked up: they are
+        sent as the step leaves them.
+        """
+        rows = {g for sent in self.program.rows for _, g in sent.parts}
+        return rows | {name for name, _ in self.program.dense}
 
     @functools.cached_property
     def _only_read(self) -> list[str]:
@@ -527,10 +536,15 @@ class Trainer(Runner):
             return rows.ids, kernels.summed(grads, at.astype(np.int32), len(rows.ids))
         assert rows is not None  # parts are gradients of rows that were looked up
         width = rows.values.shape[1]
-        grads = np.concatenate(
-            [_array(v).reshape(-1, width) for _, g in sent.parts for v in values[g]]
-        )
         where = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])
+        grads = np.concatenate(
+            [
+                _array(v).reshape(-1, width)[: size if len(values[g]) == 1 else None]
+                for p, g in sent.parts
+                for size in [sum(map(len, inverse[p]))]
+                for v in values[g]
+            ]
+        )
         total = kernels.summed(grads, where, len(rows.ids))
         # they were asked for, whether in this batch or not
         if sent.look_up is not None and sent.look_up.paddings:
@@ -565,15 +579,21 @@ def _tensor(name: str, value: Any) -> LoDTensor:
     return tensor
 
 
+def _inner(value: Any) -> Any:
+    """The array of a value of a step, with the rows that pad it where it is as the step left it."""
+    if isinstance(value, LoDTensor):
+        return value.value
+    return value.values if isinstance(value, Ragged) else value
+
+
 def _array(value: Any) -> Array:
     """A value of a step as NumPy, without a copy where it lies on the host."""
-    inner = value.value if isinstance(value, LoDTensor) else value
-    return np.asarray(inner)
+    return np.asarray(_inner(value))
 
 
 def _start_copies(values: Iterable[Any]) -> None:
     """Let what lies on other devices come to the host, all of it at the same time."""
     for value in values:
-        inner = value.value if isinstance(value, LoDTensor) else value
+        inner = _inner(value)
         if isinstance(inner, jax.Array):
             inner.copy_to_host_async()
