@@ -94,13 +94,16 @@ def call_of(caller: pb.Caller) -> Call:
     return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
 
 
+_CHANGES = {int(change): change for change in Change}
+
+
 def _change(value: int, what: str) -> Change:
-    try:
-        return Change(value)
-    except ValueError:
+    found = _CHANGES.get(value)
+    if found is None:
         raise errors.ServerError(
             f"{what}: change: expected one of {[c.name for c in Change]}, found {value}"
-        ) from None
+        )
+    return found
 
 
 def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:

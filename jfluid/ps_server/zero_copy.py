@@ -25,6 +25,8 @@ from jfluid.ps_server.message_fields import nested_fields
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _ROWS, _BLOCKS = 3, 4
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
+# Of a change: the fields that are arrays, and where an IncomingPush puts them.
+_ARRAYS = {_ROWS: {_IDS: 2, _VALUES_OF_ROWS: 3}, _BLOCKS: {_VALUES_OF_BLOCK: 3}}
 _ALIGNMENT = 64  # bytes
 _PADDING = 15  # the number of a field of a PullReply that nobody reads
 
@@ -216,7 +218,7 @@ def flat_message(kind: Any, data: Any) -> Any:
     """
     data = bytes(data)
     if len(data) > 2 * MOST_PARTS:  # none takes less than two bytes
-        for _ in fields(memoryview(data), MOST_PARTS):
+        for _ in nested_fields(memoryview(data), (), MOST_PARTS):
             pass
     return kind.FromString(data)
 
@@ -224,8 +226,11 @@ def flat_message(kind: Any, data: Any) -> Any:
 class _IncomingChange:
     """A RowsChange or BlockChange whose arrays are read in place."""
 
+    __slots__ = ("_message", "change", "ids", "values")
+
     def __init__(self, message: Any, ids: Any, values: Any):
         self._message, self.ids, self.values = message, ids, values
+        self.change = message.change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
@@ -236,37 +241,32 @@ class IncomingPush:
 
     def __init__(self, data: memoryview):
         rest: list[Any] = []
-        # of each change its kind, what is no array of it, and its arrays
-        changes: list[tuple[int, list[Any], dict[int, Any]]] = []
-        lifts = {_ROWS: (_IDS, _VALUES_OF_ROWS), _BLOCKS: (_VALUES_OF_BLOCK,)}
+        # its kind, what is no array of it, its ids and its values: as little as can be, since of a
+        # hostile message there are many
+        changes: list[list[Any]] = []
         for depth, number, kind, value, begin, end in nested_fields(
-            data, tuple(lifts), MOST_PARTS, MOST_FIELDS
+            data, tuple(_ARRAYS), MOST_PARTS, MOST_FIELDS
         ):
             if depth:
-                of, left, lifted = changes[-1]
-                if kind == BYTES and number in lifts[of]:
-                    lifted[number] = data[value:end]
+                change = changes[-1]
+                place = _ARRAYS[change[0]].get(number) if kind == BYTES else None
+                if place is not None:
+                    change[place] = data[value:end]
                 else:
-                    left.append(data[begin:end])
-            elif kind == BYTES and number in lifts:
-                changes.append((number, [], {}))
+                    change[1] = (*change[1], data[begin:end])
+            elif kind == BYTES and number in _ARRAYS:
+                changes.append([number, (), b"", b""])
             else:
                 rest.append(data[begin:end])
         self._message = flat_message(pb.PushRequest, b"".join(rest))
         self.rows = [
-            _IncomingChange(
-                pb.RowsChange.FromString(b"".join(left)),
-                lifted.get(_IDS, b""),
-                lifted.get(_VALUES_OF_ROWS, b""),
-            )
-            for of, left, lifted in changes
+            _IncomingChange(pb.RowsChange.FromString(b"".join(left)), ids, values)
+            for of, left, ids, values in changes
             if of == _ROWS
         ]
         self.blocks = [
-            _IncomingChange(
-                pb.BlockChange.FromString(b"".join(left)), b"", lifted.get(_VALUES_OF_BLOCK, b"")
-            )
-            for of, left, lifted in changes
+            _IncomingChange(pb.BlockChange.FromString(b"".join(left)), ids, values)
+            for of, left, ids, values in changes
             if of == _BLOCKS
         ]
 
