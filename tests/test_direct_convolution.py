@@ -14,7 +14,7 @@ from jfluid.compile import image_convolution, image_layout
 from jfluid.machine_code import convolution_kernels, direct_convolution, functions
 
 pytestmark = pytest.mark.skipif(
-    not convolution_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX-512"
 )
 
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
@@ -28,6 +28,9 @@ SHAPES = {
     "more behind than before": ((1, 6, 9, 4), (4, 2, 4, 16), (1, 1), ((1, 4), (0, 1))),
     "bands of rows": ((2, 50, 200, 16), (5, 3, 16, 16), (1, 1), ((2, 2), (1, 1))),
     "part of a vector of filters": ((3, 12, 12, 20), (5, 5, 20, 50), (1, 1), ((0, 0), (0, 0))),
+    "three vectors": ((2, 8, 9, 3), (3, 2, 3, 44), (1, 1), ((0, 0), (0, 0))),
+    "three vectors, one short": ((2, 8, 17, 7), (3, 3, 7, 39), (1, 1), ((0, 0), (0, 0))),
+    "a vector and one number": ((2, 9, 8, 16), (2, 1, 16, 17), (1, 1), ((0, 0), (0, 0))),
     "a vector and a part": ((2, 9, 24, 1), (5, 5, 1, 20), (1, 1), ((2, 2), (0, 0))),
     "rows of zeros alone": ((1, 2, 8, 4), (3, 1, 4, 16), (1, 1), ((5, 6), (0, 0))),
 }
@@ -60,6 +63,34 @@ def test_numbers_are_those_of_the_library(shape):
     np.testing.assert_allclose(of_filter, gradient(grad)[0], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "image, filter_, pads",
+    [
+        ((3, 12, 12, 20), (5, 5, 20, 50), ((0, 0), (0, 0))),
+        ((2, 10, 15, 48), (5, 5, 48, 16), ((0, 0), (0, 0))),
+        ((2, 5, 16, 16), (5, 7, 16, 3), ((1, 2), (1, 0))),
+        ((1, 12, 11, 33), (3, 4, 33, 9), ((0, 0), (0, 2))),
+        ((2, 9, 8, 24), (4, 4, 24, 5), ((5, 4), (4, 5))),
+    ],
+    ids=["whole tiles", "part of a tile", "borders", "few numbers", "windows outside"],
+)
+def test_gradients_of_images_are_those_of_the_library(image, filter_, pads):
+    x, w = _draw(image, filter_)
+    expected, gradient = jax.vjp(
+        lambda x: lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=CHANNELS_LAST), x
+    )
+    (grad,) = _draw(expected.shape)
+    turned, low = jnp.swapaxes(w, 2, 3), [before for before, _ in pads]
+    found = jax.jit(lambda: direct_convolution.of_images(grad, turned, low, image[1:3]))()
+    np.testing.assert_allclose(found, gradient(grad)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_steps_use_it_for_images_whose_windows_reach_over_borders():
+    names = _primitives((2, 20, 12, 12), (50, 20, 5, 5), "VALID")
+    assert names.count("ffi_call") == 3
+    assert not {"conv_general_dilated", "dot_general"} & set(names)
+
+
 def test_gradients_have_the_same_bits_each_time():
     x, grad = _draw((20, 32, 32, 16), (20, 32, 32, 16))
     run = jax.jit(lambda: direct_convolution.gradient(x, grad, (3, 3), (1, 1), (1, 1)))
@@ -81,12 +112,12 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
         np.testing.assert_allclose(each, found[0] * i, rtol=1e-4, atol=1e-2)
 
 
-def _primitives(images, filters, dtype=jnp.float32):
+def _primitives(images, filters, padding="SAME", dtype=jnp.float32):
     """Primitives, by name, of a convolution and its gradients as a step has them."""
     x, w = jnp.ones(images, dtype), jnp.ones(filters, dtype)
 
     def convolve(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME")
+        return lax.conv_general_dilated(x, w, (1, 1), padding)
 
     def step(x, w):
         y, gradient = jax.vjp(convolve, x, w)
@@ -112,12 +143,12 @@ def test_steps_use_it_forward_and_for_both_gradients():
     ids=["part of a vector", "few columns", "large filters", "bfloat16"],
 )
 def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
-    names = _primitives(images, filters, dtype)
+    names = _primitives(images, filters, dtype=dtype)
     assert "ffi_call" not in names and names.count("conv_general_dilated") >= 2
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(direct_convolution, "_widths", dict)
+    monkeypatch.setattr(functions, "registered", lambda: False)
     assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
 
 

@@ -211,7 +211,7 @@ def _looks_up():
 
 
 @pytest.mark.skipif(
-    not convolution_kernels.widths(), reason="machine code is made for CPUs with AVX-512"
+    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX-512"
 )
 @pytest.mark.parametrize(
     "run, name",

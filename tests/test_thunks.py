@@ -34,6 +34,24 @@ def test_products_are_told_from_what_else_a_step_does():
     assert thunks.of_products(MODULE) == expected
 
 
+def test_what_sums_channels_is_no_product():
+    line = '%ffi_call.8 = f32[8]{0} custom-call(%p), custom_call_target="jfluid_direct_channel_moments_16"'
+    assert not thunks.of_products(f"ENTRY %main (p: f32[4]) -> f32[8] {{\n  {line}\n}}")
+
+
+def test_an_instruction_has_ended_when_one_that_reads_it_begins():
+    lines = (
+        '%call.1 = f32[8,8]{1,0} custom-call(%p), custom_call_target="jfluid_direct_product"',
+        "%bitcast.2 = f32[64]{0} bitcast(%call.1)",
+        "%fusion.3 = f32[64]{0} fusion(%q, %bitcast.2), kind=kLoop, calls=%added",
+        "%fusion.4 = f32[64]{0} fusion(%q), kind=kLoop, calls=%added",
+    )
+    readers = thunks._readers("\n".join(f"  {line}" for line in lines))
+    assert readers["call.1"] == {"fusion.3"}
+    events = [("call.1", 0, 9), ("fusion.4", 2, 3), ("fusion.3", 5, 8), ("call.1", 10, 12)]
+    assert list(thunks._ended(events, readers)) == [("call.1", 0, 5), *events[1:]]
+
+
 def test_time_in_which_two_run_counts_once():
     assert thunks._covered([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
 

@@ -106,15 +106,22 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
             # [batch, ..., in, *kernel]
             parts = _dot(grad, w.array, ((channels,), (0,)), params)
             part = [parts[..., *place] for place in _places(kernel)]
-    elif _much_border(grad, sizes, w, params):
+    elif _much_border(grad, sizes, params):
+        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
+
+        low = [k - 1 - before for k, (before, _) in zip(kernel, pads)]
+        inside = all(max(pad) < k for k, pad in zip(kernel, pads))
+        columns = grad.shape[-2]
+        if inside and direct_convolution.suits(grad, w.array, w.shape[1], w.array.size, columns):
+            order = [w.order.index(d) for d in (2, 3, 0, 1)]
+            return direct_convolution.of_images(grad, lax.transpose(w.array, order), low, sizes)
+        if grad.size // grad.shape[-1] * math.prod(w.shape[1:]) > _MOST_PARTS:
+            return forward(grad, mirrored, params)
         turned = lax.transpose(w.array, [w.order.index(d) for d in HELD[grad.ndim]])
         flat = turned.reshape(-1, w.shape[0])
         # [batch, ..., *kernel, in]
         parts = _dot(grad, flat, ((channels,), (1,)), params)
         parts = parts.reshape(*grad.shape[:-1], *kernel, w.shape[1])
-        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
-
-        low = [k - 1 - before for k, (before, _) in zip(kernel, pads)]
         direct = direct_convolution.overlap(parts, low, sizes)
         if direct is not None:
             return direct
@@ -263,20 +270,18 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
     )
 
 
-def _much_border(grad: Array, sizes: Sequence[int], w: Filter, params: dict[str, Any]) -> bool:
-    """Return whether windows reach over borders so often that a product of each position with all
+def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> bool:
+    """Return whether windows reach over borders so often that products of each position with all
     places of its window, and the sum of what overlaps, cost less than a convolution.
 
     Args:
         grad: [batch, ..., out].
         sizes: of the image.
     """
-    parts = grad.size // grad.shape[-1] * math.prod(w.shape[1:])
     return (
         _is_plain(params)
         and all(s == 1 for s in params["window_strides"])
         and math.prod(sizes) >= _BORDER * math.prod(grad.shape[1:-1]) > 0
-        and parts <= _MOST_PARTS
     )
 
 

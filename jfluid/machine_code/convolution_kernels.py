@@ -1,4 +1,4 @@
-"""Convolutions on CPUs and the gradients of their filters as loops over registers, for LLVM.
+"""Convolutions on CPUs and their gradients as loops over registers, for LLVM.
 
 All arithmetic is in tiles: functions that add up products of some numbers of one array and vectors of
 another. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
@@ -6,6 +6,8 @@ filter's gradient the numbers are of a window and the vectors are gradients. Aro
 over the rows of an image.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -13,14 +15,19 @@ from llvmlite import ir
 from jfluid.machine_code import llvm_writer, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
-# Columns of a convolution, and numbers of a window in its gradient, that are computed at a time, by
-# how many filters are: sums that a core's registers hold and enough to wait for none of them.
-COLUMNS = {16: 16, 32: 8}
-NUMBERS = {16: 16, 32: 12}
-TILE = min(COLUMNS.values())  # columns that a convolution has at least
-_FEW = 4  # numbers of what is left of a window
+LANES = 16  # numbers in a vector, filters that a convolution has at least
+TILE = 8  # columns that it has at least
+# The vectors of filters that are computed at a time. Filters are divided into pairs of vectors, after one
+# alone if that is left over. The very last vector ends where the filters do: it overlaps with its pair's
+# first, and is a short one if that is enough.
+_ALONE, _PAIR, _SHORT = (LANES,), (LANES, LANES), (LANES, LANES // 2)
+_VECTORS = (_ALONE, _PAIR, _SHORT)
+# Columns of a convolution, and numbers of a window in its gradient, that are computed at a time: sums that
+# a core's registers hold and enough to wait for none of them, then those for what is left.
+_COLUMNS = {_ALONE: (2 * TILE, TILE), _PAIR: (TILE, TILE), _SHORT: (TILE, TILE)}
+_NUMBERS = {_ALONE: (16, 4, 1), _PAIR: (10, 5, 1), _SHORT: (10, 5, 1)}
 _UNROLLED = 4  # steps of a loop between two jumps
-KINDS = ("forward", "gradient")
+KINDS = ("forward", "gradient", "images")
 # The numbers of a call, see `xla_tasks.py` for the first two. Images are read in bands of `band` rows of
 # the result: where they are if `direct`, otherwise from a copy with borders of zeros.
 GEOMETRY = (
@@ -29,89 +36,95 @@ GEOMETRY = (
 ).split()
 
 
-def widths() -> dict[int, int]:
-    """Return how many filters may be computed at a time on this machine, the most first, with how
-    many of them are in a vector; empty where this code is not known to be faster than XLA's.
-    """
-    return {32: 16, 16: 16} if llvm_writer.has_wide_vectors() else {}
-
-
-def name(kind: str, width: int) -> str:
-    """Return the name of the function of a kind for `width` filters at a time."""
-    return f"jfluid_direct_convolution_{kind}_{width}"
+def name(kind: str) -> str:
+    """Return the name of the function of a kind."""
+    return f"jfluid_direct_convolution_{kind}"
 
 
 def names() -> list[str]:
-    """Return the names of the functions of all kinds and widths."""
-    return [name(kind, width) for kind in KINDS for width in widths()]
+    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    return [name(kind) for kind in KINDS] if llvm_writer.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
     """Write down the functions of all names."""
-    for width, lanes in widths().items():
-        columns = {n: _tile(module, "columns", n, width, lanes) for n in {TILE, COLUMNS[width]}}
-        numbers = {n: _tile(module, "numbers", n, width, lanes) for n in (NUMBERS[width], _FEW, 1)}
-        for kind, chunk, tiles in zip(KINDS, (_forward, _gradient), (columns, numbers)):
-            xla_tasks.define(module, name(kind, width), chunk(module, tiles, width))
+    columns, numbers = (
+        {
+            (count, lanes): _tile(module, kind, count, lanes)
+            for lanes in _VECTORS
+            for count in dict.fromkeys(counts[lanes])
+        }
+        for kind, counts in (("columns", _COLUMNS), ("numbers", _NUMBERS))
+    )
+    for kind, chunk, tiles in zip(
+        KINDS, (_forward, _gradient, _images), (columns, numbers, columns)
+    ):
+        xla_tasks.define(module, name(kind), chunk(module, tiles))
 
 
-def _tile(module: Module, kind: str, count: int, width: int, lanes: int) -> Any:
-    """Adds to `out` [count, width], or sets it unless `adds`, the sums over two loops, `outer` and
-    `inner`, of `numbers` times vectors of `others`, [width].
+def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
+    """Adds to the vectors at 0 and `last` of `out` [count], or sets them unless `adds`, the sums over two
+    loops, `outer` and `inner`, of `numbers` times the vectors at 0 and `last` of `others`.
 
     The numbers of a sum are `apart` from those of the next and `step` from one to the next in `inner`. Of
     `columns` the step is 1, of `numbers` they are 1 apart: places that are known need no arithmetic.
     """
-    lengths = "apart step outer numbers_outer others_outer inner others_inner pitch".split()
+    lengths = "apart step outer numbers_outer others_outer inner others_inner pitch last".split()
     pointers = dict.fromkeys(("numbers", "others", "out"), POINTER)
     f = Function(
         module,
-        f"tile_{kind}_{count}_{width}",
+        f"tile_{kind}_{count}_{sum(lanes)}",
         VOID,
         **pointers,
         **dict.fromkeys(lengths, I64),
         adds=I1,
     )
     f.function.attributes.add("noinline")  # so that the loops have all registers
-    vector = ir.VectorType(FLOAT, lanes)
-    fma = module.declare(f"llvm.fma.v{lanes}f32", vector, [vector] * 3)
-    v, parts = f.v, range(width // lanes)
+    vectors = [ir.VectorType(FLOAT, n) for n in lanes]
+    fmas = [
+        module.declare(f"llvm.fma.v{n}f32", vector, [vector] * 3)
+        for n, vector in zip(lanes, vectors)
+    ]
+    v, starts = f.v, (I64(0), f.v["last"])[: len(lanes)]
     step, apart = (I64(1), v["apart"]) if kind == "columns" else (v["step"], I64(1))
     offsets = [f.product(I64(i), apart) for i in range(count)]
-    outs = [
-        [f.at(v["out"], f.product(I64(i), v["pitch"]), I64(lanes * j)) for j in parts]
-        for i in range(count)
+    sums = [
+        [f.variable(vector, ir.Constant(vector, [0.0] * vector.count)) for vector in vectors]
+        for _ in range(count)
     ]
-    zero = ir.Constant(vector, [0.0] * lanes)
-    sums = [[f.variable(vector, zero) for _ in parts] for _ in range(count)]
-    everywhere = [(sums[i][j], outs[i][j]) for i in range(count) for j in parts]
+    everywhere = [
+        (place, f.at(v["out"], f.product(I64(i), v["pitch"]), start), vector)
+        for i, of_number in enumerate(sums)
+        for place, start, vector in zip(of_number, starts, vectors)
+    ]
     with f.b.if_then(v["adds"]):
-        for place, out in everywhere:
+        for place, out, vector in everywhere:
             f.b.store(f.load(out, vector), place)
     rows = [f.variable(POINTER, v[n]) for n in ("numbers", "others")]
 
     def add(places: list[Any]) -> None:
         numbers, others = (f.load(place, POINTER) for place in places)
-        loaded = [f.load(f.at(others, I64(lanes * j)), vector) for j in parts]
+        loaded = [f.load(f.at(others, start), vector) for start, vector in zip(starts, vectors)]
         for offset, of_number in zip(offsets, sums):
-            number = f.spread(f.load(f.at(numbers, offset), FLOAT), vector)
-            for place, other in zip(of_number, loaded):
-                f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
+            number = f.load(f.at(numbers, offset), FLOAT)
+            for place, other, fma in zip(of_number, loaded, fmas):
+                spread = f.spread(number, other.type)
+                f.b.store(f.call(fma, spread, other, f.load(place, other.type)), place)
         f.b.store(f.at(numbers, step), places[0])
         f.b.store(f.at(others, v["others_inner"]), places[1])
 
     unrolled = f.b.sdiv(v["inner"], I64(_UNROLLED))
     with f.loop(v["outer"]):
-        starts = [f.load(row, POINTER) for row in rows]
-        places = [f.variable(POINTER, start) for start in starts]
+        begins = [f.load(row, POINTER) for row in rows]
+        places = [f.variable(POINTER, begin) for begin in begins]
         with f.loop(unrolled):
             for _ in range(_UNROLLED):
                 add(places)
         with f.loop(v["inner"], f.product(unrolled, I64(_UNROLLED))):
             add(places)
-        f.b.store(f.at(starts[0], v["numbers_outer"]), rows[0])
-        f.b.store(f.at(starts[1], v["others_outer"]), rows[1])
-    for place, out in everywhere:
+        f.b.store(f.at(begins[0], v["numbers_outer"]), rows[0])
+        f.b.store(f.at(begins[1], v["others_outer"]), rows[1])
+    for place, out, vector in everywhere:
         f.b.store(f.load(place, vector), out, align=4)
     return f.end()
 
@@ -159,67 +172,78 @@ def _bordered(f: Function, image: Any, first: Any, rows: Any) -> Any:
     return f.load(found, POINTER)
 
 
-def _parts(f: Function, width: int) -> Any:
-    """How many times `width` filters there are, the last of which overlap with those before."""
-    return f.b.sdiv(f.sum(f.v["filters"], I64(width - 1)), I64(width))
+@contextlib.contextmanager
+def _parts(f: Function, counts: Any, tiles: Any) -> Iterator[Any]:
+    """A loop over the parts of the filters: gives the first filter of each, where its last vector is from
+    there, and the tiles of each size with how much they compute at a time.
+    """
+    v, b, lanes = f.v, f.b, I64(LANES)
+    vectors = b.sdiv(f.sum(v["filters"], I64(LANES - 1)), lanes)
+    odd = b.srem(vectors, I64(2))
+    parts = b.sdiv(f.sum(vectors, odd), I64(2))
+    with f.loop(parts) as part:
+        first = f.product(b.sub(f.product(part, I64(2)), odd), lanes)
+        alone = b.icmp_signed("<", first, I64(0))
+        first = f.greatest(first, I64(0))
+        left = b.sub(v["filters"], first)
+        short = b.icmp_signed("<=", left, I64(sum(_SHORT)))
+
+        def chosen(of_alone: Any, of_short: Any, of_pair: Any) -> Any:
+            return b.select(alone, of_alone, b.select(short, of_short, of_pair))
+
+        last = chosen(I64(0), b.sub(left, I64(_SHORT[1])), f.least(lanes, b.sub(left, lanes)))
+        sizes = range(len(counts[_PAIR]))
+        order = (_ALONE, _SHORT, _PAIR)
+        yield (
+            first,
+            last,
+            [
+                (
+                    chosen(*(tiles[counts[kind][i], kind] for kind in order)),
+                    chosen(*(I64(counts[kind][i]) for kind in order)),
+                )
+                for i in sizes
+            ],
+        )
 
 
-def _part(f: Function, part: Any, width: int) -> Any:
-    """The first filter of a part."""
-    return f.least(f.product(part, I64(width)), f.b.sub(f.v["filters"], I64(width)))
-
-
-def _forward(module: Module, tiles: dict[int, Any], width: int) -> Any:
+def _forward(module: Module, tiles: Any) -> Any:
     """A band of an image's rows: x [images, height, width, channels], y [window_height, window_width,
     channels, filters], out [images, rows, columns, filters].
     """
-    f, v = _chunk(module, f"forward_{width}_chunk")
+    f, v = _chunk(module, "forward_chunk")
     b = f.b
     image, band = b.sdiv(v["chunk"], v["bands"]), b.srem(v["chunk"], v["bands"])
     first = f.product(band, v["band"])
     rows = f.least(v["band"], b.sub(v["rows"], first))
     x = _bordered(f, image, first, rows)
     others_outer = f.product(v["window"], v["filters"])
-
-    def row_of(tile: int) -> None:
-        blocks = b.sdiv(f.sum(v["columns"], I64(tile - 1)), I64(tile))
-        with f.loop(rows) as row, f.loop(_parts(f, width)) as part:
-            filters = _part(f, part, width)
-            with f.loop(blocks) as block:
-                # The last overlaps with the one before.
-                column = f.least(f.product(block, I64(tile)), b.sub(v["columns"], I64(tile)))
-                numbers = f.at(
-                    x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"])
-                )
-                at = f.sum(
-                    f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
-                )
-                out = f.at(v["out"], f.product(at, v["filters"]), filters)
-                outer = (v["window_height"], v["pitch"], others_outer)
-                inner = (v["window"], v["filters"], v["filters"])
-                others = f.at(v["y"], filters)
-                f.call(tiles[tile], numbers, others, out, v["step"], I64(1), *outer, *inner, I1(0))
-
-    largest = max(tiles)
-    if largest == TILE:
-        row_of(TILE)
-    else:
-        with b.if_else(b.icmp_signed(">=", v["columns"], I64(largest))) as (then, otherwise):
-            for case, tile in zip((then, otherwise), (largest, TILE)):
-                with case:
-                    row_of(tile)
+    with f.loop(rows) as row, _parts(f, _COLUMNS, tiles) as (filters, last, sizes):
+        (large, most), (small, few) = sizes
+        fits = b.icmp_signed(">=", v["columns"], most)
+        tile, count = b.select(fits, large, small), b.select(fits, most, few)
+        with f.loop(_blocks(f, v["columns"], count)) as block:
+            # The last overlaps with the one before.
+            column = f.least(f.product(block, count), b.sub(v["columns"], count))
+            numbers = f.at(x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"]))
+            at = f.sum(
+                f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
+            )
+            out = f.at(v["out"], f.product(at, v["filters"]), filters)
+            outer = (v["window_height"], v["pitch"], others_outer)
+            inner = (v["window"], v["filters"], v["filters"])
+            others = f.at(v["y"], filters)
+            f.call(tile, numbers, others, out, v["step"], I64(1), *outer, *inner, last, I1(0))
     return f.end()
 
 
-def _gradient(module: Module, tiles: dict[int, Any], width: int) -> Any:
+def _gradient(module: Module, tiles: Any) -> Any:
     """The gradient of a filter from a part of the images: x as above, y [images, rows, columns,
-    filters], out [chunks, window_height, window_width, channels, parts of the filters, width].
+    filters], out [chunks, window_height, window_width, channels, filters].
     """
-    f, v = _chunk(module, f"gradient_{width}_chunk")
+    f, v = _chunk(module, "gradient_chunk")
     b, one = f.b, I64(1)
-    parts = _parts(f, width)
-    held = f.product(parts, I64(width))
-    size = f.product(v["window_height"], v["window"], held)
+    size = f.product(v["window_height"], v["window"], v["filters"])
     out = f.at(v["out"], f.product(v["chunk"], size))
     f.c("memset", out, I32(0), f.product(size, I64(4)))
     ends = [
@@ -230,24 +254,76 @@ def _gradient(module: Module, tiles: dict[int, Any], width: int) -> Any:
         rows = f.least(v["band"], b.sub(v["rows"], first))
         x = _bordered(f, image, first, rows)
         at = f.product(f.sum(f.product(image, v["rows"]), first), v["columns"], v["filters"])
-        with f.loop(v["window_height"]) as row, f.loop(parts) as part:
-            others = f.at(v["y"], at, _part(f, part, width))
-            done = I64(0)
-            for count in sorted(tiles, reverse=True):
-                times = b.sdiv(b.sub(v["window"], done), I64(count))
+        outer = (rows, f.product(v["down"], v["pitch"]), f.product(v["columns"], v["filters"]))
+        inner = (v["columns"], v["filters"], v["filters"])
+        with (
+            f.loop(v["window_height"]) as row,
+            _parts(f, _NUMBERS, tiles) as (filters, last, sizes),
+        ):
+            others, done = f.at(v["y"], at, filters), I64(0)
+            for tile, count in sizes:
+                times = b.sdiv(b.sub(v["window"], done), count)
                 with f.loop(times) as block:
-                    number = f.sum(done, f.product(block, I64(count)))
-                    place = f.product(f.sum(f.product(row, v["window"]), number), held)
-                    numbers = f.at(x, f.product(row, v["pitch"]), number)
-                    outer = (
-                        rows,
-                        f.product(v["down"], v["pitch"]),
-                        f.product(v["columns"], v["filters"]),
+                    number = f.sum(done, f.product(block, count))
+                    place = f.product(f.sum(f.product(row, v["window"]), number), v["filters"])
+                    numbers, target = (
+                        f.at(x, f.product(row, v["pitch"]), number),
+                        f.at(out, place, filters),
                     )
-                    inner = (v["columns"], v["filters"], held)
-                    target = f.at(out, place, f.product(part, I64(width)))
                     f.call(
-                        tiles[count], numbers, others, target, one, v["step"], *outer, *inner, I1(1)
+                        tile, numbers, others, target, one, v["step"], *outer, *inner, last, I1(1)
                     )
-                done = f.sum(done, f.product(times, I64(count)))
+                done = f.sum(done, f.product(times, count))
     return f.end()
+
+
+def _images(module: Module, tiles: Any) -> Any:
+    """The gradient of an image: x [images, height, width, channels] that of the convolution's result, y
+    [window_height, window_width, channels, filters], whose channels are the convolution's filters, out
+    [images, rows, columns, filters]. What a row of x gives to one place of the windows is added where it
+    belongs: nothing is multiplied by borders of zeros.
+    """
+    f, v = _chunk(module, "images_chunk")
+    b, one, bytes_ = f.b, I64(1), I64(4)
+    blocks = _blocks(f, v["width"], I64(TILE))
+    pitch = f.product(blocks, I64(TILE), v["channels"])
+    given, row_of_x = v["scratch"], f.product(v["width"], v["channels"])
+    with f.loop(v["height"]) as row:  # with zeros behind, for whole tiles
+        target, at = (
+            f.at(given, f.product(row, pitch)),
+            f.sum(f.product(v["chunk"], v["height"]), row),
+        )
+        f.c("memcpy", target, f.at(v["x"], f.product(at, row_of_x)), f.product(row_of_x, bytes_))
+        f.c("memset", f.at(target, row_of_x), I32(0), f.product(b.sub(pitch, row_of_x), bytes_))
+    made = f.at(given, f.product(v["height"], pitch))
+    reach = f.sum(f.product(blocks, I64(TILE)), b.sub(v["window_width"], one))
+    others_outer = f.product(v["window"], v["filters"])
+    with f.loop(v["rows"]) as row:
+        f.c("memset", made, I32(0), f.product(reach, v["filters"], bytes_))
+        place = f.sum(row, v["top"])
+        first = f.greatest(b.sub(place, b.sub(v["height"], one)), I64(0))
+        times = b.sub(f.least(f.sum(place, one), v["window_height"]), first)
+        numbers = f.at(given, f.product(b.sub(place, first), pitch))
+        others = f.at(v["y"], f.product(first, others_outer))
+        with (
+            f.loop(v["window_width"]) as across,
+            _parts(f, _COLUMNS, tiles) as (filters, last, sizes),
+        ):
+            tile, count = sizes[-1]
+            at = f.at(others, f.product(across, v["channels"], v["filters"]), filters)
+            with f.loop(blocks) as block:
+                column = f.product(block, count)
+                from_ = f.at(numbers, f.product(column, v["channels"]))
+                out = f.at(made, f.product(f.sum(column, across), v["filters"]), filters)
+                outer = (times, b.sub(I64(0), pitch), others_outer)
+                inner = (v["channels"], v["filters"], v["filters"])
+                f.call(tile, from_, at, out, v["channels"], one, *outer, *inner, last, I1(1))
+        size = f.product(v["columns"], v["filters"])
+        at = f.product(f.sum(f.product(v["chunk"], v["rows"]), row), size)
+        source = f.at(made, f.product(v["left"], v["filters"]))
+        f.c("memcpy", f.at(v["out"], at), source, f.product(size, bytes_))
+    return f.end()
+
+
+def _blocks(f: Function, size: Any, count: Any) -> Any:
+    return f.b.sdiv(f.sum(size, f.b.sub(count, I64(1))), count)

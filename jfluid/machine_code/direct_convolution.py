@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from jfluid.machine_code import convolution_kernels, functions, overlap_kernels
-from jfluid.machine_code.convolution_kernels import TILE
+from jfluid.machine_code.convolution_kernels import LANES, TILE
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
 _PARTS = 8
@@ -23,8 +23,6 @@ _PARTS = 8
 _COPIED = 128 << 10
 # Larger filters are read again from far caches for each row: the library divides them.
 _MOST_FILTERS = 320 << 10  # bytes
-# Of filters that are no multiple of a vector some are computed twice.
-_MOST_COMPUTED = 1.6
 # The gradient of a filter is read and written once for each image: it has to be small for that, but
 # costs less than turning images and gradients round.
 _BYTES_A_POSITION = 2560
@@ -59,16 +57,27 @@ def gradient(
     channels, filters = x.shape[3], grad.shape[3]
     geometry = _geometry(x.shape, kernel, filters, strides, low, grad.shape[1:3])
     geometry["chunks"] = min(_PARTS, x.shape[0])
-    width = _width(filters)
-    assert width is not None  # it suits
-    held = -(-filters // width) * width
-    shape = (geometry["chunks"], *kernel, channels, held)
+    shape = (geometry["chunks"], *kernel, channels, filters)
     # Written out: XLA's reduction of few large parts takes ten times as long.
     total: Array = functools.reduce(jnp.add, list(_call("gradient", x, grad, geometry, shape)))
-    if held == filters:
-        return total
-    whole = held - width  # the last of the filters follow these, in what overlaps with them
-    return jnp.concatenate([total[..., :whole], total[..., whole + held - filters :]], -1)
+    return total
+
+
+def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -> Array:
+    """Return the gradient of a convolution's images, of strides 1: [batch, height, width, channels].
+
+    Args:
+        grad: [batch, rows, columns, filters], of the convolution's result.
+        w: [height, width, filters, channels].
+        low: zeros before the first row and the first column of an image.
+        sizes: of an image.
+    """
+    images, rows, columns, _ = grad.shape
+    geometry = _geometry(grad.shape, w.shape[:2], w.shape[3], (1, 1), low, sizes)
+    held = -(-columns // TILE) * TILE
+    geometry["chunks"] = images
+    geometry["memory"] = rows * held * w.shape[2] + (held + w.shape[1] - 1) * w.shape[3]
+    return _call("images", grad, w, geometry, (images, *sizes, w.shape[3]))
 
 
 def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
@@ -109,7 +118,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and min(x.shape[0], size) > 0
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
-        and _width(filters) is not None
+        and filters >= LANES
         and functions.registered()
     )
 
@@ -127,15 +136,6 @@ def suits_gradient(x: Array, grad: Array, kernel: Sequence[int]) -> bool:
         suits(x, grad, grad.shape[-1], size, grad.shape[2])
         and size * 4 <= math.prod(grad.shape[1:3]) * _BYTES_A_POSITION
     )
-
-
-def _width(filters: int) -> int | None:
-    """How many filters are computed at a time; None if too much would be computed twice."""
-    found = [(-(-filters // width) * width, -width) for width in _widths() if width <= filters]
-    if not found:
-        return None
-    computed, width = min(found)
-    return -width if computed <= _MOST_COMPUTED * filters else None
 
 
 def _geometry(
@@ -176,22 +176,17 @@ def _geometry(
 
 
 def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[int, ...]) -> Array:
-    width = _width(geometry["filters"])
-    assert width is not None  # it suits
     numbers = np.array([geometry[name] for name in convolution_kernels.GEOMETRY], np.int32)
     function = jax.ffi.ffi_call(
-        convolution_kernels.name(kind, width), jax.ShapeDtypeStruct(shape, np.float32)
+        convolution_kernels.name(kind), jax.ShapeDtypeStruct(shape, np.float32)
     )
     out: Array = function(x, y, numbers)
     return out
-
-
-_widths = functools.cache(convolution_kernels.widths)
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:
     """Make the machine code known, if filters of these shapes, [filters, channels, height, width], may be
     convolved with here.
     """
-    if any(len(shape) == 4 and _width(shape[0]) is not None for shape in filters):
+    if any(len(shape) == 4 and shape[0] >= LANES for shape in filters):
         functions.registered()
