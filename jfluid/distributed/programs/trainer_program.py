@@ -47,8 +47,9 @@ class SentRows:
     """Gradients of rows of a table.
 
     Attributes:
-        grad: the sparse rows to fetch; empty where the gradients of what was looked up are all that
-            is needed: then `parts` are (positions, gradient of the rows there).
+        grad: the sparse rows.
+        parts: (positions, gradient of the rows there) of each look-up where there is no more to it:
+            replicas send these, since each has its own.
         look_up: that they belong to; None where the parameter is here whole, and rows are its own.
     """
 
@@ -56,6 +57,10 @@ class SentRows:
     grad: str
     parts: tuple[tuple[str, str], ...]
     look_up: LookUp | None
+
+    def names(self, replicas: bool) -> list[str]:
+        """Return the names of what to fetch for it."""
+        return [g for _, g in self.parts] if replicas and self.parts else [self.grad]
 
 
 @dataclass
@@ -92,17 +97,16 @@ class TrainerProgram:
         """The key that all programs of one trainer share."""
         return tuple(self.endpoints), self.trainer_id
 
-    @property
-    def sent(self) -> list[str]:
-        """Names of what a step computes for the servers."""
-        rows = [n for r in self.rows for n in ([r.grad] if r.grad else [g for _, g in r.parts])]
+    def sent(self, replicas: bool) -> list[str]:
+        """Return the names of what a step computes for the servers."""
+        rows = [n for r in self.rows for n in r.names(replicas)]
         return [g for g, _ in self.dense] + rows + self.counts
 
     @property
     def summed(self) -> list[str]:
         """Gradients that are merged over the replicas before they are sent. Those of looked-up rows
         are not: each replica has its own rows."""
-        return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
+        return [g for g, _ in self.dense] + [r.grad for r in self.rows if not r.parts]
 
     @property
     def trains(self) -> bool:
@@ -217,40 +221,35 @@ class _Reader:
     def _send_rows(self, param: str, grad: str) -> None:
         look_up = self.look_ups.get(param)
         self.found.tables[param] = self.parameters[param]
-        direct = self._direct(grad) if look_up is not None else None
-        if direct is None:
-            self.found.rows.append(SentRows(param, grad, (), look_up))
-            return
-        ops = [self.block.ops[i] for i in direct[0]]
+        ops = self._direct(grad) if look_up is not None else []
         parts = tuple((f"{o.input('Ids')[0]}@{param}", o.input("Out@GRAD")[0]) for o in ops)
-        self.gone |= {*direct[0], *direct[1]}
-        self.found.rows.append(SentRows(param, "", parts, look_up))
+        self.found.rows.append(SentRows(param, grad, parts, look_up))
 
-    def _direct(self, grad: str) -> tuple[list[int], list[int]] | None:
-        """(gradients of look-ups, sums of them) that make a gradient which is only sent; None where
-        there is more to it.
+    def _direct(self, grad: str) -> list[Operator]:
+        """The gradients of look-ups whose sum is a gradient which is only sent; none where there is
+        more to it.
         """
         readers: dict[str, int] = {}
         for i, op in enumerate(self.block.ops):
             for name in op.input_arg_names if i not in self.gone else ():
                 readers[name] = readers.get(name, 0) + 1
-        gradients, sums, waiting = [], [], [grad]
+        gradients: list[Operator] = []
+        waiting = [grad]
         if readers.get(grad):
-            return None
+            return []
         while waiting:
             name = waiting.pop(0)
             makers = [i for i, op in enumerate(self.block.ops) if name in op.output_arg_names]
             if len(makers) != 1 or (name != grad and readers.get(name) != 1):
-                return None
+                return []
             op = self.block.ops[makers[0]]
             if op.type == "sum":
-                sums += makers
                 waiting += op.input("X")
             elif op.type in _LOOK_UP_GRADS:
-                gradients += makers
+                gradients.append(op)
             else:
-                return None
-        return gradients, sums
+                return []
+        return gradients
 
     # ---- parameters ----
 

@@ -16,17 +16,17 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.compile.feeds import named
-from jfluid.distributed.programs.trainer_program import LookUp, SentRows, TrainerProgram
-from jfluid.distributed.trainer import local_state
+from jfluid.distributed.programs.trainer_program import LookUp, TrainerProgram
+from jfluid.distributed.trainer import local_state, row_gradients
 from jfluid.distributed.trainer.early_step import EarlyStep, buffer_of
 from jfluid.distributed.trainer.row_count import RowCount
+from jfluid.distributed.trainer.row_gradients import array_of, inner
 from jfluid.distributed.trainer.strategies import DIRECT, current, install
 from jfluid.distributed.wire import connections
 from jfluid.distributed.wire.connections import Connection, Gradients, Strategy
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
-from jfluid.lod_tensor import LoDTensor, SelectedRows
-from jfluid.ops.ragged import Ragged
+from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.data_parallel import DataParallel
 from jfluid.scope import Scope
 
@@ -116,7 +116,7 @@ class Trainer(Runner):
     def _read(self, feed: Any, devices: DataParallel | None) -> StepInput:
         """What is fed. A program's own reader gives its next batch."""
         # Gradients are waited for: by then nothing reads the feeds any more.
-        owned = isinstance(feed, Owned) or bool(self.program.sent)
+        owned = isinstance(feed, Owned) or bool(self.program.sent(devices is not None))
         if devices is not None:
             program, feed = devices.read(self._engine.reader_feeds, self.program.local, feed)
             divides = not isinstance(feed, (list, tuple))
@@ -214,7 +214,8 @@ class Trainer(Runner):
         asked = ahead.asked if ahead else self._ids(feeds, scope)
         late = {d.name for d in program.received} & set(fetches)
         touched = [n for n, _ in program.touched if n not in feeds[0]]
-        names = list(dict.fromkeys([n for n in fetches if n not in late] + program.sent + touched))
+        sent = program.sent(devices is not None)
+        names = list(dict.fromkeys([n for n in fetches if n not in late] + sent + touched))
         wanted, early = self._request_of(step_input, feeds, names, devices, asked)
         brought = None
         if program.trains and not ahead:
@@ -237,9 +238,11 @@ class Trainer(Runner):
             feeds[0].update(parameters)
             prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
-        sent = self._only_sent.difference(fetches)
+        as_left = self._only_sent.difference(fetches)
         values = {
-            f.name: list(f.parts) if f.divided or f.name in sent else [f.tensor()]
+            f.name: list(f.parts)
+            if f.divided or (f.name in as_left and not f.overwritten)
+            else [f.tensor()]
             for f in prepared.fetched(given)
         }
         # a startup program, which has just begun the running statistics anew
@@ -248,8 +251,13 @@ class Trainer(Runner):
         # there they lie where NumPy reads them
         if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
-            _start_copies(v for sent in program.rows for _, g in sent.parts for v in values[g])
-        jax.block_until_ready([_inner(v) for found in values.values() for v in found])
+            _start_copies(
+                v
+                for rows in program.rows
+                for g in rows.names(devices is not None)
+                for v in values[g]
+            )
+        jax.block_until_ready([inner(v) for found in values.values() for v in found])
         lap("compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -326,10 +334,8 @@ class Trainer(Runner):
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
-        """Gradients whose sizes are those of parameters, or of the ids that were looked up: they are
-        sent as the step leaves them.
-        """
-        rows = {g for sent in self.program.rows for _, g in sent.parts}
+        """Gradients that are sent as the step leaves them: those of rows are merged here."""
+        rows = {sent.grad for sent in self.program.rows if sent.parts}
         return rows | {name for name, _ in self.program.dense}
 
     @functools.cached_property
@@ -497,60 +503,20 @@ class Trainer(Runner):
     ) -> Gradients:
         gradients = Gradients()
         for name, dense in self.program.dense:
-            gradients.dense |= dense.split(_array(values[name][0]))
+            gradients.dense |= dense.split(array_of(values[name][0]))
         for sent in self.program.rows:
-            gradients.rows[sent.table] = self._rows(
+            gradients.rows[sent.table] = row_gradients.merged(
                 sent, values, found.get(sent.table), inverse.get(sent.table, {})
             )
         gradients.counts = {
-            n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts
+            n: array_of(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts
         }
         touched: dict[str, list[Array]] = {}
         for name, table in self.program.touched:
             ids = values[name] if name in values else [f[name] for f in feeds]
-            touched.setdefault(table, []).extend(_array(v).reshape(-1) for v in ids)
+            touched.setdefault(table, []).extend(array_of(v).reshape(-1) for v in ids)
         gradients.touched = {t: np.concatenate(ids, dtype=np.int64) for t, ids in touched.items()}
         return gradients
-
-    @staticmethod
-    def _rows(
-        sent: SentRows,
-        values: Mapping[str, list[Any]],
-        rows: "PulledRows | None",
-        inverse: Mapping[str, list[Array]],
-    ) -> tuple[Array, Array]:
-        """(ids, gradients) of one table, each id once."""
-        from jfluid.ps_server import kernels
-
-        if sent.grad:
-            (sparse, *_) = values[sent.grad]
-            if not isinstance(sparse, SelectedRows):
-                raise errors.UnsupportedError(
-                    f"{sent.grad}: expected sparse rows, found {type(sparse).__name__}"
-                )
-            at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor().value)
-            grads = np.ascontiguousarray(grads, np.float32).reshape(len(at), -1)
-            if rows is None:
-                once, where = kernels.distinct(at)
-                return once, kernels.summed(grads, where, len(once))
-            return rows.ids, kernels.summed(grads, at.astype(np.int32), len(rows.ids))
-        assert rows is not None  # parts are gradients of rows that were looked up
-        width = rows.values.shape[1]
-        where = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])
-        grads = np.concatenate(
-            [
-                _array(v).reshape(-1, width)[: size if len(values[g]) == 1 else None]
-                for p, g in sent.parts
-                for size in [sum(map(len, inverse[p]))]
-                for v in values[g]
-            ]
-        )
-        total = kernels.summed(grads, where, len(rows.ids))
-        # they were asked for, whether in this batch or not
-        if sent.look_up is not None and sent.look_up.paddings:
-            used = np.bincount(where, minlength=len(rows.ids)) > 0
-            return rows.ids[used], total[used]
-        return rows.ids, total
 
 
 def _padded(rows: "PulledRows") -> Array:
@@ -579,21 +545,9 @@ def _tensor(name: str, value: Any) -> LoDTensor:
     return tensor
 
 
-def _inner(value: Any) -> Any:
-    """The array of a value of a step, with the rows that pad it where it is as the step left it."""
-    if isinstance(value, LoDTensor):
-        return value.value
-    return value.values if isinstance(value, Ragged) else value
-
-
-def _array(value: Any) -> Array:
-    """A value of a step as NumPy, without a copy where it lies on the host."""
-    return np.asarray(_inner(value))
-
-
 def _start_copies(values: Iterable[Any]) -> None:
     """Let what lies on other devices come to the host, all of it at the same time."""
     for value in values:
-        inner = _inner(value)
-        if isinstance(inner, jax.Array):
-            inner.copy_to_host_async()
+        array = inner(value)
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()
