@@ -15,7 +15,7 @@ from weakref import ref
 import numpy as np
 
 from jfluid.compile.lru_cache import LruCache
-from jfluid.dygraph.step import Step, seeds_of
+from jfluid.dygraph.step import Made, Step, seeds_of
 from jfluid.dygraph.values import Value
 
 # How often in succession a step must have followed in the same way. No more than one of so many
@@ -66,7 +66,7 @@ class _Begun(NamedTuple):
     step: Step
     arrays: list[Any]
     draws: list[tuple[int, int]]
-    results: list[Any]
+    made: Made
 
 
 class Ahead:
@@ -112,16 +112,16 @@ class Ahead:
                 return
             arrays.append(value.array)
         draws = [(seed, draw[1] + after) for seed, after in forecast.draws]
-        results = forecast.step.run(arrays, seeds_of(draws))
-        self._begun = _Begun(forecast.step, arrays, draws, results)
+        made = forecast.step.run(arrays, seeds_of(draws))
+        self._begun = _Begun(forecast.step, arrays, draws, made)
 
-    def take(self, step: Step, arrays: Sequence[Any], draws: Draws) -> list[Any] | None:
+    def take(self, step: Step, arrays: Sequence[Any], draws: Draws) -> Made | None:
         """Return the results of a step that has begun as it should; None where it has not."""
         begun, self._begun = self._begun, None
         if begun is None:
             return None
         if begun.step is step and begun.draws == draws and all(map(_same, arrays, begun.arrays)):
-            return begun.results
+            return begun.made
         self.distrust()
         return None
 

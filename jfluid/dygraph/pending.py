@@ -303,6 +303,7 @@ class Pending:
                 given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
                 self._ahead.forget()
                 results = self._singly(records, given, seeds_of(draws), list(holders))
+                message, sent = None, None
                 orders: Sequence[tuple[int, Any]] = ()
             else:
                 if known is None:
@@ -315,7 +316,8 @@ class Pending:
                     # the same object: keys are not compared again
                     self._whole.move_to_end(known[0])
                 step = known[1]
-                results = self._ahead.take(step, arrays, draws) or step.run(arrays, seeds_of(draws))
+                made = self._ahead.take(step, arrays, draws) or step.run(arrays, seeds_of(draws))
+                (results, message), sent = made, step.sent
                 self._ahead.ran(step, calls, sources, draws, [outs[i] for i in holders])
                 orders = step.orders
         values = list(holders.values())
@@ -323,6 +325,8 @@ class Pending:
             value.array = result
         for place, order in orders:
             values[place].order = order
+        if sent is not None:
+            values[sent].message = message
 
     def _step(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from jfluid.compile import filter_orders, trace
 from jfluid.compile.image_layout import Order
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
-from jfluid.dygraph import donation
+from jfluid.dygraph import donation, messages
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Aval, in_order
 from jfluid.ir.operator import Operator
@@ -47,6 +47,18 @@ class Record:
             yield from (n for n in (out if type(out) is list else (out,)) if n is not None)
 
 
+class Made(NamedTuple):
+    """What a run of a step gives.
+
+    Attributes:
+        results: arrays, which may not be there yet.
+        message: that has the loss before.
+    """
+
+    results: list[Any]
+    message: messages.Message | None
+
+
 class Step:
     """Records, compiled whole.
 
@@ -61,6 +73,7 @@ class Step:
         leaves: as given.
         overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
             the step may begin before it is known whether it is wanted (see `ahead`).
+        sent: the place of the loss that a message has; None for none.
         orders: of those results whose dimensions are in another order than their variables', by place.
     """
 
@@ -93,20 +106,29 @@ class Step:
         self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
         self._order = donation.beside(given, made, replaced)
         self._back = sorted(range(len(made)), key=self._order.__getitem__)
+        named = {f"v{i}": aval for i, aval in results.items()}
+        self._sender = messages.sender(self._items, named, device)
+        self.sent = None
+        if self._sender is not None:
+            self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
         self._function = jitted(self._trace, device, donate_argnums=(0,))
 
-    def run(self, arrays: Sequence[Any], seeds: Seeds) -> list[Any]:
+    def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
         """Return the results; does not wait for them."""
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
-        made = self._function(given, kept, seeds)
-        return [made[i] for i in self._back]
+        message = None if self._sender is None else messages.expected()
+        made = self._function(given, kept, seeds, message and message.to)
+        return Made([made[i] for i in self._back], message)
 
-    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
+    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds, to: Any) -> list[Any]:
         env = {f"l{i}": v for i, v in zip([*self._donated, *self._kept], [*given, *kept])}
         env.update(self._constants)
         keys = {at: key_of(seeds[0][place]) for at, place in self._drawing}
         on_gpus = False if self._device.platform == "cpu" else None
-        found = trace.lower(self._items, env, keys=keys, on_gpus=on_gpus, held=self._held)
+        items = self._items
+        if self._sender is not None:
+            items = messages.sending(items, self._sender, to)
+        found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held)
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 

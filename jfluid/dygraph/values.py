@@ -81,14 +81,26 @@ class Value:
         slot: while it is pending, its place among the outputs of pending operators.
         known: whether it follows from shapes and attributes alone.
         owner: what is pending, of which this is an input or an output.
+        message: of the step that gives it, which has it before the step has ended.
         source: how an operator that is pending names it as its input; of meaning to `owner` alone.
     """
 
-    __slots__ = ("__weakref__", "array", "aval", "known", "order", "owner", "slot", "source")
+    __slots__ = (
+        "__weakref__",
+        "array",
+        "aval",
+        "known",
+        "message",
+        "order",
+        "owner",
+        "slot",
+        "source",
+    )
 
     def __init__(self, aval: Aval, array: Any = None, slot: int = -1, owner: Any = None):
         self.aval, self.array, self.slot = aval, array, slot
         self.order: Order | None = None
+        self.message: Any = None
         self.known = False
         self.owner, self.source = owner, slot
 

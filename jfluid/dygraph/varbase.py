@@ -193,7 +193,10 @@ class VarBase(Variable):
 
         Raises ProgramError where it has no value.
         """
-        array = array_of(self.held)
+        value = self.held
+        array = array_of(value)
+        if value.message is not None:
+            return value.message.read(array)  # type: ignore[no-any-return]
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()

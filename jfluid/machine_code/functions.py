@@ -15,6 +15,7 @@ from jfluid.machine_code import (
     gru_kernels,
     llvm_writer,
     lstm_kernels,
+    message_kernels,
     overlap_kernels,
     pool_kernels,
     product_kernels,
@@ -25,6 +26,7 @@ from jfluid.machine_code import (
 _LAYERS = (convolution_kernels, product_kernels, channel_kernels, overlap_kernels)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
+_MESSAGES = (message_kernels,)
 _MOST_FILES = 8
 _registering = threading.Lock()
 
@@ -47,6 +49,12 @@ def rows_registered() -> bool:
     """Make machine code for rows of tables known to XLA; False as above."""
     with _registering:
         return _register(_ROWS)
+
+
+def messages_registered() -> bool:
+    """Make machine code that sends numbers to the host known to XLA; False as above."""
+    with _registering:
+        return _register(_MESSAGES)
 
 
 @functools.cache

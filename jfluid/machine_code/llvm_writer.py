@@ -18,6 +18,7 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (VOID, (POINTER,)),
     "memset": (POINTER, (POINTER, I32, I64)),
     "memcpy": (POINTER, (POINTER, POINTER, I64)),
+    "write": (I64, (I32, POINTER, I64)),
 }
 
 
