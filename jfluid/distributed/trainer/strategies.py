@@ -220,10 +220,13 @@ class Async:
     def push(
         self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
+        # The thread reads them when this step's buffers may have been used again.
         self._last = connection, program, scope
+        own = Gradients(
+            {n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts
+        )
         self._check()
-        # as the step left them: nobody writes to what it gave
-        self._queue.put((connection, program, gradients))
+        self._queue.put((connection, program, own))
         # Now, not before the next put: so what came back for the step before is there to go on with.
         with self._taken:
             while self._queue.qsize() >= self._settings.queue_size:
@@ -306,7 +309,6 @@ class Merged:
     def __init__(self, sums: bool):
         self.steps, self._sums = 0, sums
         self._dense: dict[str, Array] = {}
-        self._summed: set[str] = set()  # those of `_dense` that no step has
         self._rows: dict[str, list[tuple[Array, Array]]] = {}
         self._counts: dict[str, Array] = {}
 
@@ -316,14 +318,11 @@ class Merged:
         return len(program.dense) + len(program.rows)
 
     def add(self, step: Gradients) -> None:
-        """One step more; its arrays stay as they are."""
+        """One step more; its arrays are this object's from now on."""
         self.steps += 1
         for name, value in step.dense.items():
-            if name in self._summed:
+            if name in self._dense:
                 self._dense[name] += value
-            elif name in self._dense:
-                self._dense[name] = self._dense[name] + value
-                self._summed.add(name)
             else:
                 self._dense[name] = value
         for name, rows in step.rows.items():
