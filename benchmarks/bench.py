@@ -48,7 +48,7 @@ PARTS = {
     ),
     "dygraph": Part("dygraph.py", "--rounds 8", "--rounds 4", ("fluid",)),
     "operators": Part("dygraph.py", "--operators --rounds 8", "--operators --rounds 4", ("fluid",)),
-    "replicas": Part("replicas.py", "--rounds 8", "--rounds 4"),
+    "replicas": Part("replicas.py", "--rounds 16", "--rounds 8"),
     "host": Part("host.py", "", "--steps 200 --rounds 5"),
     "heights": Part("heights.py", "", "--rounds 4"),
     "servers": Part("servers.py", "--jobs 1+1 2+2", "--jobs 1+1 2+2 --rounds 3", ("fluid",)),

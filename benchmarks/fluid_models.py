@@ -273,13 +273,14 @@ MODELS = {
 
 def trainer(fluid, name, mode="one"):
     """A function that runs one step on a feed and returns the loss, and the feeds' maker. `mode`:
-    "one" for the program itself, "reduce" for replicas with Reduce, any other for replicas.
+    "one" for the program itself, "reduce" for replicas with Reduce, any other for replicas. Each trainer has
+    variables of its own.
     """
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         loss, feed = MODELS[name](fluid)
-    exe = fluid.Executor(fluid.CPUPlace())
-    exe.run(startup)
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    exe.run(startup, scope=scope)
     program = main
     if mode != "one":
         build = fluid.BuildStrategy()
@@ -287,4 +288,4 @@ def trainer(fluid, name, mode="one"):
             build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
         program = fluid.CompiledProgram(main).with_data_parallel(loss.name, build)
     fetches = [loss]  # the same list each time, as a training loop has
-    return lambda batch: exe.run(program, feed=batch, fetch_list=fetches)[0], feed
+    return lambda batch: exe.run(program, feed=batch, fetch_list=fetches, scope=scope)[0], feed

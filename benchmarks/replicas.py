@@ -3,8 +3,8 @@ one program, replicas on devices of their own, Reduce, and Fluid 1.8.5 where it 
 
     python benchmarks/replicas.py [MODEL ...] [--replicas 2] [--rounds 8] [--fluid PYTHON] [--json FILE]
 
-In brackets the processor time of a step. "replicas / best": what replicas take of the faster of one
-device and devices of their own; the goal is at most 1.05.
+jfluid's modes share a process. In brackets the processor time of a step. "replicas / best": what replicas
+take of the faster of one device and devices of their own; the goal is at most 1.05.
 """
 
 import argparse
@@ -20,19 +20,18 @@ GOAL = 1.05
 def measure(model, replicas, rounds, fluid=None):
     """{"engine mode": what `turns.in_turn` found}."""
     number = {"CPU_NUM": str(replicas)}
-    workers = {
-        "jfluid " + m: turns.Worker("jfluid", model, m, **(number if m != "one" else {}))
-        for m in MODES
-    }
+    own = turns.Worker("jfluid", model, "+".join(MODES), **number)
+    workers = {"jfluid " + mode: turns.Mode(own, mode) for mode in MODES}
+    others = {}
     if fluid:
         for mode in ("one", "replicas", "reduce"):
-            workers["fluid " + mode] = turns.Worker(
+            others["fluid " + mode] = turns.Worker(
                 "paddle.fluid", model, mode, fluid, **(number if mode != "one" else {})
             )
     try:
-        return turns.in_turn(workers, rounds)
+        return turns.in_turn({**workers, **others}, rounds)
     finally:
-        for worker in workers.values():
+        for worker in (own, *others.values()):
             worker.close()
 
 

@@ -7,7 +7,9 @@ ENGINE is jfluid, paddle.fluid, jax, jax-options (XLA's options and threads of j
 paddle (Paddle 3) or paddle-compiled.
 MODE, of the first two: `one` is
 `Executor.run` of the program itself, `replicas` with_data_parallel, `apart` the same with replicas on
-devices of their own, `reduce` with ReduceStrategy.Reduce. CPU_NUM says how many replicas.
+devices of their own, `reduce` with ReduceStrategy.Reduce. CPU_NUM says how many replicas. Several, joined by "+",
+are trained in one process, and a line ends in the mode that is meant: two processes of the same
+program differ by more than the modes do, by where their memory lies.
 """
 
 import importlib
@@ -74,6 +76,16 @@ class Worker:
                 pass
         self._process.wait()
         self._process.stderr.close()
+
+
+class Mode:
+    """One mode of a Worker that has several."""
+
+    def __init__(self, worker, mode):
+        self._worker, self._mode = worker, mode
+
+    def ask(self, line):
+        return self._worker.ask("%s %s" % (line, self._mode))
 
 
 def in_turn(workers, rounds, milliseconds=400, pause=0.25):
@@ -145,9 +157,8 @@ def _trainer(engine, model, mode):
     rng = np.random.RandomState(0)
     if engine not in OWN_MODELS:
         fluid = importlib.import_module(engine)
-        if mode == "apart":
-            fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
-        run, feed = fluid_models.trainer(fluid, model, mode)
+        train, feed = fluid_models.trainer(fluid, model, mode)
+        run = train if engine != "jfluid" else _with_replicas(fluid, train, mode != "apart")
         return run, [feed(rng) for _ in range(FEEDS)]
     own = importlib.import_module(OWN_MODELS[engine])
     feed = own.batches(model)
@@ -159,6 +170,14 @@ def _trainer(engine, model, mode):
 
         return own.trainer(model, options(jfluid.CPUPlace().device())), feeds
     return own.trainer(model, *([True] if engine.endswith("-compiled") else [])), feeds
+
+
+def _with_replicas(fluid, train, joined):
+    def run(feed):
+        fluid.set_flags({"FLAGS_cpu_replicas_joined": joined})  # its first step compiles
+        return train(feed)
+
+    return run
 
 
 def work(engine, model, mode):
@@ -173,11 +192,13 @@ def work(engine, model, mode):
     os.dup2(2, 1)
     importlib.import_module(IMPORTS.get(engine, engine))
     imported = _resident_mb("VmRSS")
-    run, feeds = _trainer(engine, model, mode)
+    trainers = {each: _trainer(engine, model, each) for each in mode.split("+")}
     done = 0
     for line in sys.stdin:
+        count, _, which = line.strip().partition(" ")
+        run, feeds = trainers[which or mode]
         times, before = [], resource.getrusage(resource.RUSAGE_SELF)
-        for _ in range(int(line)):
+        for _ in range(int(count)):
             begin = time.perf_counter()
             loss = run(feeds[done % FEEDS])
             times.append(1e3 * (time.perf_counter() - begin))

@@ -171,6 +171,20 @@ def test_engines_take_turns_and_those_that_fail_are_left_out():
     assert turns.ratio(found["a"], found["b"]) == pytest.approx(2)
 
 
+def test_modes_that_share_a_process_are_told_apart():
+    asked = []
+
+    class Shared:
+        def ask(self, line):
+            asked.append(line)
+            return {"ms": [1.0], "cpu_ms": 1.0, "peak_mb": 1.0, "model_mb": 1.0}
+
+    worker = Shared()
+    modes = {mode: turns.Mode(worker, mode) for mode in ("one", "replicas")}
+    assert list(turns.in_turn(modes, 1, milliseconds=3, pause=0)) == ["one", "replicas"]
+    assert asked == ["8 one", "8 replicas", "3 replicas", "3 one"]
+
+
 def test_servers_have_consecutive_ports_for_their_metrics(monkeypatch):
     """A server takes the port of its number from the first on, which its job is told."""
     first = servers.free_run(3)
