@@ -22,7 +22,10 @@ from jax import Array, lax
 from jfluid.compile.plan import Item
 from jfluid.dygraph.values import Aval
 
-_BYTES = 8  # of a message: its number and the loss
+_NUMBER, _BYTES = 4, 8  # of a message: its number; with the loss behind it
+_TAKEN = (
+    16  # after so many steps what nobody has waited for is taken, as there is room for some hundred
+)
 _LOOK = 50  # milliseconds, after which a step that is waited for may have failed
 
 
@@ -31,14 +34,14 @@ class Message:
 
     Attributes:
         to: what the step is given: the socket, and the number of the message.
-        loss: what has come; None before.
+        body: what has come: the number and the loss; None before.
     """
 
-    __slots__ = ("__weakref__", "loss", "to")
+    __slots__ = ("__weakref__", "body", "to")
 
     def __init__(self, file: int, number: int):
         self.to = np.array([file, number], np.int32)
-        self.loss: np.ndarray | None = None
+        self.body: bytes | None = None
 
     def read(self, result: Any) -> np.ndarray:
         """Wait for the loss, and return it.
@@ -46,11 +49,11 @@ class Message:
         Args:
             result: the loss among what the step gives.
         """
-        if self.loss is None:
+        if self.body is None:
             _inbox().wait(self, result)
-        if self.loss is None:
+        if self.body is None:
             return np.array(result)  # or the step's error
-        return self.loss.reshape(result.shape).copy()
+        return np.frombuffer(self.body, np.float32, 1, _NUMBER).reshape(result.shape).copy()
 
 
 def sender(items: Sequence[Item], results: Mapping[str, Aval], device: jax.Device) -> int | None:
@@ -125,27 +128,28 @@ class _Inbox:
         self._open: WeakValueDictionary[int, Message] = WeakValueDictionary()
 
     def expected(self) -> Message:
-        self._receive()
         number = next(self._numbers)
+        if number % _TAKEN == 0:
+            while self._take():
+                pass
         made = self._open[number] = Message(self._theirs, number)
         return made
 
     def wait(self, message: Message, result: Any) -> None:
         """Return when a message has come, or the step has ended without it."""
-        self._receive()
-        while message.loss is None:
-            if not self._poll.poll(_LOOK) and result.is_ready():
+        while message.body is None:
+            if self._poll.poll(_LOOK):
+                self._take()
+            elif result.is_ready():
                 break
-            self._receive()
 
-    def _receive(self) -> None:
-        """Take what has come."""
-        while True:
-            try:
-                body = os.read(self._mine, _BYTES)
-            except BlockingIOError:
-                return
-            number, loss = np.frombuffer(body, np.int32)
-            message = self._open.get(int(number))
-            if message is not None:
-                message.loss = loss.view(np.float32)
+    def _take(self) -> bool:
+        """Take a message, if one has come."""
+        try:
+            body = os.read(self._mine, _BYTES)
+        except BlockingIOError:
+            return False
+        message = self._open.get(int.from_bytes(body[:_NUMBER], "little"))
+        if message is not None:
+            message.body = body
+        return True

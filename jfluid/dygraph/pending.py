@@ -184,7 +184,7 @@ class Pending:
         """
         forecast = self._ahead.give(value, self.ends)
         if forecast is not None and tuple(self._key) == forecast.calls[: len(self._key)]:
-            with jax.enable_x64(True), jax.default_device(self.device):
+            with jax.enable_x64(True):
                 self._ahead.begin(forecast, self._draws[0] if self._draws else draw)
 
     def has(self, value: Value) -> bool:
@@ -298,28 +298,31 @@ class Pending:
 
         at = whole_key()
         known = self._whole.get(at)
-        with jax.enable_x64(True), jax.default_device(self.device):
-            if self._goes_one_by_one(at, known is not None, len(records)):
-                given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
-                self._ahead.forget()
+        message, sent = None, None
+        orders: Sequence[tuple[int, Any]] = ()
+        if self._goes_one_by_one(at, known is not None, len(records)):
+            given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
+            self._ahead.forget()
+            with jax.enable_x64(True), jax.default_device(self.device):
                 results = self._singly(records, given, seeds_of(draws), list(holders))
-                message, sent = None, None
-                orders: Sequence[tuple[int, Any]] = ()
-            else:
-                if known is None:
+        else:
+            if known is None:
+                with jax.enable_x64(True), jax.default_device(self.device):
                     if hold_filters(records, arrays, kinds, self.device):
                         at = whole_key()
                     known = self._whole.get_or_make(
                         at, lambda: (at, self._step(records, kinds, donated, holders))
                     )
-                else:
-                    # the same object: keys are not compared again
-                    self._whole.move_to_end(known[0])
-                step = known[1]
-                made = self._ahead.take(step, arrays, draws) or step.run(arrays, seeds_of(draws))
-                (results, message), sent = made, step.sent
-                self._ahead.ran(step, calls, sources, draws, [outs[i] for i in holders])
-                orders = step.orders
+            else:
+                # the same object: keys are not compared again
+                self._whole.move_to_end(known[0])
+            step = known[1]
+            made = self._ahead.take(step, arrays, draws)
+            if made is None:
+                with jax.enable_x64(True):
+                    made = step.run(arrays, seeds_of(draws))
+            self._ahead.ran(step, calls, sources, draws, [outs[i] for i in holders])
+            (results, message), sent, orders = made, step.sent, step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
             value.array = result
