@@ -51,6 +51,22 @@ _PRINTED_TYPES = {
 }
 
 
+class CheckedLod(list[Any]):
+    """Offsets of sequences, level by level, each from 0 on and never falling, in arrays that nobody
+    changes.
+
+    Attributes:
+        longest: sequence of the last level. Steps ask for it, and for short levels it costs as much
+            as the check.
+    """
+
+    longest: int
+
+    def __init__(self, levels: Sequence[np.ndarray], longest: int):
+        super().__init__(levels)
+        self.longest = longest
+
+
 class _Value:
     """The `value` of a tensor that has none itself, because it is pending. An ordinary read costs
     no call.
@@ -82,7 +98,9 @@ class LoDTensor:
 
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
         self.value = value
-        self._lod = [np.asarray(level, np.int64) for level in lod]
+        self._lod: list[np.ndarray] = (
+            lod if type(lod) is CheckedLod else [np.asarray(level, np.int64) for level in lod]
+        )
         self._pending: Pending | None = None
 
     def expect(self, pending: Pending) -> None:
@@ -131,19 +149,25 @@ class LoDTensor:
         not add up to the sequences of the level below it or to the rows of the tensor, if it has
         a value.
         """
-        levels = [np.array(level, np.int64) for level in lod]
+        levels, longest = [np.array(level, np.int64) for level in lod], 0
         for level in levels:
-            if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
+            lengths = level[1:] - level[:-1]
+            if (
+                len(level) == 0
+                or level.item(0) != 0
+                or (len(lengths) and np.minimum.reduce(lengths) < 0)
+            ):
                 raise errors.ProgramError(
                     f"lod: each level must start at 0 and never fall, found {level.tolist()}"
                 )
+            longest = int(np.maximum.reduce(lengths)) if len(lengths) else 0
         if not self._fits(levels):
             rows = "" if self.value is None else f"; the tensor has {len(self)} rows"
             raise errors.ProgramError(
                 "lod: each level must end at the number of sequences of the next, the last one at "
                 f"the number of rows, found {[level.tolist() for level in levels]}{rows}"
             )
-        self._lod = levels
+        self._lod = CheckedLod(levels, longest)
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the lengths of the sequences, one list for each level."""

@@ -201,10 +201,12 @@ class OneDevice(Placement):
         return self._joins_slots and not self._buckets.exact and batch.device == self.device
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
-        given = {n: _unwrapped(v) for n, v in feeds.items()}
+        given = {n: _unwrapped(v) for n, v in feeds.items()} if feeds else {}
         if self._buckets.exact or not self._joins_slots:
             return self.enter(given | {n: t for b in batches for n, t in zip(b.names, b.tensors)})
-        return self._buckets.pad_with_slots(ready(given, self.device, False), batches)
+        if given:
+            given = ready(given, self.device, False)
+        return self._buckets.pad_with_slots(given, batches)
 
     def replan(self, plan: Plan) -> bool:
         self.plan, self.held = plan, {}

@@ -18,10 +18,11 @@ from jfluid.compile.padding import Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
-_VALUE, _LOD, _DTYPE, _SHAPE = map(attrgetter, ("value", "_lod", "dtype", "shape"))
+_VALUE, _LOD, _DTYPE, _SHAPE, _LONGEST = map(
+    attrgetter, ("value", "_lod", "dtype", "shape", "longest")
+)
 _MOST_ROWS = 2**31  # offsets are int32
 _LINE = 64  # bytes; XLA on CPUs reads arrays in place that begin at a multiple
-_FEW = 128  # offsets that Python's numbers measure sooner than calls of NumPy
 _SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array begins
 
 
@@ -30,21 +31,19 @@ class Measured(NamedTuple):
 
     Attributes:
         offsets: int32 [slots, sequences + 1].
+        number: of sequences that each slot has, in each replica.
         rows: that each slot needs; of replicas, the one that needs most.
+        total: of `rows`.
         longest: sequence of each slot.
         cuts: of replicas, where the rows of each begin in each slot, and the end; else nothing.
     """
 
     offsets: np.ndarray
+    number: int
     rows: list[int]
+    total: int
     longest: list[int]
     cuts: list[list[int]]
-
-    @property
-    def number(self) -> int:
-        """How many sequences each slot has, in each replica."""
-        all_of_them = int(self.offsets.shape[1]) - 1
-        return all_of_them // (len(self.cuts[0]) - 1) if self.cuts else all_of_them
 
     def sizes(self) -> list[Size]:
         """What each slot needs."""
@@ -67,7 +66,7 @@ class Measured(NamedTuple):
             return None
         cuts = self.offsets[:, ::each].tolist()
         rows = [max(map(sub, c[1:], c)) for c in cuts]
-        return Measured(self.offsets, rows, self.longest, cuts)
+        return Measured(self.offsets, each, rows, sum(rows), self.longest, cuts)
 
 
 class Batch(NamedTuple):
@@ -91,7 +90,7 @@ class Slots:
         self.names = tuple(names)
         self._take = itemgetter(*names)
         self._dtypes, self._row = [dtype] * len(names), {row}
-        self._types = [LoDTensor] * len(names), [np.ndarray] * len(names)
+        self._types = [LoDTensor] * len(names) + [np.ndarray] * len(names)
         # of the latest batch; the offsets of slots that have the same sequences, else nothing
         self._latest: tuple[bytearray, Measured] | None = None
 
@@ -101,56 +100,56 @@ class Slots:
         """
         try:
             tensors = self._take(feed)
-            offsets = [level for (level,) in map(_LOD, tensors)]
+            lods = list(map(_LOD, tensors))
+            offsets = [level for (level,) in lods]
         except (KeyError, AttributeError, ValueError):
             return None  # a slot is missing, is no tensor, or has other levels
         values = list(map(_VALUE, tensors))
-        if (list(map(type, tensors)), list(map(type, values))) != self._types:
+        if [*map(type, tensors), *map(type, values)] != self._types:
             return None
         shapes = list(map(_SHAPE, values))
         if list(map(_DTYPE, values)) != self._dtypes or {s[1:] for s in shapes} != self._row:
             return None
-        rows = [s[0] for s in shapes]
-        if sum(rows) >= _MOST_ROWS:
-            return None
-        measured = self._measure(offsets, rows)
+        measured = self._measure(lods, offsets, [s[0] for s in shapes])
         return None if measured is None else Batch(self.names, tensors, values, measured)
 
-    def _measure(self, offsets: list[np.ndarray], rows: list[int]) -> Measured | None:
+    def _measure(
+        self, lods: list[Any], offsets: list[np.ndarray], rows: list[int]
+    ) -> Measured | None:
         """Measure sequences, in which batches and slots are often alike. None where slots have
         different numbers of them, or other rows.
         """
         latest = self._latest  # another thread may change it
         if latest is not None and latest[1].rows == rows and _all_are(latest[0], offsets):
             return latest[1]
-        slots, length = len(offsets), len(offsets[0])
-        if set(map(len, offsets)) != {length}:
+        slots, length, total = len(offsets), len(offsets[0]), sum(rows)
+        if total >= _MOST_ROWS or set(map(len, offsets)) != {length}:
             return None
         alike = rows.count(rows[0]) == slots
         if alike:
             first = bytearray(offsets[0].tobytes())
             alike = _all_are(first, offsets)
-        known = offsets[:1] if alike else offsets
-        together = np.concatenate(known, dtype=np.int32).reshape(-1, length)
-        longest, ends = _measures(known, together)
+        known, lods = (offsets[:1], lods[:1]) if alike else (offsets, lods)
+        together = np.array(known, np.int32)
+        longest, ends = _measures(lods, together)
         if alike:
             together, longest, ends = together.repeat(slots, 0), longest * slots, ends * slots
         if ends != rows:
             return None
-        found = Measured(together, rows, longest, [])
+        found = Measured(together, length - 1, rows, total, longest, [])
         self._latest = (first, found) if alike else None
         return found
 
 
-def _measures(offsets: Sequence[np.ndarray], together: np.ndarray) -> tuple[list[int], list[int]]:
+def _measures(lods: Sequence[Any], together: np.ndarray) -> tuple[list[int], list[int]]:
     """Return the longest sequence of each slot, and where its last one ends."""
-    if together.shape[1] == 1:
-        return [0] * len(together), together[:, 0].tolist()
-    if together.size <= _FEW:
-        lists = [each.tolist() for each in offsets]
-        return [max(map(sub, each[1:], each)) for each in lists], [each[-1] for each in lists]
-    longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1)
-    return longest.tolist(), together[:, -1].tolist()
+    ends = together[:, -1].tolist()
+    try:
+        return list(map(_LONGEST, lods)), ends
+    except AttributeError:  # no `CheckedLod`
+        if together.shape[1] == 1:
+            return [0] * len(together), ends
+    return np.maximum.reduce(together[:, 1:] - together[:, :-1], 1).tolist(), ends
 
 
 def _all_are(known: bytearray, offsets: Sequence[np.ndarray]) -> bool:
@@ -202,8 +201,8 @@ class Layout:
 
     def holds(self, measured: Measured) -> bool:
         """Whether sequences of so many slots, as many in each, fit a layout that `varies`."""
-        return all(map(le, measured.rows, self.rows)) and all(
-            map(le, measured.longest, self._longest)
+        return False not in map(le, measured.rows, self.rows) and False not in map(
+            le, measured.longest, self._longest
         )
 
 
@@ -253,7 +252,7 @@ class Joined:
 
 def joined(batch: Batch, layout: Layout) -> Joined:
     """Return a batch as one array, every slot padded with copies of its rows."""
-    _, _, values, (offsets, needed, _, cuts) = batch
+    values, (offsets, _, needed, _, _, cuts) = batch.values, batch.measured
     first, rows = values[0], layout.rows
     if cuts:
         values = [v[begin:end] for v, c in zip(values, cuts) for begin, end in zip(c, c[1:])]
@@ -324,7 +323,7 @@ class SlotBuckets(Buckets):
         name of its first slot.
         """
         layouts = None
-        if not any(isinstance(v, LoDTensor) for v in feeds.values()):
+        if not feeds or not any(isinstance(v, LoDTensor) for v in feeds.values()):
             layouts = self.known_layouts(batches)
         if layouts is None:
             feeds, sizes = self.pad_beside(feeds, needed(batches))
@@ -339,12 +338,15 @@ class SlotBuckets(Buckets):
         if len(latest) == len(measured) and all(map(is_, measured, latest)):
             return layouts
         known = self._layouts.get(tuple([(b.names, b.measured.number) for b in batches]), ())
-        rows = sum([sum(m.rows) for m in measured])
+        rows = sum([m.total for m in measured])
         for most, layouts in known:
             if most >= rows:
-                if not all(at.varies for at in layouts):
-                    return None
-                if all(at.holds(m) for at, m in zip(layouts, measured)):
+                for at, needs in zip(layouts, measured):
+                    if not at.varies:
+                        return None
+                    if not at.holds(needs):
+                        break
+                else:
                     return layouts if self.suits(len(known), most, rows) else None
         return None
 

@@ -202,6 +202,7 @@ def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
         if len({m.number for m in measured}) > 1:
             continue
         rows = list(zip(*[m.rows for m in measured]))
+        most = list(map(max, rows))
         cuts = [[0, *itertools.accumulate(n)] for n in rows]
         begins = np.array(cuts, np.int32)[:, :-1, None]
         # [slots, replicas, number + 1]
@@ -215,7 +216,9 @@ def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
                     np.concatenate(
                         [offsets[:, :, :-1].reshape(len(rows), -1), offsets[:, -1, -1:]], 1
                     ),
-                    list(map(max, rows)),
+                    measured[0].number,
+                    most,
+                    sum(most),
                     list(map(max, zip(*[m.longest for m in measured]))),
                     cuts,
                 ),
