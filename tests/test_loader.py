@@ -80,7 +80,9 @@ def total_of(name="x"):
 
 
 @pytest.mark.parametrize("buffered", [False, True])
-def test_reads_as_far_ahead_as_the_capacity(buffered):
+@pytest.mark.parametrize("in_host_memory", [False, True])
+def test_reads_as_far_ahead_as_the_capacity(buffered, in_host_memory, monkeypatch):
+    monkeypatch.setattr(device_feeds, "reads_host_memory", lambda device: in_host_memory)
     made = []
 
     def reader():
@@ -90,9 +92,9 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
 
     iterator = loader_of(reader, capacity=3, use_double_buffer=buffered)()
     next(iterator)
-    # One taken, three that wait, one that the reading thread holds; on the device one that waits,
-    # and one in hand.
-    ahead = 5 + 2 * buffered
+    # One taken, three that wait, one that the reading thread holds; on a device with a memory of its
+    # own one that waits, and one in hand.
+    ahead = 5 + 2 * (buffered and not in_host_memory)
     wait_until(lambda: len(made) == ahead)
     threading.Event().wait(0.05)
     assert len(made) == ahead
@@ -103,7 +105,7 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
 def puts(request, monkeypatch):
     """Whether batches are put on the device, as on all but CPUs."""
     if request.param:
-        monkeypatch.setattr(device_feeds, "_reads_host_memory", lambda device: False)
+        monkeypatch.setattr(device_feeds, "reads_host_memory", lambda device: False)
     return request.param
 
 

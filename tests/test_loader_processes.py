@@ -253,7 +253,7 @@ import numpy as np
 import jfluid as fluid
 from jfluid.compile import device_feeds
 
-device_feeds._reads_host_memory = lambda device: False
+device_feeds.reads_host_memory = lambda device: False
 
 class Second(fluid.CPUPlace):
     def device(self):

@@ -35,9 +35,13 @@ LENGTHS = {
 }
 
 
+@pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_each_slot_has_what_it_has_alone(lengths):
+def test_each_slot_has_what_it_has_alone(lengths, checked):
     feed = {f"s{i}": _tensor(own, 100 * i) for i, own in enumerate(lengths)}
+    if checked:  # their longest sequences are known
+        for tensor in feed.values():
+            tensor.set_lod(tensor.lod())
     found = slots.opened(_joined(feed))
     expected = Buckets().pad(feed)
     assert found.keys() == expected.keys()

@@ -87,7 +87,7 @@ class FeedPlacer:
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
         given = {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
-        if _reads_host_memory(device):
+        if reads_host_memory(device):
             values = self._buckets.join(given)
         else:
             with jax.enable_x64(True):
@@ -104,7 +104,7 @@ def _form(tensor: LoDTensor) -> tuple[Any, ...]:
     return tensor.value.dtype, shape[1:] if tensor._lod else shape, len(tensor._lod)
 
 
-def _reads_host_memory(device: jax.Device) -> bool:
+def reads_host_memory(device: jax.Device) -> bool:
     """Whether the device's programs read NumPy arrays in place."""
     return bool(device.platform == "cpu")
 

@@ -3,7 +3,7 @@ by a thread.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,17 +66,42 @@ class BatchSource:
         """Read from a reader of finished feeds, whose errors name their position themselves."""
         self._items = feeds
 
-    def read(self) -> Prefetch[Feed]:
-        """Begin an epoch. Raises ReaderError when no reader was set."""
+    def read(
+        self, place: Callable[[Iterable[Feed]], Iterator[Feed]] | None = None
+    ) -> Prefetch[Feed]:
+        """Begin an epoch. Raises ReaderError when no reader was set.
+
+        Args:
+            place: brings batches to devices, in the thread that reads them.
+        """
         if self._items is None:
             raise errors.ReaderError(
                 "no reader was set: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator (decorate_... of a PyReader) first"
             )
         if not self.use_multiprocess:
-            return Prefetch(self._items, self.capacity)
+            return Prefetch(_then(place, self._items), self.capacity)
         worker = Worker(self._items)
-        return Prefetch(lambda: worker, self.capacity, upstream=worker)
+        return Prefetch(_then(place, lambda: worker), self.capacity, upstream=worker)
+
+
+def _then(
+    place: Callable[[Iterable[Feed]], Iterator[Feed]] | None, items: Callable[[], Iterable[Feed]]
+) -> Callable[[], Iterable[Feed]]:
+    """What gives the items as `place` leaves them."""
+    if place is None:
+        return items
+
+    def placed() -> Iterator[Feed]:
+        given = items()
+        try:
+            yield from place(given)
+        finally:
+            close = getattr(given, "close", None)
+            if close is not None:
+                close()  # in this thread
+
+    return placed
 
 
 def _check_reader(reader: Any) -> None:

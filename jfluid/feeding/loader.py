@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile import device_feeds
 from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed, Slot
@@ -129,7 +130,7 @@ class DataLoader:
         if default_main_program().eager:
             return _as_variables(source.read())
         placer = self._placer if self.use_buffer_reader else None
-        return _epoch(source.read(), self.places, False, self.return_list, placer)
+        return _epoch(source, self.places, False, self.return_list, placer)[1]
 
     __call__ = __iter__
 
@@ -178,8 +179,8 @@ class GeneratorLoader:
     Args:
         feed_list: the variables to feed, in the order of a sample's fields.
         capacity: how many batches are read ahead.
-        use_double_buffer: a second thread brings the next batch to the device, ragged rows padded,
-            while a step runs.
+        use_double_buffer: batches are brought to the device, ragged rows padded, while steps run:
+            on CPUs by the thread that reads them, else the next one by a second thread.
         iterable: whether to iterate over batches, or to have the program read them.
         return_list: give lists of LoDTensors in the order of `feed_list`, in place of dicts.
             Iterable loaders only.
@@ -283,15 +284,14 @@ class GeneratorLoader:
             raise errors.ReaderError(
                 "this loader is not iterable: call start(), and run the program"
             )
-        batches = self._source.read()
-        self._queue = batches.queue
-        return _epoch(
-            batches,
+        self._queue, batches = _epoch(
+            self._source,
             self._places,
             self._drop_last,
             self._return_list,
             self._placer if self._double_buffer else None,
         )
+        return batches
 
     __call__ = __iter__
 
@@ -430,7 +430,7 @@ class DatasetLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch."""
-        return _epoch(self._source.read(), self._places, self._drop_last, False, self._placer)
+        return _epoch(self._source, self._places, self._drop_last, False, self._placer)[1]
 
     __call__ = __iter__
 
@@ -473,23 +473,29 @@ def _list_of_places(places: Any) -> list[Place]:
 
 
 def _epoch(
-    batches: Prefetch[Feed],
+    source: BatchSource,
     places: list[Place],
     drop_last: bool,
     return_list: bool,
     placer: FeedPlacer | None,
-) -> Iterator[Batch]:
-    """Groups of batches, one for each place; with a placer they are copied to the places' devices
-    ahead of time.
+) -> tuple[ClosableQueue[Any], Iterator[Batch]]:
+    """(the queue of batches that are read ahead, groups of batches, one for each place).
+
+    With a placer they are brought to the places' devices ahead of time: by the thread that reads,
+    where devices read the host's memory, as a second thread would only take the processor from the
+    steps; else by a second one, as a device has room for few batches.
     """
-    groups: Iterator[list[Feed]] = _groups(batches, len(places), drop_last)
-    if placer is not None:
-        groups = Prefetch(
-            partial(_placed, placer, groups, [place.device() for place in places]),
-            1,
-            upstream=batches,
-        )
-    return ([list(feed.values()) for feed in group] if return_list else group for group in groups)
+    devices = [] if placer is None else [place.device() for place in places]
+    placed = None if placer is None else partial(_placed, placer, devices)
+    here = all(map(device_feeds.reads_host_memory, devices))
+    batches = source.read(placed if here else None)
+    ready: Iterator[Feed] = batches
+    if placed is not None and not here:
+        ready = Prefetch(partial(placed, batches), len(devices), upstream=batches)
+    groups = _groups(ready, len(places), drop_last)
+    if return_list:
+        return batches.queue, ([list(feed.values()) for feed in group] for group in groups)
+    return batches.queue, groups
 
 
 def _groups(batches: Iterable[Feed], size: int, drop_last: bool) -> Iterator[list[Feed]]:
@@ -499,8 +505,6 @@ def _groups(batches: Iterable[Feed], size: int, drop_last: bool) -> Iterator[lis
             yield group
 
 
-def _placed(
-    placer: FeedPlacer, groups: Iterable[list[Feed]], devices: list[Any]
-) -> Iterator[list[Feed]]:
-    for group in groups:
-        yield [placer.place(feed, device) for feed, device in zip(group, devices)]
+def _placed(placer: FeedPlacer, devices: Sequence[Any], feeds: Iterable[Feed]) -> Iterator[Feed]:
+    for feed, device in zip(feeds, itertools.cycle(devices)):
+        yield placer.place(feed, device)

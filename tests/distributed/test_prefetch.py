@@ -107,7 +107,7 @@ def test_rows_are_pulled_ahead(depth, tmp_path, calls, monkeypatch):
 
 def test_rows_are_copied_to_the_device_ahead(tmp_path, calls, monkeypatch):
     """As on a GPU: by the thread that pulls them, so that the copy goes on beside the step before."""
-    monkeypatch.setattr(device_feeds, "_reads_host_memory", lambda device: False)
+    monkeypatch.setattr(device_feeds, "reads_host_memory", lambda device: False)
     copied, give_rows = [], Trainer._give_rows
 
     def noted(self, look_ups, feeds, *others):

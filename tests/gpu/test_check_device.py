@@ -81,7 +81,7 @@ def test_copies_of_rows_are_measured(two_cpus, monkeypatch):
     monkeypatch.setattr(jobs, "_SIDE", 64)
     monkeypatch.setattr(jobs, "_REPEATS", 1)
     assert "where NumPy has them" in jobs._copied(two_cpus.first, 16).about
-    monkeypatch.setattr(device_feeds, "_reads_host_memory", lambda device: False)
+    monkeypatch.setattr(device_feeds, "reads_host_memory", lambda device: False)
     found = jobs._copied(two_cpus.first, 16)
     assert found.state == "right" and found.figures["GB/s from NumPy"] > 0
     assert 0 <= found.figures["% hidden behind a computation"] <= 100
