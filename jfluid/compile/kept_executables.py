@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.monitoring
 import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
@@ -36,6 +35,7 @@ MOST_FILES = 500  # the oldest go first
 # in the names of functions of `functions.py`
 _OWN, _LOOPS, _ROWS = b"jfluid_direct_", b"jfluid_loop_", b"jfluid_rows_"
 THREAD = "jfluid-keep"
+_ENABLED = "jax_enable_compilation_cache"
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
 
 
@@ -60,14 +60,14 @@ class Entry:
     def load_or_compile(
         self,
         jitted: Any,
-        named: Callable[[str], Any],
+        fresh: Callable[[], Any],
         arguments: tuple[Any, Any, Any],
     ) -> Any:
         """Return what runs the segment: the executable of the file, or a new one, which is written
         to the file if it took long; `jitted` for arguments or results that are more than arrays.
 
         Args:
-            named: gives the jitted function under a name that ends in a suffix.
+            fresh: gives the jitted function anew, which goes with what was traced.
         """
         forms = [_form(v) for group in arguments[:2] for v in group] + [_form(arguments[2])]
         if None in forms:
@@ -83,11 +83,11 @@ class Entry:
         if loaded is not None:
             return Loaded(loaded, jitted)
         start = time.perf_counter()
-        with _hits() as hits, collector.paused():
-            # Under this name JAX's cache has it only if the file was there and is lost.
-            compiled = named(digest[:12]).lower(*arguments).compile()
-        # XLA writes an executable that it has read without its functions.
-        if not hits and time.perf_counter() - start >= WORTH_KEEPING:
+        with collector.paused():
+            lowered = fresh().lower(*arguments)
+            with _JAX_CACHE.unused():
+                compiled = lowered.compile()
+        if time.perf_counter() - start >= WORTH_KEEPING:
             _save_beside(path, jax.tree.structure((arguments, {})), compiled)
             schema.current().keep()
             heap.give_back()
@@ -132,21 +132,30 @@ def entry(
     return Entry(folder, identity, device, options)
 
 
-@contextlib.contextmanager
-def _hits() -> Iterator[list[str]]:
-    """A list of the executables that JAX's cache gives this thread meanwhile."""
-    found: list[str] = []
-    thread = threading.get_ident()
+class _JaxCache:
+    """JAX's own cache, which spends a tenth of a second to write what is written here."""
 
-    def note(event: str, **_: Any) -> None:
-        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
-            found.append(event)
+    def __init__(self) -> None:
+        self._lock, self._users, self._was = threading.Lock(), 0, True
 
-    jax.monitoring.register_event_listener(note)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_listener(note)
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[None]:
+        """Switch it off, for all threads: there is no public setting of one thread."""
+        with self._lock:
+            if not self._users:
+                self._was = bool(jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]  # a field made by JAX's import
+                jax.config.update(_ENABLED, False)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    jax.config.update(_ENABLED, self._was)
+
+
+_JAX_CACHE = _JaxCache()
 
 
 def _form(value: Any) -> Any:

@@ -110,13 +110,11 @@ class Specialized:
     ) -> Any:
         """Call the function for the first time, by the executable on disk if there is one."""
 
-        def named(suffix: str) -> Function:
-            function = self._function({})
-            function.__name__ = function.__qualname__ = f"{self._name}_{suffix}"
-            return self._placement.compiled(self._at, function)
+        def fresh() -> Function:
+            return self._placement.compiled(self._at, self._function({}))
 
         self.plain = self._jitted  # for the calls after one that fails
-        self.plain = entry.load_or_compile(self._jitted, named, (donated, kept, key))
+        self.plain = entry.load_or_compile(self._jitted, fresh, (donated, kept, key))
         return self.plain(donated, kept, key)
 
     def _add(self, error: Unknown) -> None:
