@@ -159,13 +159,42 @@ def test_other_arrays_are_left_to_xla(shape, kind, count):
     assert own.update(lambda *arrays: arrays, rows, values, [table]) is None
 
 
-def test_batches_are_looked_up_one_after_another():
+@pytest.mark.parametrize("own_tables", [False, True])
+@pytest.mark.parametrize("own_rows", [False, True])
+def test_batches_of_rows_are_looked_up(own_tables, own_rows):
     table, rows, _ = _drawn(1024, 10)
+    tables = jnp.stack([table, -table])
+    given = (tables if own_tables else table), (rows.reshape(2, 512) if own_rows else rows)
 
     def look_up(t, r):
-        return jax.vmap(lambda own: embedding._rows_at(t, own))(r.reshape(2, 512))
+        axes = 0 if own_tables else None, 0 if own_rows else None
+        return jax.vmap(embedding._rows_at, in_axes=axes, axis_size=2)(t, r)
 
-    np.testing.assert_array_equal(*_both(look_up, table, rows))
+    np.testing.assert_array_equal(*_both(look_up, *given))
+    with table_rows.using(OwnRows()):
+        text = jax.jit(lambda *arrays: look_up(*arrays)).lower(*given).compile().as_text()
+    assert text.count("jfluid_rows_take") == 1
+    assert own_tables or " while(" not in text, "one call for all batches of a table"
+
+
+def test_slots_of_replicas_are_put_side_by_side():
+    table, rows, _ = _drawn(2400, 10)
+
+    def side_by_side(t, r):
+        def joined(_):
+            slots = jnp.split(r, 4)
+            parts = [
+                jax.vmap(lambda own: embedding._rows_at(t, own))(slot.reshape(2, 300))
+                for slot in slots
+            ]
+            return {"out": jnp.concatenate([p.reshape(600, 10) for p in parts], 1)}
+
+        return image_layout.channels_last(joined)["out"]
+
+    np.testing.assert_array_equal(*_both(side_by_side, table, rows))
+    with table_rows.using(OwnRows()):
+        text = jax.jit(lambda *arrays: side_by_side(*arrays)).lower(table, rows).compile().as_text()
+    assert text.count("jfluid_rows_take") == 1
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])

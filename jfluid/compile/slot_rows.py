@@ -36,7 +36,10 @@ def of(equation: Any, arrays: Sequence[Array], taken: Taken | None) -> Taken | N
         called = equation.params["target_name"] == TAKE
         return Taken(arrays[0], arrays[1]) if called else None
     given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
-    return taken if [n for n in given if n != 1] == [n for n in after if n != 1] else None
+    divided = equation.primitive.name == "reshape" and given[-1:] == after[-1:]  # among replicas
+    return (
+        taken if divided or [n for n in given if n != 1] == [n for n in after if n != 1] else None
+    )
 
 
 def beside(

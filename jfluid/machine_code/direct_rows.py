@@ -43,9 +43,25 @@ def take(table: Array, rows: Array) -> Array:
 
 @jax.custom_jvp
 def _taken(table: Array, rows: Array) -> Array:
+    return _read(table, rows)  # type: ignore[no-any-return]
+
+
+@jax.custom_batching.custom_vmap
+def _read(table: Array, rows: Array) -> Array:
     numbers = _numbers(rows, table, _divided(rows, table))
     shape = (rows.shape[0], table.shape[1])
     return _call(TAKE, [(shape, np.float32)], table, rows, numbers)[0]
+
+
+@_read.def_vmap
+def _read_all(size: int, batched: Sequence[bool], table: Array, rows: Array) -> tuple[Array, bool]:
+    """Batches of rows of one table are read in one call."""
+    if not batched[0]:
+        found = _read(table, rows.reshape(-1))
+        return found.reshape(*rows.shape, -1), True
+    if not batched[1]:
+        rows = jnp.broadcast_to(rows, (size, *rows.shape))
+    return lax.map(lambda own: _read(*own), (table, rows)), True
 
 
 @_taken.defjvp
