@@ -46,7 +46,7 @@ PARTS = {
         ("fluid",),
         True,
     ),
-    "dygraph": Part("dygraph.py", "--rounds 8", "--rounds 4", ("fluid",)),
+    "dygraph": Part("dygraph.py", "--rounds 8", "--rounds 6", ("fluid",)),
     "operators": Part("dygraph.py", "--operators --rounds 8", "--operators --rounds 4", ("fluid",)),
     "replicas": Part("replicas.py", "--rounds 16", "--rounds 8"),
     "host": Part("host.py", "", "--steps 200 --rounds 5"),

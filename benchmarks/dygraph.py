@@ -5,7 +5,7 @@ both, and the same models as Programs.
     python benchmarks/dygraph.py --operators [--fluid PYTHON_WITH_PADDLE_1.8.5]
 
 A step feeds a batch, trains on it and reads the loss. Each engine runs in a process of its own, eagerly and
-by `Executor.run`; figures are medians over the rounds, of milliseconds and of processor milliseconds, which a
+by `Executor.run`; figures are medians over the rounds, of milliseconds and of processor milliseconds a step, which a
 busy machine changes less. `--operators` gives the time of one operator of a chain upon four numbers, whose last
 value is read: what an operator costs beyond its arithmetic. Python 3.7 syntax: Fluid's interpreter runs this
 file, too.
@@ -15,7 +15,6 @@ import argparse
 import importlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fluid_models
 
 CHAIN = 200  # operators
+ROUND = 400  # milliseconds of a round of ours, which has five steps at least
 
 
 def mlp(fluid):
@@ -138,8 +138,8 @@ def chain(fluid):
 
 
 def work(engine, what, way):
-    """Run as many steps as each line of the standard input says, and print the milliseconds and the
-    processor milliseconds of each.
+    """Run as many steps as each line of the standard input says, and print milliseconds and processor
+    milliseconds a step: a step may end while the script is at the next one.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the engine prints is no answer
@@ -152,18 +152,12 @@ def work(engine, what, way):
         step, feeds = (eager if way == "eager" else static)(fluid, what), batches(what)
     done = 0
     for line in sys.stdin:
-        times = []
+        begin, begin_processor = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
-            begin, begin_processor = time.perf_counter(), time.process_time()
             step(feeds[done % len(feeds)])
-            times.append(
-                (
-                    (time.perf_counter() - begin) * 1e3,
-                    (time.process_time() - begin_processor) * 1e3,
-                )
-            )
             done += 1
-        print(json.dumps(times), file=answers, flush=True)
+        spent = time.perf_counter() - begin, time.process_time() - begin_processor
+        print(json.dumps([1e3 * t / int(line) for t in spent]), file=answers, flush=True)
 
 
 class Worker:
@@ -180,24 +174,26 @@ class Worker:
         )
 
     def steps(self, number):
-        """Medians of so many steps: (milliseconds, processor milliseconds)."""
+        """(milliseconds, processor milliseconds) a step, of so many steps."""
         try:
             self.process.stdin.write("%d\n" % number)
             self.process.stdin.flush()
-            times = json.loads(self.process.stdout.readline())
+            found = json.loads(self.process.stdout.readline())
         except (ValueError, OSError):
             raise SystemExit("%s has ended; what it said is above" % self.name) from None
-        return [statistics.median(column) for column in zip(*times)]
+        return found
 
     def close(self):
         self.process.stdin.close()
         self.process.wait()
 
 
-def rounds_of(workers, rounds, steps):
+def rounds_of(workers, rounds):
     """Rows of (milliseconds, processor milliseconds) by worker, from rounds in turn."""
     for worker in workers.values():
-        worker.steps(10)
+        worker.steps(20)  # compiles
+    first = next(iter(workers.values())).steps(5)[0]
+    steps = max(5, min(200, round(ROUND / first)))
     found = {key: [] for key in workers}
     for _ in range(rounds):
         for key, worker in workers.items():
@@ -214,7 +210,7 @@ def compare(model, pythons, rounds):
         for way in ("eager", "static")
         for engine, python in pythons.items()
     }
-    found = rounds_of(workers, rounds, 5)
+    found = rounds_of(workers, rounds)
     ours, kept = found["jfluid", "eager"], {}
     for (engine, way), rows in found.items():
         kept["%s, %s" % (engine, way)] = summary(rows)
@@ -229,7 +225,7 @@ def operators(pythons, rounds):
     workers = {e: Worker(python, e, "operators", "eager") for e, python in pythons.items()}
     print("| engine | us an operator | processor us |\n|---|---|---|")
     kept = {}
-    for engine, rows in rounds_of(workers, rounds, 20).items():
+    for engine, rows in rounds_of(workers, rounds).items():
         kept[engine] = summary(rows * 1e3 / CHAIN)
         print("| %s | %.1f | %.1f |" % (engine, *np.median(rows * 1e3 / CHAIN, axis=0)))
     return kept
