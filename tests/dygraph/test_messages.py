@@ -110,6 +110,13 @@ def test_other_beginnings_send_nothing(net, rows, value):
     assert y.held.message is None
 
 
+def test_ones_of_another_type_are_of_that_type(net):
+    y = to_variable(np.full((1,), 3.0, "float32")) * 2.0
+    ones = layers.full_like(y, 1.0, dtype="int64")
+    found = ones.numpy()
+    assert found.dtype == np.int64 and found.tolist() == [1] and y.numpy().tolist() == [6.0]
+
+
 def test_second_gradients_go_through_what_is_sent(net):
     x = to_variable(np.full((1,), 3.0, "float32"))
     x.stop_gradient = False
