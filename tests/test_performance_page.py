@@ -178,6 +178,21 @@ def test_a_region_is_filled_with_its_figures_and_says_where_they_are_from(name):
     assert performance.filled(text, {name: part(figures)}) == text
 
 
+def test_the_summary_compares_with_the_fastest_way_of_each_engine():
+    parts = {name: part(FOUND[name]) for name in ("limit", "detection", "dygraph")}
+    regions = "<!-- summary -->\nold\n<!-- end -->\nprose\n" + page(*parts)
+    text = performance.filled(regions, parts)
+    for row in (
+        "| program | ms a step | Fluid 1.8.5 | hand-written JAX | PyTorch 2 | Paddle 3 |",
+        "| mlp | 4.00 | 3.00 | 1.00 |  |  |",
+        "| ssd | 212 | 1.50 |  |  |  |",
+        "| mlp, imperative | 4.00 | 3.00 |  |  |  |",
+    ):
+        assert row in text
+    assert performance.filled(text, parts) == text and "old" not in text
+    assert "old\n" in performance.filled(regions, {})
+
+
 def test_figures_and_regions_belong_together():
     with pytest.raises(ValueError, match="figures without a region in the page: host"):
         performance.filled(page("limit"), {"host": part(FOUND["host"])})

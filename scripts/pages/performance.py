@@ -1,5 +1,6 @@
 """Tables of docs/performance.md, from the figures in benchmarks/results.json: what stands between
-`<!-- figures: PART -->` and `<!-- end -->`. A part that was not measured keeps what is there.
+`<!-- figures: PART -->`, or `<!-- summary -->`, and `<!-- end -->`. A part that was not measured keeps
+what is there.
 """
 
 import json
@@ -14,6 +15,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "performance.md"
 _RESULTS = _ROOT / "benchmarks" / "results.json"
 _REGION = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+_SUMMARY = re.compile(r"(<!-- summary -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+# What a user chooses between, and how the names of an engine's ways begin.
+_CHOICES = {
+    "Fluid 1.8.5": "Fluid",
+    "hand-written JAX": "JAX",
+    "PyTorch 2": "PyTorch",
+    "Paddle 3": "Paddle",
+}
 
 Found = dict[str, Any]
 
@@ -41,7 +50,11 @@ def filled(text: str, parts: dict[str, Found]) -> str:
             return match[0]
         return f"{match[1]}\n{_header(part)}\n{_TABLES[match[2]](part['found'])}\n{match[4]}"
 
-    return _REGION.sub(region, text)
+    def summary(match: re.Match[str]) -> str:
+        shown = [name for name in ("limit", "detection", "dygraph") if name in parts]
+        return f"{match[1]}\n{_summary(parts, shown)}\n{match[3]}" if shown else match[0]
+
+    return _SUMMARY.sub(summary, _REGION.sub(region, text))
 
 
 def _header(part: Found) -> str:
@@ -67,6 +80,54 @@ def _times(ours: Found, theirs: Found) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _summary(parts: dict[str, Found], shown: list[str]) -> str:
+    """How often a step of jfluid's fits into the fastest of each engine's ways."""
+    rows = [row for name in shown for row in _SUMMARIES[name](parts[name]["found"])]
+    return table(["program", "ms a step", *_CHOICES], rows)
+
+
+def _of_limit(found: Found) -> list[list[str]]:
+    rows = []
+    for model, timed in found["engines"].items():
+        ours, cells = timed["jfluid"], []
+        for begin in _CHOICES.values():
+            ways = [way for name, way in timed.items() if name.startswith(begin)]
+            best = min(ways, key=lambda way: float(way["ms"]), default=None)
+            cells.append(_times(ours, best).split()[0] if best else "")
+        rows.append([model, _ms(ours["ms"]), *cells])
+    return rows
+
+
+def _of_detection(found: Found) -> list[list[str]]:
+    nothing = [""] * (len(_CHOICES) - 1)
+    return [
+        [
+            model,
+            _ms(min(ms for way, ms in f["ms"].items() if way.startswith("jfluid"))),
+            f"{f['ratio']:.2f}",
+            *nothing,
+        ]
+        for model, f in found.items()
+    ]
+
+
+def _of_dygraph(found: Found) -> list[list[str]]:
+    rows = []
+    for model, f in found.items():
+        ours, theirs = f["jfluid, eager"], f.get("paddle.fluid, eager")
+        times = _times(ours, theirs).split()[0] if theirs else ""
+        nothing = [""] * (len(_CHOICES) - 1)
+        rows.append([f"{model}, imperative", _ms(ours["median"]), times, *nothing])
+    return rows
+
+
+_SUMMARIES: dict[str, Callable[[Found], list[list[str]]]] = {
+    "limit": _of_limit,
+    "detection": _of_detection,
+    "dygraph": _of_dygraph,
+}
 
 
 def _limit(found: Found) -> str:
