@@ -14,6 +14,7 @@ from jfluid.compile.own_loops import OwnLoops
 from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
+from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 pytestmark = pytest.mark.skipif(
     not lstm_kernels.names(), reason="machine code is made for CPUs with AVX-512"
@@ -98,8 +99,11 @@ def _compare(run, level, arrays, grads):
 def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _lstm(width, lengths, rows)
-    assert direct_lstm.suits(*arrays)
-    run = functools.partial(recurrent_loops.lstm_of_rows, backwards=backwards, acts=acts)
+    assert direct_lstm.suits(arrays[0], LstmArrays(*arrays[1:]))
+
+    def run(x, *others):
+        return recurrent_loops.lstm_of_rows(x, LstmArrays(*others), LstmForm(acts, backwards))
+
     _compare(run, _level(lengths), arrays, grads)
 
 
@@ -108,10 +112,11 @@ def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
 def test_a_gru_has_the_numbers_and_gradients_of_the_loop_of_xla(case, origin):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _gru(width, lengths, rows)
-    assert direct_gru.suits(*arrays)
+    assert direct_gru.suits(arrays[0], GruArrays(*arrays[1:]))
 
-    def run(*arrays):
-        return (recurrent_loops.gru_of_rows(*arrays, backwards, origin, acts[::2]),)
+    def run(x, *others):
+        form = GruForm(acts[::2], backwards, origin)
+        return (recurrent_loops.gru_of_rows(x, GruArrays(*others), form),)
 
     _compare(run, _level(lengths), arrays, grads)
 
@@ -179,10 +184,9 @@ def _activation(name, x):
     rows, acts = len(x), ("identity", "identity", name)
     gates = np.concatenate([x, np.ones_like(x), np.zeros_like(x), np.ones_like(x)], axis=1)
     zero = np.zeros((rows, 16), np.float32)
-    arrays = (gates, np.zeros((16, 64), np.float32), np.zeros(112, np.float32), zero, zero)
-    return np.asarray(
-        direct_lstm.over_sequences(*arrays[:1], _level([1] * rows), *arrays[1:], False, acts)[0]
-    )
+    arrays = LstmArrays(np.zeros((16, 64), np.float32), np.zeros(112, np.float32), zero, zero)
+    level = _level([1] * rows)
+    return np.asarray(direct_lstm.over_sequences(gates, level, arrays, LstmForm(acts))[0])
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
@@ -202,13 +206,13 @@ def test_what_is_no_number_and_what_is_infinite_stays_so(name):
     np.testing.assert_allclose(_activation(name, x)[0, :3], expected, atol=1e-37)
 
 
-def _lstm_of(level, x, weight, bias, h0, c0):
-    return direct_lstm.over_sequences(x, level, weight, bias, h0, c0, False, USUAL)
+def _lstm_of(level, x, *others):
+    return direct_lstm.over_sequences(x, level, LstmArrays(*others), LstmForm(USUAL))
 
 
-def _gru_of(level, x, to_gates, to_candidate, bias, h0):
-    arrays = to_gates, to_candidate, bias, h0
-    return (direct_gru.over_sequences(x, level, *arrays, True, False, USUAL[:2]),)
+def _gru_of(level, x, *others):
+    form = GruForm(USUAL[:2], backwards=True)
+    return (direct_gru.over_sequences(x, level, GruArrays(*others), form),)
 
 
 def _maximum(width, lengths, rows):
@@ -250,7 +254,8 @@ def test_weights_of_their_own_are_mapped_too():
     weights = jnp.stack([weight, 2 * weight])
 
     def one(weight):
-        return direct_lstm.over_sequences(x, _level([3, 1]), weight, bias, h0, c0, True, USUAL)[0]
+        arrays, form = LstmArrays(weight, bias, h0, c0), LstmForm(USUAL, backwards=True)
+        return direct_lstm.over_sequences(x, _level([3, 1]), arrays, form)[0]
 
     found = jax.jit(jax.vmap(one))(weights)
     for ours, own in zip(found, weights):
@@ -264,18 +269,18 @@ def test_weights_of_their_own_are_mapped_too():
 def test_other_loops_are_left_to_xla(width, dtype):
     with jax.enable_x64(True):
         lstm, gru = ([jnp.asarray(a, dtype) for a in d(width, [2], 2)[0]] for d in (_lstm, _gru))
-        assert not direct_lstm.suits(*lstm) and not direct_gru.suits(*gru)
         level, loops = _level([2]), OwnLoops()
-        assert loops.lstm(lstm[0], level, *lstm[1:], False, USUAL) is None
-        assert loops.gru(gru[0], level, *gru[1:], False, False, USUAL[:2]) is None
+        assert loops.lstm(lstm[0], level, LstmArrays(*lstm[1:]), LstmForm(USUAL)) is None
+        assert loops.gru(gru[0], level, GruArrays(*gru[1:]), GruForm(USUAL[:2])) is None
         assert loops.maximum(jnp.ones((2, 16), dtype), level) is None or dtype == "float32"
         assert loops.maximum(jnp.ones((2, 8), dtype), level) is None
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
     monkeypatch.setattr(functions, "loops_registered", lambda: False)
-    assert not direct_lstm.suits(*_lstm(16, [2], 2)[0])
-    assert not direct_gru.suits(*_gru(16, [2], 2)[0])
+    (x, *lstm), (gates, *gru) = _lstm(16, [2], 2)[0], _gru(16, [2], 2)[0]
+    assert not direct_lstm.suits(x, LstmArrays(*lstm))
+    assert not direct_gru.suits(gates, GruArrays(*gru))
     assert not direct_maximum.suits(np.ones((2, 16), np.float32), _level([2]))
 
 

@@ -3,48 +3,25 @@
 from jax import Array
 
 from jfluid.ops.ragged import Level
+from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 
 class OwnLoops:
     """See `jfluid.ops.sequence_loops.SequenceLoops`."""
 
     def lstm(
-        self,
-        x: Array,
-        level: Level,
-        weight: Array,
-        bias: Array,
-        h0: Array,
-        c0: Array,
-        backwards: bool,
-        acts: tuple[str, str, str],
-        time_major: bool = False,
+        self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm
     ) -> tuple[Array, Array] | None:
         from jfluid.machine_code import direct_lstm  # LLVM, which few programs need
 
-        arrays = weight, bias, h0, c0
-        if not direct_lstm.suits(x, *arrays):
-            return None
-        return direct_lstm.over_sequences(x, level, *arrays, backwards, acts, time_major)
+        suits = direct_lstm.suits(x, arrays)
+        return direct_lstm.over_sequences(x, level, arrays, form) if suits else None
 
-    def gru(
-        self,
-        x: Array,
-        level: Level,
-        to_gates: Array,
-        to_candidate: Array,
-        bias: Array,
-        h0: Array,
-        backwards: bool,
-        origin: bool,
-        acts: tuple[str, str],
-    ) -> Array | None:
+    def gru(self, x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array | None:
         from jfluid.machine_code import direct_gru  # as above
 
-        arrays = to_gates, to_candidate, bias, h0
-        if not direct_gru.suits(x, *arrays):
-            return None
-        return direct_gru.over_sequences(x, level, *arrays, backwards, origin, acts)
+        suits = direct_gru.suits(x, arrays)
+        return direct_gru.over_sequences(x, level, arrays, form) if suits else None
 
     def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
         from jfluid.machine_code import direct_maximum  # as above

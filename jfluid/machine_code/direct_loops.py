@@ -130,7 +130,7 @@ def suits(width: int, x: Array, *others: Array) -> bool:
 
 
 def places(level: Level, time_major: bool = False) -> Array:
-    """What `sequence_kernels` wants to know of sequences; see `SequenceLoops.lstm`."""
+    """What `sequence_kernels` wants to know of sequences; `time_major` is that of `LstmForm`."""
     order = jnp.argsort(-level.lengths)
     starts = jnp.arange(level.number) if time_major else level.starts
     parts = [order, starts[order], level.lengths[order], level.offsets[-1:]]

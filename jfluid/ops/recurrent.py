@@ -12,6 +12,7 @@ from jfluid.ops.ragged import Level, Value, need, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, lstm_of_rows, time_mask
 from jfluid.ops.registry import op
+from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 from jfluid.ops.shape import is_unknown
 
 _NUMBERED = ("identity", "sigmoid", "tanh", "relu")
@@ -68,8 +69,8 @@ def lstm(
     bias = bias.reshape(-1)
     bias = bias if use_peepholes else jnp.pad(bias, (0, 3 * width))
     h0, c0 = (_initial(state, number, width, x.dtype) for state in (h0, c0))
-    acts = gate_activation, cell_activation, candidate_activation
-    hidden, cells = lstm_of_rows(x, weight, bias, h0, c0, is_reverse, acts)
+    form = LstmForm((gate_activation, cell_activation, candidate_activation), is_reverse)
+    hidden, cells = lstm_of_rows(x, LstmArrays(weight, bias, h0, c0), form)
     return x.like(hidden), x.like(cells), None, None
 
 
@@ -179,15 +180,12 @@ def gru(
     _check("gru", activation, gate_activation)
     width = weight.shape[0]
     _sizes("gru", "Input", x.shape[1], 3 * width)
-    hidden = gru_of_rows(
-        x,
+    arrays = GruArrays(
         *_gru_weights(weight),
         jnp.zeros(3 * width, x.dtype) if bias is None else bias.reshape(-1),
         _initial(h0, x.last.number, width, x.dtype),
-        is_reverse,
-        origin_mode,
-        (gate_activation, activation),
     )
+    hidden = gru_of_rows(x, arrays, GruForm((gate_activation, activation), is_reverse, origin_mode))
     return None, None, None, x.like(hidden)
 
 
@@ -356,9 +354,9 @@ def _dense_lstm_of_rows(
     (steps, number), width = x.shape[:2], h.shape[1]
     weight, recurrent, bias = map(ordered, (*matrices, bias))
     rows = (x @ weight.T).reshape(-1, 4 * width)
-    given = rows, Level(None, steps, number), recurrent.T, jnp.pad(bias, (0, 3 * width)), h, c
-    acts = ("sigmoid", "tanh", "tanh")
-    found = sequence_loops.current().lstm(*given, backwards, acts, time_major=True)
+    arrays = LstmArrays(recurrent.T, jnp.pad(bias, (0, 3 * width)), h, c)
+    form = LstmForm(("sigmoid", "tanh", "tanh"), backwards, time_major=True)
+    found = sequence_loops.current().lstm(rows, Level(None, steps, number), arrays, form)
     if found is None:
         return None
     hidden, cells = (state.reshape(steps, number, width) for state in found)

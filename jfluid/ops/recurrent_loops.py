@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from jfluid.ops import sequence_loops
 from jfluid.ops.ragged import Ragged
+from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
@@ -175,23 +176,16 @@ def time_mask(x: Ragged) -> Any:
     return x.last.mask().T[..., None]
 
 
-def lstm_of_rows(
-    x: Ragged,
-    weight: Array,
-    bias: Array,
-    h0: Array,
-    c0: Array,
-    backwards: bool,
-    acts: tuple[str, str, str],
-) -> tuple[Array, Array]:
-    """Return hidden states and cells [rows, width]; the arguments are those of `SequenceLoops.lstm`."""
-    found = sequence_loops.current().lstm(x.values, x.last, weight, bias, h0, c0, backwards, acts)
+def lstm_of_rows(x: Ragged, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array]:
+    """Return hidden states and cells [rows, width] of rows x [rows, 4 width]."""
+    found = sequence_loops.current().lstm(x.values, x.last, arrays, form)
     if found is not None:
         return found
+    weight, bias, h0, c0 = arrays
     width = weight.shape[0]
     dense = x.like(x.values + bias[: 4 * width]).pad(time_major=True)
     peepholes = bias[4 * width :].reshape(3, width)
-    states = _lstm(dense, weight, peepholes, h0, c0, time_mask(x), backwards, acts)
+    states = _lstm(dense, weight, peepholes, h0, c0, time_mask(x), form.backwards, form.acts)
     hidden, cells = (x.unpad(s, time_major=True).values for s in states)
     return hidden, cells
 
@@ -279,23 +273,13 @@ def _gru_backward(
 _gru.defvjp(_gru_forward, _gru_backward)
 
 
-def gru_of_rows(
-    x: Ragged,
-    to_gates: Array,
-    to_candidate: Array,
-    bias: Array,
-    h0: Array,
-    backwards: bool,
-    origin: bool,
-    acts: tuple[str, str],
-) -> Array:
-    """Return hidden states [rows, width]; the arguments are those of `SequenceLoops.gru`."""
-    weights = to_gates, to_candidate
-    found = sequence_loops.current().gru(
-        x.values, x.last, *weights, bias, h0, backwards, origin, acts
-    )
+def gru_of_rows(x: Ragged, arrays: GruArrays, form: GruForm) -> Array:
+    """Return hidden states [rows, width] of rows x [rows, 3 width]."""
+    found = sequence_loops.current().gru(x.values, x.last, arrays, form)
     if found is not None:
         return found
+    to_gates, to_candidate, bias, h0 = arrays
     dense = x.like(x.values + bias).pad(time_major=True)
-    hidden = _gru(dense, *weights, h0, time_mask(x), backwards, origin, acts)
+    mask = time_mask(x)
+    hidden = _gru(dense, to_gates, to_candidate, h0, mask, form.backwards, form.origin, form.acts)
     return x.unpad(hidden, time_major=True).values
