@@ -45,6 +45,10 @@ class ShapeError(ProgramError):
     """An operator cannot be applied to the shapes or dtypes of its inputs."""
 
 
+class PositionError(ShapeError, IndexError):
+    """A Variable is indexed by a position that it does not have."""
+
+
 class DtypeError(ShapeError, TypeError):
     """An operator cannot be applied to the dtypes of its inputs."""
 

@@ -48,6 +48,7 @@ _PRINTED_TYPES = {
     "int32": "int",
     "uint8": "uint8_t",
     "int8": "int8_t",
+    "int16": "int16_t",
 }
 
 

@@ -11,10 +11,12 @@ from jfluid import errors
 from jfluid.dygraph.pending import array_of
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value, constant
+from jfluid.fetched_array import FetchedArray, fetched
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.selected_rows import SelectedRows
 
 if TYPE_CHECKING:
@@ -30,10 +32,6 @@ def tracer() -> Any:
             "fluid.enable_dygraph()"
         )
     return found
-
-
-# Fluid's words for element types, as it prints them
-_ELEMENTS = {"float32": "float", "int32": "int", "int64": "int64_t"}
 
 
 class Shape(list[int]):
@@ -188,19 +186,20 @@ class VarBase(Variable):
         """Whether no operator gave it a value through which gradients flow."""
         return self._edge is None
 
-    def numpy(self) -> np.ndarray:  # type: ignore[override]
-        """Return a copy of the value as a NumPy array, after all that is pending has run.
+    def numpy(self) -> FetchedArray:  # type: ignore[override]
+        """Return a copy of the value as a NumPy array, after all that is pending has run. One
+        number converts with `float`, `int` and `%`, whatever its shape.
 
         Raises ProgramError where it has no value.
         """
         value = self.held
         array = array_of(value)
         if value.message is not None:
-            return value.message.read(array)  # type: ignore[no-any-return]
+            return value.message.read(array).view(FetchedArray)
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()
-        return np.array(array)
+        return fetched(array)
 
     def set_value(self, value: Any) -> None:  # type: ignore[override]
         """Replace the value.
@@ -271,8 +270,8 @@ class VarBase(Variable):
         found = array_of(self._gradient.held)
         if isinstance(found, SelectedRows):
             with jax.enable_x64(True):
-                return np.array(found.values), np.array(found.rows)
-        return np.array(found)
+                return fetched(found.values), fetched(found.rows)
+        return fetched(found)
 
     def hold_gradient(self, gradient: Value) -> None:
         """Hold another gradient."""
@@ -336,12 +335,9 @@ class VarBase(Variable):
         """Return what `str` gives: name, shape and numbers."""
         if self._value is None:
             return f"name {self.name}, dtype: VarType.{self.dtype.name}, no value\n"
-        array = self.numpy()
-        numbers = np.array2string(array.ravel(), separator=" ", threshold=1000)
         return (
             f"name {self.name}, dtype: VarType.{self.dtype.name} shape: {list(self.shape)} "
-            f"\tlod: {{}}\n\tdim: {', '.join(map(str, array.shape))}\n\tlayout: NCHW\n"
-            f"\tdtype: {_ELEMENTS.get(array.dtype.name, array.dtype.name)}\n\tdata: {numbers}\n"
+            f"{LoDTensor(self.numpy())}"
         )
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 y`, `x[0, :]`).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,10 +53,16 @@ def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) 
     return out
 
 
+def _of_python(value: Any) -> Any:
+    """Return Python's number for one of NumPy or an array of one element, and anything else as it is."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
+        return value.item()
+    return value
+
+
 def _number(value: Any, like: Variable) -> float | None:
     """Return the value as a number that the dtype of `like` can hold; None where it is no number."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
-        value = value.item()
+    value = _of_python(value)
     if not isinstance(value, (int, float)):
         return None
     if isinstance(value, float) and not is_float(like.dtype) and not value.is_integer():
@@ -104,7 +111,8 @@ def compare(op_type: str, x: Variable, y: Any) -> Variable:
 
     Raises AttributeTypeError where `y` is neither.
     """
-    if isinstance(y, (int, float, np.generic)):
+    y = _of_python(y)
+    if isinstance(y, (int, float)):
         y = _constant(x, float(y), [1])
     out = _result(op_type, {"X": x, "Y": _operand(y, x, op_type)}, {"axis": _axis(y)})
     out.stop_gradient = True
@@ -130,7 +138,8 @@ def getitem(x: Variable, index: Any) -> Variable:
 
     Raises:
         AttributeTypeError: the index is something else.
-        ShapeError: there are more indices than dimensions, or a position is outside.
+        ShapeError: there are more indices than dimensions.
+        PositionError: a position is outside, which is an IndexError.
     """
     entries = _entries(x, index)
     cuts: dict[int, tuple[Any, Any, int]] = {}
@@ -178,7 +187,28 @@ def _entries(x: Variable, index: Any) -> list[Any]:
                 f"{x.name} is indexed by integers, slices, `...` and integer Variables, "
                 f"found {entry!r}"
             )
+        for bound in bounds:
+            if isinstance(bound, Variable):
+                _check_position(bound)
+    for axis, (entry, size) in enumerate(zip(entries, x.shape, strict=False)):
+        if isinstance(entry, (int, np.integer)) and not (size < 0 or -size <= entry < size):
+            raise errors.PositionError(
+                f"{x.name} of shape {list(x.shape)} has no position {entry} in dimension {axis}"
+            )
     return entries
+
+
+def _check_position(position: Variable) -> None:
+    if is_float(position.dtype) or position.dtype == VarType.BOOL:
+        raise errors.AttributeTypeError(
+            f"an index has to be an integer, found {position.name} of {position.dtype.name} (layers.where and "
+            "layers.gather_nd take elements by a condition)"
+        )
+    if math.prod(position.shape) > 1:
+        raise errors.ShapeError(
+            f"an index has to be one integer, found {position.name} of shape {list(position.shape)} "
+            "(layers.gather takes several)"
+        )
 
 
 def _next(position: Any) -> Any:
@@ -243,7 +273,7 @@ def _comparison(op_type: str) -> Callable[[Variable, Any], Any]:
         # Anything else (None, a string) is not equal, as for every object.
         return (
             compare(op_type, x, y)
-            if isinstance(y, (Variable, int, float, np.generic))
+            if isinstance(y, (Variable, int, float, np.generic, np.ndarray))
             else NotImplemented
         )
 

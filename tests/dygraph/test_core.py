@@ -322,3 +322,34 @@ def test_an_update_in_place_is_told_from_one_beside_its_input():
         beside, inside = 1 - np.sqrt(3 / square), 1 - np.sqrt(average / square)
         right = [[beside, 1], [inside, inside]] * 2
         np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_one_number_converts_whatever_its_shape():
+    with guard():
+        x = variable()
+        loss = layers.mean(x * x)
+        loss.backward()
+        value = loss.numpy()
+        assert value.shape == (1,) and float(value) == value[0] and int(value) == 15
+        assert "%.2f" % value == f"{value:.2f}" == "15.17"  # noqa: UP031, as scripts have it
+        assert float(x.gradient()[0, :1]) == float(np.float32(1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("array", "printed"),
+    [
+        (np.array([1.5, 1e-7, 123456789, -0.0, np.nan, np.inf, 1e20, 100000, 1e6], "float32"),
+         "dtype: float\n\tdata: [1.5 1e-07 1.23457e+08 -0 nan inf 1e+20 100000 1e+06]\n"),
+        (np.array([[True], [False]]), "dtype: bool\n\tdata: [1 0]\n"),
+        (np.array([5, -6], "int16"), "dtype: int16_t\n\tdata: [5 -6]\n"),
+        (np.array([0.1]), "dtype: double\n\tdata: [0.1]\n"),
+    ],
+)  # fmt: skip
+def test_a_variable_prints_as_in_fluid(array, printed):
+    with guard():
+        found = str(to_variable(array, name="x"))
+        head = f"name x, dtype: VarType.{to_variable(array).dtype.name} shape: {list(array.shape)} \tlod: {{}}\n"
+        dims = ", ".join(map(str, array.shape))
+        assert found == f"{head}\tdim: {dims}\n\tlayout: NCHW\n\t{printed}"
+        every = to_variable(np.arange(2000) / np.float32(7))
+        assert str(every).count(" ") > 2000 and "\n" not in str(every).split("data: ")[1][:-1]

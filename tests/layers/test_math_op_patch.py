@@ -96,6 +96,15 @@ def test_comparison(relation):
     )
 
 
+@pytest.mark.parametrize("relation", [operator.lt, operator.ge, operator.eq, operator.ne])
+def test_an_array_of_one_element_is_compared_as_its_number(relation):
+    np.testing.assert_array_equal(
+        run(lambda x: relation(x, np.array([2.0], "float32")), x=X), relation(X, 2)
+    )
+    with pytest.raises(TypeError, match="expected a Variable or a number .*found ndarray"):
+        build(lambda x: relation(x, np.ones(2)), x=X)
+
+
 def test_variables_are_equal_to_nothing_else():
     def net(x, y):
         assert x != None and not x == "x"  # noqa: E711
@@ -177,7 +186,9 @@ def test_a_fed_bound():
 
 def test_indices_that_do_not_fit():
     for index, error in (
-        (5, errors.ShapeError),
+        (5, IndexError),
+        (-4, IndexError),
+        ((0, 3), IndexError),
         ((0, 0, 0, 0), errors.ShapeError),
         (1.0, TypeError),
         (None, TypeError),
@@ -186,6 +197,15 @@ def test_indices_that_do_not_fit():
     ):
         with pytest.raises(error):
             build(lambda x, index=index: x[index], x=CUBE)
+
+
+def test_indices_that_are_no_position():
+    with pytest.raises(TypeError, match="has to be an integer, found .* of BOOL"):
+        build(lambda x: x[x > 1.0], x=CUBE)
+    with pytest.raises(TypeError, match="of FP32"):
+        build(lambda x: x[layers.mean(x) :], x=CUBE)
+    with pytest.raises(errors.ShapeError, match=r"one integer, found .* of shape \[2\]"):
+        build(lambda x: x[layers.fill_constant([2], "int64", 0)], x=CUBE)
 
 
 def test_iteration():
