@@ -195,7 +195,7 @@ class VarBase(Variable):
         value = self.held
         array = array_of(value)
         if value.message is not None:
-            return value.message.read(array).view(FetchedArray)
+            return fetched(value.message.read(array))
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()

@@ -94,8 +94,9 @@ class DygraphMode:
             if param.trainable:
                 param.clear_gradient()
 
-    def current_step_lr(self) -> float:
-        """Return the learning rate of the last `minimize`, or, before the first, of that.
+    def current_step_lr(self) -> float | np.floating[Any]:
+        """Return the learning rate of the last `minimize`, as a number of NumPy's that prints with
+        the digits it has, or, before the first, of that.
 
         Dygraph mode only; for programs the learning rate's variable is fetched.
         """
@@ -105,7 +106,7 @@ class DygraphMode:
         )
         used: Any = self._global_learning_rate()
         if used is not None:
-            return float(used.numpy().reshape(()))
+            return used.numpy().reshape(())[()]  # type: ignore[no-any-return]
         rate = self._learning_rate
         return float(rate.step()) if is_schedule(rate) else float(rate)
 

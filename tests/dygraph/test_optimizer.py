@@ -215,3 +215,10 @@ def test_schedules_of_layers(guard):
     ):
         assert type(schedule).__name__ == kind
         np.testing.assert_allclose([schedule().numpy()[0] for _ in rates], rates, rtol=1e-6)
+
+
+def test_the_rate_prints_with_its_digits(guard):
+    layer = linear()
+    optimizer = fluid.optimizer.SGD(0.02, parameter_list=layer.parameters())
+    optimizer.minimize(layer.weight)
+    assert str(optimizer.current_step_lr()) == "0.02"
