@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from jfluid.compile.lru_cache import LruCache
+from jfluid.dygraph.points import Point
 from jfluid.dygraph.step import Made, Step, seeds_of
 from jfluid.dygraph.values import Value
 
@@ -37,7 +38,7 @@ class Forecast:
 
     Attributes:
         step: the next step.
-        calls: what its record is known by.
+        point: of its operators.
         sources: of its inputs.
         draws: seed of each random operator, and how many numbers after the first one it draws.
         given: how many arrays the script gives before it can begin.
@@ -45,7 +46,7 @@ class Forecast:
     """
 
     step: Step
-    calls: tuple[Any, ...]
+    point: Point
     sources: tuple[Source, ...]
     draws: tuple[tuple[int, int], ...]
     given: int
@@ -56,7 +57,7 @@ class Forecast:
             self.step is other.step
             and self.sources == other.sources
             and self.draws == other.draws
-            and self.calls == other.calls
+            and self.point == other.point
         )
 
 
@@ -169,7 +170,7 @@ class Ahead:
     def ran(
         self,
         step: Step,
-        calls: tuple[Any, ...],
+        point: Point,
         sources: tuple[Source, ...] | None,
         draws: Draws,
         made: list[ref[Value]],
@@ -177,7 +178,7 @@ class Ahead:
         """Note a step that runs.
 
         Args:
-            calls: what its record is known by.
+            point: of its operators.
             sources: of its inputs; None where they are known.
             draws: of its random operators.
             made: its results.
@@ -190,7 +191,7 @@ class Ahead:
             first = draws[0][1] if draws else 0
             given = 1 + max((s[1] for s in sources if s[0] == "given"), default=-1)
             after = tuple([(seed, number - first) for seed, number in draws])
-            found = Forecast(step, calls, sources, after, given)
+            found = Forecast(step, point, sources, after, given)
             if known is not None and known.alike and found.follows(known):
                 known.alike += 1
             else:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,9 +39,14 @@ class Call:
         definition: of the operator.
         op: the operator, with placeholders for the names of variables.
         layout: of each input slot of the definition, the number of values; -1 for a single one.
-        wanted: of each output slot, which outputs are wanted; None for those of a single one that
-            is not.
+        wanted: of each output slot of the definition, which outputs are wanted.
         constants: inputs that are known numbers, by their place among all.
+        given: of the input slots in the order in which they are given: name, number of variables, and
+            whether gradients go to them.
+        order: for each value its place among those that are given; -1 for none.
+        places: for each output variable that is given its slot, and its place in it.
+        named: the attributes as they are given.
+        in_place: output and input slots for which it matters whether they are the same variables.
     """
 
     def __init__(
@@ -49,23 +54,31 @@ class Call:
         definition: OpDef,
         op: Operator,
         layout: Sequence[int],
-        wanted: Sequence[tuple[bool, ...]],
+        wanted: Wanted,
         shared: bool,
+        inputs: Layout,
+        named: Mapping[str, Any],
         constants: Mapping[int, np.ndarray] | None = None,
     ):
         self.number = next(_numbers)
-        self.definition, self.op, self.layout, self.wanted = definition, op, layout, wanted
+        self.definition, self.op, self.layout = definition, op, layout
+        flags = dict(wanted)
+        self.wanted = [flags.get(s.name, ()) for s in definition.outs]
+        self._inputs, self._wanted, self.named = inputs, wanted, named
         self.shared, self.constants = shared, dict(constants or {})
         self.attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         self.draws_numbers = definition.rng
         self.on_host = definition.on_host(op)
-        # of the input slots: name, number of values, and whether gradients go to them
-        self.reads = tuple(
-            [
-                (slot.name, n, slot.name not in definition.nograd)
-                for slot, n in zip(definition.ins, layout)
-            ]
-        )
+        self.given = tuple([(slot, n, slot not in definition.nograd) for slot, n in inputs])
+        at, first = 0, {}
+        for slot, n in inputs:
+            first[slot], at = range(at, at + n), at + n
+        order: list[int] = []
+        for known, n in zip(definition.ins, layout):
+            order += first.get(known.name) or ([-1] if n < 0 else [])
+        self.order = tuple(order)
+        self.places = tuple([(slot, i) for slot, flags_ in wanted for i in range(len(flags_))])
+        self.in_place = tuple(definition.inplace.items()) if definition.wants_shared else ()
         self.writes = tuple([slot.name for slot in definition.outs])
         self._outputs: dict[tuple[int, ...], Any] = {}
         self._specialised: dict[Any, Call] = {}
@@ -77,20 +90,33 @@ class Call:
             return False
         return registry.find(self.definition.type + "_grad") is not None
 
+    def flows(self, edges: Iterable[Any]) -> bool:
+        """Whether gradients flow through it.
+
+        Args:
+            edges: where that of each input that is given goes; None where none is wanted.
+        """
+        wanted = [flows for _, n, flows in self.given for _ in range(n)]
+        goes = any(w and edge is not None for w, edge in zip(wanted, edges))
+        return goes and self.has_gradient
+
     def outputs(self, avals: Sequence[Aval | None]) -> Any:
         """Return what the operator gives for inputs of these kinds: for each output slot an Aval, a
-        NumPy array where the number is known, None, or a list of these.
+        NumPy array where the number is known, None, or a list of these; None where the result's shape
+        follows from numbers.
 
-        Raises ShapeError or DtypeError for inputs that do not fit, `static_values.Unknown` where the
-        result's shape follows from numbers.
+        Raises ShapeError or DtypeError for inputs that do not fit.
         """
         key = tuple([-1 if a is None else a.number for a in avals])
-        found = self._outputs.get(key)
-        if found is None:
-            found = self._outputs[key] = self._infer(avals)
-        return found
+        if key not in self._outputs:
+            try:
+                self._outputs[key] = self.infer(avals)
+            except static_values.Unknown:
+                self._outputs[key] = None
+        return self._outputs[key]
 
-    def _infer(self, avals: Sequence[Aval | None]) -> Any:
+    def infer(self, avals: Sequence[Aval | None]) -> Any:
+        """Compute `outputs`; raises `static_values.Unknown` where the shape follows from numbers."""
         known: list[Any] = []
 
         def run(values: list[Any], key: Any) -> Any:
@@ -140,7 +166,14 @@ class Call:
             if len(self._specialised) >= _MOST_SPECIALISED:
                 self._specialised.clear()
             found = self._specialised[key] = Call(
-                self.definition, self.op, self.layout, self.wanted, self.shared, constants
+                self.definition,
+                self.op,
+                self.layout,
+                self._wanted,
+                self.shared,
+                self._inputs,
+                self.named,
+                constants,
             )
         return found
 
@@ -240,6 +273,6 @@ def _checked(
             f"operator {type_}: it works on a whole program, and nothing runs it in dygraph mode: "
             "write the loop or the condition in Python, or build a Program under program_guard"
         )
-    given, flags = dict(inputs), dict(wanted)
+    given = dict(inputs)
     layout = [given.get(s.name, 0) if s.many else -1 for s in definition.ins]
-    return Call(definition, op, layout, [flags.get(s.name, ()) for s in definition.outs], shared)
+    return Call(definition, op, layout, wanted, shared, inputs, dict(attrs or {}))

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph.tracer import Tracer
+from jfluid.dygraph.pending import MOST_PENDING
+from jfluid.dygraph.tracer import Tracer, Variables, listed
 from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import ParamBase, VarBase
 from jfluid.ir.block import Block
@@ -29,10 +30,14 @@ class EagerOperator:
         outputs: the variables that it has written, by slot.
     """
 
-    __slots__ = ("outputs", "type")
+    __slots__ = ("_outputs", "type")
 
-    def __init__(self, type_: str, outputs: Mapping[str, list[VarBase]]):
-        self.type, self.outputs = type_, outputs
+    def __init__(self, type_: str, outputs: Variables):
+        self.type, self._outputs = type_, outputs
+
+    @property
+    def outputs(self) -> dict[str, list[Any]]:
+        return {slot: [*listed(given)] for slot, given in self._outputs.items()}
 
     @property
     def output_arg_names(self) -> list[str]:
@@ -121,22 +126,25 @@ class EagerBlock(Block):
     ) -> Any:
         """Run an operator at once; see `Block.append_op`."""
         tracer = self.program.tracer
-        given: dict[str, list[VarBase]] = {}
-        made: dict[str, list[VarBase]] = {}
-        for named, lists in ((inputs, given), (outputs, made)):
+        given: Any = {}
+        made: Any = {}
+        for named, found in ((inputs, given), (outputs, made)):
             if named:
                 for slot, v in named.items():
                     if v is not None:
-                        lists[slot] = [v] if isinstance(v, VarBase) else self._listed(type, slot, v)
+                        found[slot] = v if isinstance(v, VarBase) else self._listed(type, slot, v)
         if stop_gradient:
             for variables in made.values():
-                for v in variables:
-                    v.stop_gradient = True
+                for v in listed(variables):
+                    if v is not None:
+                        v.stop_gradient = True
         if type == "fill_constant" and not given and self._filled(made, attrs):
             return EagerOperator(type, made)
         pending = tracer.pending
         # first values are a step of their own: those that follow can then be alike
-        if pending.records and (pending.ends or pending.initializes != self._initializing):
+        if (depth := pending.point.depth) and (
+            pending.ends or pending.initializes != self._initializing or depth >= MOST_PENDING
+        ):
             pending.run()
         pending.initializes = self._initializing
         tracer.call(type, given, made, attrs)
@@ -153,11 +161,12 @@ class EagerBlock(Block):
     ) -> Any:
         return self.append_op(type, inputs, outputs, attrs, stop_gradient)
 
-    def _filled(self, made: Mapping[str, list[VarBase]], attrs: Mapping[str, Any] | None) -> bool:
+    def _filled(self, made: Variables, attrs: Mapping[str, Any] | None) -> bool:
         """Give a persistable variable a constant first value without an operator: steps find it as
         they find what they have updated themselves.
         """
-        (out,) = made["Out"]
+        out: Any
+        (out,) = listed(made["Out"])
         attrs = attrs or {}
         if not out.persistable or attrs.get("str_value"):
             return False

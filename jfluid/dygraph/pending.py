@@ -2,7 +2,7 @@
 
 A call in dygraph mode only records its operator: shapes are known, numbers are not. When a number
 is asked for, or a step of an optimizer ends, all that is pending runs. The record (operators,
-attributes, which output is whose input, shapes, which results anybody still holds) is the key of a
+attributes, which output is whose input, shapes: see `points`; which results anybody still holds) is the key of a
 compiled function: a loop whose body repeats finds it again, so that its step is one call of XLA, as
 in a static program, or two where the script waits for the loss of each step. Nothing has to be
 guarded: a step that differs is another key.
@@ -14,18 +14,18 @@ records repeat again.
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import ref
 
 import jax
-import numpy as np
 
 from jfluid import collector, errors
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
+from jfluid.dygraph.points import Point, assigned, flat, numbered
 from jfluid.dygraph.step import (
     NONE,
     Kind,
@@ -35,42 +35,21 @@ from jfluid.dygraph.step import (
     hold_filters,
     jitted,
     key_of,
+    overwrites,
     seeds_of,
 )
+from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value, constant, in_order
 
 logger = logging.getLogger(__name__)
 
-_MOST_PENDING = 20_000  # operators; then they run, though nobody asks
+MOST_PENDING = 20_000  # operators; then they run, though nobody asks
+_MOST_POINTS = 32_768
 _MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
 _SMALL = 24  # operators; a record as short as this is compiled whole in any case
 
 
-class Sizes(NamedTuple):
-    """How much is pending at a moment."""
-
-    records: list[Record]  # itself: another one when all that was pending has run
-    calls: int
-    leaves: int
-    outputs: int
-    draws: int
-
-
-class _Key:
-    """A key of which the hash is computed once."""
-
-    __slots__ = ("hash", "parts")
-
-    def __init__(self, parts: tuple[Any, ...]):
-        self.parts, self.hash = parts, hash(parts)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.hash == other.hash and self.parts == other.parts
-
-
+_BEFORE = "before"
 _DEAD = ref(Value.__new__(Value))  # to an output that nobody holds
 _pending: dict[jax.Device, "Pending"] = {}
 
@@ -103,78 +82,119 @@ class Pending:
     def __init__(self, device: jax.Device):
         self.device = device
         self.compiled = 0  # functions for whole records
-        self._whole = LruCache[tuple[_Key, Step]](256)
+        self._whole = LruCache[Step](256)
         self._single = LruCache[Any](8192)
-        self.walks = LruCache[Any](32)  # backward passes by the kind of their tapes
+        self.walks = LruCache[Any](32)  # backward passes by where they begin
         self._seen = LruCache[bool](4096)
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
         self._ahead = Ahead()
         self._collects = 0  # how often objects were collected before those of the records were made
+        self._none, self._points = Point(), 0  # nothing is pending; how many points follow
         self._begin()
 
     def _begin(self) -> None:
-        self.records: list[Record] = []
-        self._key: list[Any] = []
-        self._leaves: list[Value] = []
-        self._outs: list[ref[Value]] = []
-        self._draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
+        if self._points > _MOST_POINTS:
+            self._none.forget()
+            self._none, self._points = Point(), 0
+        self.point = self._none  # the operators
+        self.leaves: list[Value] = []  # their inputs
+        self.outs: list[ref[Value]] = []
+        self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
+        self.nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
+        self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
+        self.places: dict[int, int] = {}  # theirs, by id
         self.initializes = False  # whether all of it gives first values
         self.ends = False  # whether a step of training has ended, which runs before the next begins
 
-    def add(
+    @property
+    def records(self) -> list[Record]:
+        """The calls that are pending."""
+        return self.point.records()
+
+    def after(
         self,
         call: Call,
         outputs: Sequence[Any],
         inputs: Sequence[Value | None],
-        draw: tuple[int, int] | None,
-    ) -> list[Any]:
-        """Record a call; returns its outputs, one entry for each slot.
+        edges: Sequence[Any] | None,
+    ) -> Point:
+        """Return the point that a call leads to.
 
         Args:
             outputs: what `Call.outputs` says of such inputs.
+            inputs: as they are given.
+            edges: as of a GradNode; None where no gradient is recorded.
+        """
+        before, leaves = self.point, len(self.leaves)
+        made, slots = flat(call, outputs)
+        assigned(call, slots)  # before anything is changed: it may raise
+        sources = [NONE if v is None else self._source(v) for v in inputs]
+        sources = [NONE if at < 0 else sources[at] for at in call.order]
+        kinds = tuple([v.aval for v in self.leaves[leaves:]])
+        known = tuple([v.known for v in self.leaves[leaves:]])
+        goes = None if edges is None else tuple([self.flow(edge) for edge in edges])
+        key = (call, tuple(sources), kinds, known, goes)
+        found = before.after.get(key)
+        if found is None:
+            draw = before.draws if call.draws_numbers else -1
+            record = Record(call, tuple(sources), numbered(outputs, before.outputs), draw)
+            flows = edges is not None and call.flows(edges)
+            found = before.after[key] = Point(before, record, kinds, made, slots, flows)
+            self._points += 1
+        return found
+
+    def flow(self, edge: Any) -> Any:
+        """Return how what is pending names where a gradient goes: an output by its number, from 0, a
+        variable that no operator gave by -1 and less, an output of what has run by a word; None where no
+        gradient is wanted.
+
+        Args:
+            edge: as of a GradNode.
+        """
+        if edge is None:
+            return None
+        if type(edge) is Edge:
+            if edge.node is not None:
+                here = edge.node.owner is self.leaves
+                return edge.node.first + edge.index if here else _BEFORE
+            edge = edge.leaf
+        found = self.places.get(id(edge))
+        if found is None:
+            self.variables.append(edge)
+            found = self.places[id(edge)] = -len(self.variables)
+        return found
+
+    def go(self, point: Point, draw: tuple[int, int] | None) -> list[Value | None]:
+        """Record the call that leads to a point; returns its outputs, for all slots one after the other.
+
+        Args:
             draw: (seed, number) of the random numbers of an operator that draws some.
         """
-        leaves, outs = self._leaves, self._outs
-        named = []
-        for v in inputs:
-            if v is None:
-                named.append(NONE)
-            elif v.owner is leaves:
-                named.append(v.source)
-            else:
-                named.append(self._source(v))
-                if self._leaves is not leaves:  # it was pending on another device: all has run
-                    return self.add(call, outputs, inputs, draw)
-        sources = tuple(named)
-        values: list[Any] = []
-        numbers: list[Any] = []
-        for out in outputs:
-            if type(out) is Aval:
-                number = len(outs)
-                value = Value(out, None, number, leaves)
-                outs.append(ref(value))
-                values.append(value)
-                numbers.append(number)
-            elif type(out) is list:
-                made = [self._output(o) for o in out]
-                values.append(made)
-                numbers.append([None if v is None else v.slot for v in made])
-            else:
-                known = self._output(out)
-                values.append(known)
-                numbers.append(None if known is None else known.slot)
-        place = -1
-        if draw is not None:
-            place = len(self._draws)
-            self._draws.append(draw)
-        if not self.records:
+        if point.depth == 1:
             self._collects = collector.seldom()
-        self.records.append(Record(call, sources, numbers, place))
-        self._key.append((call.number, sources))
-        if len(self.records) >= _MOST_PENDING:
-            self.run()
+        self.point = point
+        if draw is not None:
+            self.draws.append(draw)
+        owner, outs = self.leaves, self.outs
+        values: list[Value | None] = []
+        value: Value | None
+        for kind in point.made:
+            if type(kind) is Aval:
+                value = Value(kind, None, len(outs), owner)
+            elif kind is None:
+                value = None
+            else:
+                value = constant(kind, known=True)
+            outs.append(_DEAD if value is None else ref(value))
+            values.append(value)
         return values
+
+    def take_back(self, leaves: int) -> None:
+        """Take inputs back that no call reads, all but the first so many."""
+        for value in self.leaves[leaves:]:
+            value.owner = None
+        del self.leaves[leaves:]
 
     def give(self, value: Value, draw: tuple[int, int]) -> None:
         """Note an array that the script gives, as a batch: the step that reads it may begin.
@@ -183,87 +203,41 @@ class Pending:
             draw: the seed and number of the next random operator.
         """
         forecast = self._ahead.give(value, self.ends)
-        if forecast is not None and tuple(self._key) == forecast.calls[: len(self._key)]:
+        if forecast is not None and forecast.point.follows(self.point):
             with jax.enable_x64(True):
-                self._ahead.begin(forecast, self._draws[0] if self._draws else draw)
+                self._ahead.begin(forecast, self.draws[0] if self.draws else draw)
 
     def has(self, value: Value) -> bool:
         """Whether the operator that gives a value is pending here."""
-        return value.array is None and value.owner is self._leaves
-
-    def slot_of(self, outputs: Iterable[Sequence[Value | None]]) -> int:
-        """Return the slot of the first output of a call that is pending here; -1 where none is."""
-        for given in outputs:
-            for value in given:
-                if value is not None:
-                    return value.slot if value.array is None and value.owner is self._leaves else -1
-        return -1
-
-    def recorded(self) -> Any:
-        """Return what is equal for the same calls upon values of the same kinds."""
-        return tuple(self._key), tuple([v.aval.number for v in self._leaves])
-
-    def sizes(self) -> Sizes:
-        """Return how much is pending now."""
-        counts = len(self.records), len(self._leaves), len(self._outs), len(self._draws)
-        return Sizes(self.records, *counts)
-
-    def since(
-        self, before: Sizes
-    ) -> tuple[Sequence[Record], Sequence[tuple[int, int]], int] | None:
-        """Return the records, the random numbers and the number of outputs that were added after a
-        moment; None where something has run since, or other inputs were added.
-        """
-        if self.records is not before.records or len(self._leaves) != before.leaves:
-            return None
-        outputs = len(self._outs) - before.outputs
-        return self.records[before.calls :], self._draws[before.draws :], outputs
+        return value.array is None and value.owner is self.leaves
 
     def repeat(
-        self,
-        records: Sequence[Record],
-        outputs: int,
-        held: Mapping[int, Value],
-        draws: Sequence[tuple[int, int]],
+        self, end: Point, held: Mapping[int, Value], draws: Sequence[tuple[int, int]]
     ) -> None:
-        """Add what `since` has returned, where as much is pending as at that moment.
+        """Record the calls that lead to a point behind this one.
 
         Args:
-            held: of the outputs, by number, those that somebody holds; they get their place here.
+            held: of the outputs, by number, those that somebody holds.
+            draws: the random numbers.
         """
-        refs = [_DEAD] * outputs
+        refs = [_DEAD] * (end.outputs - len(self.outs))
         for number, value in held.items():
-            value.owner, value.source = self._leaves, number
-            refs[number - len(self._outs)] = ref(value)
-        self._outs += refs
-        self._draws += draws
-        self.records += records
-        self._key += [(r.call.number, r.inputs) for r in records]
-        if len(self.records) >= _MOST_PENDING:
-            self.run()
+            value.owner, value.source = self.leaves, number
+            refs[number - len(self.outs)] = ref(value)
+        self.outs += refs
+        self.draws += draws
+        self.point = end
 
     def _source(self, value: Value) -> int:
-        """Return how a value that is not an input or output of what is pending is named from now on."""
-        if value.array is None:
-            array_of(value)  # it is pending on another device, or has failed
-        value.owner, value.source = self._leaves, -1 - len(self._leaves)
-        self._leaves.append(value)
+        """Return how a value is named, from now on where it is neither input nor output yet."""
+        if value.owner is not self.leaves:
+            value.owner, value.source = self.leaves, -1 - len(self.leaves)
+            self.leaves.append(value)
         return value.source
-
-    def _output(self, out: Aval | np.ndarray | None) -> Value | None:
-        if out is None:
-            return None
-        if type(out) is Aval:
-            value = Value(out, None, len(self._outs), self._leaves)
-        else:
-            value = constant(out, known=True)
-            value.slot = len(self._outs)
-        self._outs.append(ref(value))
-        return value
 
     def run(self) -> None:
         """Run all that is pending, as far as somebody still holds its results."""
-        if not self.records:
+        if not self.point.depth:
             self._ahead.distrust()
             return
         try:
@@ -272,13 +246,7 @@ class Pending:
             collector.often(self._collects)  # what was recorded has gone
 
     def _run(self) -> None:
-        records, leaves, outs, draws, key = (
-            self.records,
-            self._leaves,
-            self._outs,
-            self._draws,
-            self._key,
-        )
+        point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
         self._begin()
         holders = {
             i: v for i, held in enumerate(outs) if (v := held()) is not None and v.array is None
@@ -289,39 +257,39 @@ class Pending:
             return
         sources = self._ahead.sources(leaves)
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
-        donated = donation.donated(leaves, list(holders.values()))
-        calls = tuple(key)
+        donated: tuple[int, ...] = ()
+        if overwrites(point.bytes, point.sparse):
+            donated = donation.donated(leaves, list(holders.values()))
+        leaves.clear()
 
-        def whole_key() -> _Key:
-            numbers = tuple([a.number if o is None else (a.number, o) for a, o in kinds])
-            return _Key((calls, tuple(holders), numbers, donated))
+        def key_of_all() -> Any:
+            return point, tuple(holders), tuple([order for _, order in kinds]), donated
 
-        at = whole_key()
-        known = self._whole.get(at)
+        key = key_of_all()
+        step = self._whole.get(key)
         message, sent = None, None
         orders: Sequence[tuple[int, Any]] = ()
-        if self._goes_one_by_one(at, known is not None, len(records)):
+        if self._goes_one_by_one(key, step is not None, point.depth):
             given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
             self._ahead.forget()
             with jax.enable_x64(True), jax.default_device(self.device):
-                results = self._singly(records, given, seeds_of(draws), list(holders))
+                results = self._singly(point.records(), given, seeds_of(draws), list(holders))
         else:
-            if known is None:
+            if step is None:
+                records = point.records()
                 with jax.enable_x64(True), jax.default_device(self.device):
                     if hold_filters(records, arrays, kinds, self.device):
-                        at = whole_key()
-                    known = self._whole.get_or_make(
-                        at, lambda: (at, self._step(records, kinds, donated, holders))
+                        key = key_of_all()
+                    step = self._whole.get_or_make(
+                        key, lambda: self._step(records, kinds, donated, holders)
                     )
             else:
-                # the same object: keys are not compared again
-                self._whole.move_to_end(known[0])
-            step = known[1]
+                self._whole.move_to_end(key)
             made = self._ahead.take(step, arrays, draws)
             if made is None:
                 with jax.enable_x64(True):
                     made = step.run(arrays, seeds_of(draws))
-            self._ahead.ran(step, calls, sources, draws, [outs[i] for i in holders])
+            self._ahead.ran(step, point, sources, draws, [outs[i] for i in holders])
             (results, message), sent, orders = made, step.sent, step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
@@ -342,7 +310,7 @@ class Pending:
         results = {number: value.aval for number, value in holders.items()}
         return Step(records, kinds, donated, results, self.device)
 
-    def _goes_one_by_one(self, key: _Key, known: bool, size: int) -> bool:
+    def _goes_one_by_one(self, key: Any, known: bool, size: int) -> bool:
         """Whether operators of a record run one by one.
 
         Args:

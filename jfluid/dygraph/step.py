@@ -94,10 +94,8 @@ class Step:
         self._held: dict[str, Order] = held
         self.orders = [(at, held[f"v{i}"]) for at, i in enumerate(self._live) if f"v{i}" in held]
         made = [(f"v{i}", (aval.number, held.get(f"v{i}"))) for i, aval in results.items()]
-        # a table of which few rows change would be copied
         sparse = any(op.attrs.get("is_sparse") for _, op, _ in self._items)
-        size = sum(leaves[i][0].bytes for i in donated)
-        if size <= _SMALL_STATE and not sparse:
+        if not overwrites(sum(leaves[i][0].bytes for i in donated), sparse):
             donated = ()
         self.overwrites_nothing = not donated
         given = [(f"l{i}", (leaves[i][0].number, leaves[i][1])) for i in donated]
@@ -130,6 +128,16 @@ class Step:
             items = messages.sending(items, self._sender, to)
         found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held)
         return [found[f"v{self._live[i]}"] for i in self._order]
+
+
+def overwrites(size: int, sparse: bool) -> bool:
+    """Whether a step may write over its inputs.
+
+    Args:
+        size: of the inputs, in bytes.
+        sparse: whether it works on sparse rows: a table of which few rows change would be copied.
+    """
+    return size > _SMALL_STATE or sparse
 
 
 def hold_filters(

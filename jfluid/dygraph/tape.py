@@ -7,10 +7,11 @@ operator, called as any other, so that gradients of gradients come by themselves
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Value
 
 _numbers = itertools.count()
@@ -19,64 +20,104 @@ _numbers = itertools.count()
 class Edge:
     """Where a gradient goes: to an output of a node, or to a VarBase that no operator gave."""
 
-    __slots__ = ("index", "leaf", "node", "slot")
+    __slots__ = ("index", "leaf", "node")
 
-    def __init__(self, node: "GradNode | None", slot: str, index: int, leaf: Any):
-        self.node, self.slot, self.index, self.leaf = node, slot, index, leaf
+    def __init__(self, node: "GradNode | None", index: int, leaf: Any = None):
+        self.node, self.index, self.leaf = node, index, leaf
 
     def variable(self) -> Any:
         """The variable, if there still is one."""
-        if self.leaf is not None:
-            return self.leaf
-        found = self.node.variables.get((self.slot, self.index)) if self.node else None
-        return None if found is None else found()
+        return self.leaf if self.node is None else self.node.variable(self.index)
 
     @property
-    def key(self) -> tuple[int, str, int]:
-        return (
-            (id(self.leaf), "", 0) if self.node is None else (id(self.node), self.slot, self.index)
-        )
+    def key(self) -> tuple[int, int]:
+        return (id(self.leaf), -1) if self.node is None else (id(self.node), self.index)
 
 
 class GradNode:
     """An operator that was called while gradients were wanted.
 
-    Attributes:
-        inputs: by slot, the values when it was called, and where their gradients go (None where
-            none is wanted). Empty after a backward pass that does not retain it.
-        outputs: by slot, its values.
+    Args:
+        call: of the operator.
+        slots: name and number of the outputs of each slot.
+        values: its inputs, in the order in which they were given.
+        edges: where the gradient of each goes: an Edge, a VarBase that no operator gave, or None.
+        outputs: its values, for all slots one after the other.
         draw: its random numbers.
+
+    Attributes:
         number: greater than those of the nodes that gave its inputs.
-        variables: those that hold its outputs, by slot and place.
+        variables: those that hold its outputs, by their places among `outputs`.
+        released: whether a backward pass that does not retain it was here.
+        owner: what was pending when it was called, with its call.
+        first: while that is pending, the number of its first output.
+        place: and its place among the nodes.
     """
 
     __slots__ = (
         "__weakref__",
-        "attrs",
+        "call",
         "draw",
-        "inputs",
+        "edges",
+        "first",
         "number",
         "outputs",
+        "owner",
+        "place",
         "released",
-        "type",
+        "slots",
+        "values",
         "variables",
     )
 
     def __init__(
         self,
-        type_: str,
-        attrs: Mapping[str, Any] | None,
-        inputs: dict[str, list[tuple[Value | None, Edge | None]]],
+        call: Call,
+        slots: Sequence[tuple[str, int]],
+        values: Sequence[Value | None],
+        edges: Sequence[Any],
+        outputs: Sequence[Value | None],
         draw: tuple[int, int] | None,
+        owner: Any = None,
+        first: int = -1,
+        place: int = -1,
     ):
-        self.type, self.attrs, self.inputs, self.draw = type_, attrs, inputs, draw
+        self.call, self.slots, self.values, self.edges = call, slots, values, edges
+        self.outputs, self.draw, self.owner, self.first, self.place = (
+            outputs,
+            draw,
+            owner,
+            first,
+            place,
+        )
         self.number = next(_numbers)
-        self.outputs: dict[str, list[Value | None]] = {}
-        self.variables: dict[tuple[str, int], weakref.ref[Any]] = {}
+        self.variables: dict[int, weakref.ref[Any]] = {}
         self.released = False
 
+    def inputs(self) -> dict[str, list[tuple[Value | None, Edge | None]]]:
+        """Return by slot its inputs, and where their gradients go (None where none is wanted)."""
+        pairs = zip(self.values, self.edges)
+        found = {}
+        for slot, n, flows in self.call.given:
+            found[slot] = [
+                (v, None if not flows or e is None else e if type(e) is Edge else Edge(None, 0, e))
+                for v, e in itertools.islice(pairs, n)
+            ]
+        return found
+
+    def slot_outputs(self) -> dict[str, list[tuple[Value | None, int]]]:
+        """Return by slot its outputs, with their places among all."""
+        pairs = zip(self.outputs, itertools.count())
+        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.slots}
+
+    def variable(self, index: int) -> Any:
+        """Return the variable that holds an output, if there still is one."""
+        found = self.variables.get(index)
+        return None if found is None else found()
+
     def release(self) -> None:
-        self.inputs, self.outputs, self.released = {}, {}, True
+        self.values = self.edges = self.outputs = ()
+        self.released = True
 
 
 def order(roots: Sequence[GradNode]) -> list[GradNode]:
@@ -89,7 +130,7 @@ def order(roots: Sequence[GradNode]) -> list[GradNode]:
         node = stack.pop()
         if node.number not in found:
             found[node.number] = node
-            for given in node.inputs.values():
+            for given in () if node.released else node.inputs().values():
                 for _, edge in given:
                     if edge is not None and edge.node is not None:
                         stack.append(edge.node)
@@ -100,7 +141,7 @@ def check(node: GradNode) -> None:
     """Raise DygraphError for a node that a backward pass has released."""
     if node.released:
         raise errors.DygraphError(
-            f"backward: the gradient of operator {node.type} was computed before, and what it needs "
+            f"backward: the gradient of operator {node.call.definition.type} was computed before, and what it needs "
             "was released then: keep it with retain_graph=True in the first call, or compute "
             "the loss again"
         )

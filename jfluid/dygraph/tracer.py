@@ -3,29 +3,28 @@
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import jax
 import numpy as np
 
-from jfluid import errors
 from jfluid.compile.host import Host
 from jfluid.compile.plan import Segment
 from jfluid.dygraph import tape, walks
 from jfluid.dygraph.calls import Call, call_of, frozen
 from jfluid.dygraph.pending import array_of, pending_on
+from jfluid.dygraph.points import Point, assigned, flat
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Value, constant
 from jfluid.dygraph.varbase import VarBase
 from jfluid.ir.operator import Operator
-from jfluid.ops import gradients, registry, static_values
+from jfluid.ops import gradients, registry
 from jfluid.scope import Scope
 
-Variables = Mapping[str, Sequence[VarBase | None]]
+Variables = Mapping[str, VarBase | Sequence[VarBase | None]]
 _GRAD = gradients.GRAD
 _SMALL = 64  # elements: numbers up to here are computed at once where they are known
-_MOST_PREPARED = 8192
 _OUTPUTS = ""  # stands before the outputs in a key: no slot has this name
 _MOST_KNOWN = 4096  # elements of an input that an operator may have to know
 
@@ -80,77 +79,153 @@ class Tracer:
         """Call an operator, and give its outputs their values.
 
         Args:
-            inputs: by slot; None where an input of a list is missing.
-            outputs: by slot; None for an output that is not wanted.
+            inputs: by slot a variable or several; None where an input of a list is missing.
+            outputs: by slot a variable or several; None for an output that is not wanted.
             draw: the random numbers of an operator that draws; new ones when None.
 
         Raises what `Block.append_op` does.
         """
-        key, values = _kind(type_, inputs, outputs, attrs)
-        prepared = _prepared.get(key)
-        if prepared is not None and prepared.in_place and _shares(prepared, inputs, outputs):
-            prepared = prepared.shared
-        if prepared is None:
-            prepared = _prepare(type_, inputs, outputs, attrs, key, values)
-        call = prepared.call
-        if prepared.order is not None:
-            values = [None if at < 0 else values[at] for at in prepared.order]
+        # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
+        pending, records = self.pending, self.records
+        leaves, before = pending.leaves, len(pending.leaves)
+        key: list[Any] = [type_, records]
+        if attrs:
+            key.append(frozen(attrs))
+        values: list[Value | None] = []
+        edges: list[Any] = []
+        for slot, given in inputs.items():
+            key.append(slot)
+            for v in (given,) if isinstance(given, VarBase) else given:
+                value = edge = None
+                if v is None:
+                    key.append(None)
+                else:
+                    value = v._value
+                    if value is not None and value.owner is leaves:
+                        key.append(value.source)
+                    elif value is None or value.array is None:
+                        # it has none, or is pending on another device
+                        pending.take_back(before)
+                        array_of(v.held)
+                        return self.call(type_, inputs, outputs, attrs, draw)
+                    else:
+                        value.owner, value.source = leaves, -1 - len(leaves)
+                        leaves.append(value)
+                        key.append((value.aval,) if value.known else value.aval)
+                    if records and not v._stop_gradient:
+                        edge = v._edge or v
+                        key.append(pending.flow(edge))
+                    else:
+                        key.append(None)
+                values.append(value)
+                edges.append(edge)
+        key.append(_OUTPUTS)
+        made: list[VarBase | None] = []
+        for slot, wanted in outputs.items():
+            key.append(slot)
+            for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
+                key.append(v is None)
+                made.append(v)
+        kind = tuple(key)
+        point = pending.point.after.get(kind)
+        if point is not None and point.call.in_place:
+            point = pending.point.after.get((kind, _shares(point.call, inputs, outputs)))
+        if point is None:
+            pending.take_back(before)
+            call = _call_of(type_, inputs, outputs, attrs)
+            found = self._at_once(call, inputs, outputs, values)
+            if found is not None:
+                self._assign_at_once(call, found, made, values, edges, draw)
+                return
+            point = self._point(call, kind, values, edges if records else None)
+        call = point.call
         if call.draws_numbers and draw is None:
-            draw = self.seed or self._entropy, self._drawn
-            self._drawn += 1
-        if call.on_host:
-            results = self._on_host(call, inputs, outputs)
-        elif call.definition.fold and (known := self._folded(call, values)) is not None:
-            results = known
-        else:
-            given = draw if call.draws_numbers else None
-            if prepared.outputs is None:
-                results = self._add(call, values, given)
-            else:
-                results = self.pending.add(call, prepared.outputs, values, given)
+            draw = self._draw()
+        first, place = len(pending.outs), len(pending.nodes)
+        results = pending.go(point, draw if call.draws_numbers else None)
         node = None
-        if self.records and call.has_gradient:
-            node = _node(call, inputs, attrs, values, draw)
-        for name, result in zip(call.writes, results):
-            variables = outputs.get(name, ())
-            if type(result) is not list:
-                result = (result,)
-            if len(variables) > len(result):
-                raise errors.ShapeError(
-                    f"operator {type_}: output {name} has {len(result)} tensors, but "
-                    f"{len(variables)} variables are named"
-                )
-            if node is not None:
-                node.outputs[name] = [*result]
-            for i, variable in enumerate(variables):
-                if variable is not None and result[i] is not None:
-                    variable.assign(result[i], node, name, i)
+        if point.flows:
+            node = GradNode(
+                call, point.slots, values, edges, results, draw, pending.leaves, first, place
+            )
+            pending.nodes.append(ref(node))
+        for variable, at in zip(made, point.assigned):
+            if variable is not None and (result := results[at]) is not None:
+                variable.assign(result, node, at)
 
-    def _add(
-        self, call: Call, values: list[Value | None], draw: tuple[int, int] | None
-    ) -> list[Any]:
-        """Record a call whose outputs have shapes that follow from numbers among its inputs."""
-        constants = {}
-        for i, v in enumerate(values):
-            if v is not None and _may_be_known(v):
-                constants[i] = np.asarray(array_of(v))
-        rest = [None if i in constants else v for i, v in enumerate(values)]
-        known = call.specialised(constants)
-        try:
-            outputs = known.outputs([None if v is None else v.aval for v in rest])
-        except static_values.Unknown:
-            call.outputs([None if v is None else v.aval for v in values])  # says what is unknown
-            raise
-        return self.pending.add(known, outputs, rest, draw)
+    def _draw(self) -> tuple[int, int]:
+        self._drawn += 1
+        return self.seed or self._entropy, self._drawn - 1
 
-    def _folded(self, call: Call, values: list[Value | None]) -> list[Any] | None:
-        """The outputs of an operator whose inputs are known numbers; None where they are not."""
-        for v in values:
-            if v is not None and not v.known:
-                return None
+    def _point(
+        self, call: Call, kind: Any, values: Sequence[Value | None], edges: Sequence[Any] | None
+    ) -> Point:
+        """Return the point that a call leads to which was not called there before.
+
+        Args:
+            kind: under which it is found again.
+            values: the inputs.
+            edges: as of a GradNode; None where no gradient is recorded.
+        """
+        pending = self.pending
+        ordered = [None if at < 0 else values[at] for at in call.order]
+        avals = [None if v is None else v.aval for v in ordered]
+        outputs = call.outputs(avals)
+        if outputs is None:  # shapes follow from numbers among the inputs
+            constants = {
+                i: np.asarray(array_of(v))
+                for i, v in enumerate(ordered)
+                if v is not None and _may_be_known(v)
+            }
+            known = call.specialised(constants)
+            outputs = known.outputs([None if i in constants else a for i, a in enumerate(avals)])
+            if outputs is None:
+                call.infer(avals)  # says what is unknown
+            rest = [*values]
+            for i in constants:
+                rest[call.order[i]] = None
+            return pending.after(known, outputs, rest, edges)
+        before = pending.point
+        point = pending.after(call, outputs, values, edges)
+        if not (call.definition.fold and _known(values)):
+            before.after[kind] = point
+            if call.in_place:
+                before.after[kind, call.shared] = point
+        return point
+
+    def _at_once(
+        self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[Value | None]
+    ) -> list[Any] | None:
+        """Return the outputs of an operator that runs at once, slot by slot; None for another one."""
+        if call.on_host:
+            return self._on_host(call, inputs, outputs)
+        if call.definition.fold and _known(values):
+            return self._folded(call, [None if at < 0 else values[at] for at in call.order])
+        return None
+
+    def _assign_at_once(
+        self,
+        call: Call,
+        outputs: Sequence[Any],
+        made: Sequence[VarBase | None],
+        values: Sequence[Value | None],
+        edges: Sequence[Any],
+        draw: tuple[int, int] | None,
+    ) -> None:
+        """Give variables the outputs of an operator that has run."""
+        if call.draws_numbers and draw is None:
+            draw = self._draw()
+        results, slots = flat(call, outputs)
+        node = None
+        if self.records and call.flows(edges):
+            node = GradNode(call, slots, values, edges, results, draw)
+        for variable, at in zip(made, assigned(call, slots)):
+            if variable is not None and results[at] is not None:
+                variable.assign(results[at], node, at)
+
+    def _folded(self, call: Call, values: Sequence[Value | None]) -> list[Any] | None:
+        """The outputs of an operator upon known numbers; None where they are many."""
         arrays = [None if v is None else v.array for v in values]
-        if all(a is None for a in arrays):
-            return None
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             outs = call(arrays)
         if any(v.size > _SMALL for v in jax.tree.leaves(outs)):
@@ -168,9 +243,9 @@ class Tracer:
         env: dict[str, Any] = {}
         names: dict[str, list[str]] = {}
         for slot, given in inputs.items():
-            names[slot] = [v.name for v in given if v is not None]
-            env.update((v.name, array_of(v.held)) for v in given if v is not None)
-        made = {s: [f"{s}:{i}" for i in range(len(vs))] for s, vs in outputs.items()}
+            names[slot] = [v.name for v in listed(given) if v is not None]
+            env.update((v.name, array_of(v.held)) for v in listed(given) if v is not None)
+        made = {s: [f"{s}:{i}" for i in range(len(listed(vs)))] for s, vs in outputs.items()}
         op = Operator(call.op.block, definition.type, names, made, call.op.attrs, callsite=False)
         with jax.enable_x64(True):
             Host(lambda plan: None, self.place).run(
@@ -204,32 +279,28 @@ class Tracer:
 
         Raises DygraphError where a part was released by an earlier pass.
         """
-        roots = [node for out in outputs if (node := out.edge().node) is not None]
-        nodes = tape.order(roots)
-        plain = targets is None and not (retain or create or stops)
-        if plain and all(seed is None for seed in seeds):
-            self._backward_plainly(outputs, nodes)
+        if targets is None and not (retain or create or stops) and not any(seeds):
+            self._backward_plainly(outputs)
             return []
-        totals = self._walk(outputs, seeds, nodes, targets, retain, create, stops)
+        totals = self._walk(outputs, seeds, _nodes(outputs), targets, retain, create, stops)
         if targets is not None:
             return [totals[key][1] if (key := v.edge().key) in totals else None for v in targets]
         _hold(totals)
         return []
 
-    def _backward_plainly(self, outputs: Sequence[VarBase], nodes: Sequence[GradNode]) -> None:
+    def _backward_plainly(self, outputs: Sequence[VarBase]) -> None:
         """Give all variables their gradients: as the last pass of this kind did, where there was one."""
-        of_nodes = walks.Tape(self.pending, outputs, nodes)
-        known = of_nodes.kind and self.pending.walks.get(of_nodes.kind)
-        if known:
-            known.repeat(self.pending, of_nodes)
-            for node in nodes:
-                node.release()
+        pending = self.pending
+        kind = walks.kind_of(pending, outputs)
+        known = None if kind is None else pending.walks.get(kind)
+        if known is not None and known.repeat(pending):
             return
-        before = self.pending.sizes()
+        nodes, before, leaves = _nodes(outputs), pending.point, pending.leaves
+        draws = [node.draw for node in nodes]
         totals = self._walk(outputs, [None] * len(outputs), nodes)
-        if of_nodes.kind:
-            walk = walks.Walk.since(before, self.pending, of_nodes, totals)
-            self.pending.walks.get_or_make(of_nodes.kind, lambda: walk)
+        if kind is not None and leaves is pending.leaves:
+            walk = walks.Walk.since(before, pending, nodes, draws, totals)
+            pending.walks.get_or_make(kind, lambda: walk)
         _hold(totals)
 
     def _walk(
@@ -245,8 +316,8 @@ class Tracer:
         """Call the gradient operators of nodes; returns the gradients and where they go, by the key of
         that.
         """
-        gradients_of: dict[tuple[int, str, int], list[VarBase]] = {}
-        edges: dict[tuple[int, str, int], Edge] = {}
+        gradients_of: dict[tuple[int, int], list[VarBase]] = {}
+        edges: dict[tuple[int, int], Edge] = {}
         blocked = {e.key for v in stops if (e := v.edge()) is not None}
         with self.recording(create):
             for out, seed in zip(outputs, seeds, strict=True):
@@ -280,17 +351,18 @@ class Tracer:
     def _through(
         self,
         node: GradNode,
-        gradients_of: dict[tuple[int, str, int], list[VarBase]],
-        edges: dict[tuple[int, str, int], Edge],
-        blocked: set[tuple[int, str, int]],
+        gradients_of: dict[tuple[int, int], list[VarBase]],
+        edges: dict[tuple[int, int], Edge],
+        blocked: set[tuple[int, int]],
     ) -> None:
         """Call the gradient operator of a node, and hand its results on to the nodes before."""
-        definition = registry.get(node.type + "_grad")
+        definition = registry.get(node.call.definition.type + "_grad")
+        node_inputs, node_outputs = node.inputs(), node.slot_outputs()
         cotangents: dict[str, list[VarBase | None]] = {}
-        for name, values in node.outputs.items():
+        for name, values in node_outputs.items():
             found = []
-            for i in range(len(values)):
-                key = (id(node), name, i)
+            for _, at in values:
+                key = (id(node), at)
                 parts = gradients_of.get(key)
                 if parts and len(parts) > 1:
                     parts[:] = [self._sum(parts, edges[key])]
@@ -304,26 +376,26 @@ class Tracer:
             if name.endswith(_GRAD) and name.removesuffix(_GRAD) in cotangents:
                 given = cotangents[name.removesuffix(_GRAD)]
                 if not slot.optional:
-                    values = node.outputs[name.removesuffix(_GRAD)]
+                    values = node_outputs[name.removesuffix(_GRAD)]
                     given = [
                         self._zeros(v) if c is None and v is not None else c
-                        for c, v in zip(given, values)
+                        for c, (v, _) in zip(given, values)
                     ]
                 if any(c is not None for c in given):
                     inputs[name] = given
-            elif name in node.inputs:
+            elif name in node_inputs:
                 inputs[name] = [
-                    None if v is None else VarBase.of(v, e) for v, e in node.inputs[name]
+                    None if v is None else VarBase.of(v, e) for v, e in node_inputs[name]
                 ]
-            elif definition.forward is None and name in node.outputs:
+            elif definition.forward is None and name in node_outputs:
                 inputs[name] = [
-                    None if v is None else VarBase.of(v, Edge(node, name, i, None))
-                    for i, v in enumerate(node.outputs[name])
+                    None if v is None else VarBase.of(v, Edge(node, at))
+                    for v, at in node_outputs[name]
                 ]
         outputs: dict[str, list[VarBase | None]] = {}
         targets: list[tuple[Edge, VarBase]] = []
         for slot in definition.outs:
-            entries = node.inputs.get(slot.name.removesuffix(_GRAD))
+            entries = node_inputs.get(slot.name.removesuffix(_GRAD))
             if entries and any(e is not None for _, e in entries):
                 made: list[VarBase | None] = []
                 for _, edge in entries:
@@ -332,7 +404,7 @@ class Tracer:
                     if edge is not None and result is not None:
                         targets.append((edge, result))
                 outputs[slot.name] = made
-        attrs = {n: v for n, v in (node.attrs or {}).items() if n in definition.attrs}
+        attrs = {n: v for n, v in node.call.named.items() if n in definition.attrs}
         self.call(definition.type, inputs, outputs, attrs, node.draw)
         for edge, variable in targets:
             if variable.is_empty:
@@ -346,127 +418,33 @@ class Tracer:
         return zeros
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """What `Tracer.call` has looked up for arguments of one kind.
-
-    Attributes:
-        call: the operator.
-        order: for each value of the call its place among those that are given, -1 for none; None where
-            they are given in this order.
-        outputs: what `Call.outputs` says; None where it follows from numbers.
-        in_place: output and input slots for which it matters whether they are the same variables.
-        shared: for the same arguments where they are.
-    """
-
-    call: Call
-    order: tuple[int, ...] | None
-    outputs: Sequence[Any] | None
-    in_place: tuple[tuple[str, str], ...]
-    shared: "_Prepared | None" = None
-
-
-_prepared: dict[Any, _Prepared] = {}
-
-
-def _prepare(
-    type_: str,
-    inputs: Variables,
-    outputs: Variables,
-    attrs: Mapping[str, Any] | None,
-    key: Any,
-    values: Sequence[Value | None],
-) -> _Prepared:
-    """Look up what `Tracer.call` does for arguments, and keep it.
-
-    Args:
-        key, values: of the arguments, as `_kind` gives them.
-    """
-    layout = tuple([(slot, len(vs)) for slot, vs in inputs.items()])
-    wanted = tuple([(slot, tuple([v is not None for v in vs])) for slot, vs in outputs.items()])
-    call = call_of(type_, layout, wanted, attrs, False)
-    places, given = {}, 0
-    for slot, n in layout:
-        places[slot] = range(given, given + n)
-        given += n
-    order: list[int] = []
-    for slot, n, _ in call.reads:
-        order += places.get(slot) or ([-1] if n < 0 else [])
-    found = None
-    if not call.on_host:
-        # not known where it follows from numbers: then these belong to the call
-        with contextlib.suppress(static_values.Unknown):
-            found = call.outputs(
-                [None if at < 0 or (v := values[at]) is None else v.aval for at in order]
-            )
-    definition = call.definition
-    prepared = _Prepared(
-        call,
-        None if order == [*range(given)] else tuple(order),
-        found,
-        tuple(definition.inplace.items()) if definition.wants_shared else (),
-    )
-    if len(_prepared) >= _MOST_PREPARED:
-        _prepared.clear()
-    _prepared[key] = prepared
-    if prepared.in_place and _shares(prepared, inputs, outputs):
-        call = call_of(type_, layout, wanted, attrs, True)
-        prepared.shared = replace(prepared, call=call)
-        return prepared.shared
-    return prepared
-
-
-def _kind(
+def _call_of(
     type_: str, inputs: Variables, outputs: Variables, attrs: Mapping[str, Any] | None
-) -> tuple[tuple[Any, ...], list[Value | None]]:
-    """Return what is equal for calls that do the same with values of the same kinds, and the values."""
-    # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
-    key: list[Any] = [type_]
-    values: list[Value | None] = []
-    for slot, given in inputs.items():
-        key.append(slot)
-        for v in given:
-            if v is None:
-                values.append(None)
-                key.append(None)
-            else:
-                value = v._value or v.held  # `held` raises for one without a value
-                values.append(value)
-                key.append(value.aval.number)
-    key.append(_OUTPUTS)
-    for slot, made in outputs.items():
-        key.append(slot)
-        for v in made:
-            key.append(v is None)
-    if attrs:
-        key.append(frozen(attrs))
-    return tuple(key), values
+) -> Call:
+    """Return the call of an operator upon variables."""
+    layout = tuple([(slot, len(listed(vs))) for slot, vs in inputs.items()])
+    wanted = tuple(
+        [(slot, tuple([v is not None for v in listed(vs)])) for slot, vs in outputs.items()]
+    )
+    call = call_of(type_, layout, wanted, attrs, False)
+    if call.in_place and _shares(call, inputs, outputs):
+        return call_of(type_, layout, wanted, attrs, True)
+    return call
 
 
-def _node(
-    call: Call,
-    inputs: Variables,
-    attrs: Mapping[str, Any] | None,
-    values: Sequence[Value | None],
-    draw: tuple[int, int] | None,
-) -> GradNode | None:
-    """The node of an operator that was called; None where no gradient goes through it."""
-    node_inputs: dict[str, list[tuple[Value | None, Edge | None]]] = {}
-    wanted, at = False, 0
-    for slot, n, flows in call.reads:
-        given = inputs.get(slot)
-        if not given:
-            at += n < 0
-            continue
-        entries: list[tuple[Value | None, Edge | None]] = []
-        for v in given:
-            edge = None
-            if flows and v is not None and not v._stop_gradient:
-                edge, wanted = v._edge or v.edge(), True
-            entries.append((values[at], edge))
-            at += 1
-        node_inputs[slot] = entries
-    return GradNode(call.definition.type, attrs, node_inputs, draw) if wanted else None
+def listed(given: VarBase | Sequence[VarBase | None]) -> Sequence[VarBase | None]:
+    """Return the variables of a slot."""
+    return [given] if isinstance(given, VarBase) else given
+
+
+def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
+    return tape.order([node for out in outputs if (node := out.edge().node) is not None])
+
+
+def _known(values: Sequence[Value | None]) -> bool:
+    """Whether there are numbers, and all of them are known."""
+    found = [v.known for v in values if v is not None]
+    return bool(found) and all(found)
 
 
 def _hold(totals: Mapping[Any, tuple[Edge, VarBase]]) -> None:
@@ -477,10 +455,10 @@ def _hold(totals: Mapping[Any, tuple[Edge, VarBase]]) -> None:
             variable.hold_gradient(total.held)
 
 
-def _shares(prepared: _Prepared, inputs: Variables, outputs: Variables) -> bool:
+def _shares(call: Call, inputs: Variables, outputs: Variables) -> bool:
     """Whether outputs are the variables that the operator may overwrite."""
-    for written, read in prepared.in_place:
-        first, second = outputs.get(written, ()), inputs.get(read, ())
+    for written, read in call.in_place:
+        first, second = listed(outputs.get(written, ())), listed(inputs.get(read, ()))
         if len(first) != len(second) or not all(a is b for a, b in zip(first, second)):
             return False
     return True

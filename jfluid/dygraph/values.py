@@ -78,11 +78,11 @@ class Value:
         aval: its shape and dtype.
         array: the array (or pytree of arrays); None while the operator that gives it is pending.
         order: the order that the dimensions of `array` are in, where it is another than the variable's.
-        slot: while it is pending, its place among the outputs of pending operators.
         known: whether it follows from shapes and attributes alone.
-        owner: what is pending, of which this is an input or an output.
+        owner: the inputs of what is pending, which reads it or gives it.
         message: of the step that gives it, which has it before the step has ended.
-        source: how an operator that is pending names it as its input; of meaning to `owner` alone.
+        source: how what is pending names it: as an output by its number, from 0, as an input by -1 and
+            less; of meaning to `owner` alone.
     """
 
     __slots__ = (
@@ -93,16 +93,14 @@ class Value:
         "message",
         "order",
         "owner",
-        "slot",
         "source",
     )
 
-    def __init__(self, aval: Aval, array: Any = None, slot: int = -1, owner: Any = None):
-        self.aval, self.array, self.slot = aval, array, slot
+    def __init__(self, aval: Aval, array: Any = None, source: int = 0, owner: Any = None):
+        self.aval, self.array, self.owner, self.source = aval, array, owner, source
         self.order: Order | None = None
         self.message: Any = None
         self.known = False
-        self.owner, self.source = owner, slot
 
 
 def in_order(array: Any, order: Order | None) -> Any:

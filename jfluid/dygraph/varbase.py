@@ -135,10 +135,10 @@ class VarBase(Variable):
             )
         return self._value
 
-    def assign(
-        self, value: Value, node: GradNode | None = None, slot: str = "", index: int = 0
-    ) -> None:
-        """Hold another value: an output of an operator, whose node is given if gradients go there."""
+    def assign(self, value: Value, node: GradNode | None = None, index: int = 0) -> None:
+        """Hold another value: an output of an operator, whose node is given if gradients go there, with
+        its place among the outputs.
+        """
         self._value = value
         if not value.aval.plain and type(value.aval.struct) is SelectedRows:
             self.type = VarType.SELECTED_ROWS
@@ -147,12 +147,12 @@ class VarBase(Variable):
         if node is None:
             self._stop_gradient, self._edge = True, None
         elif not self._stop_gradient:
-            self._edge = Edge(node, slot, index, None)
-            node.variables[slot, index] = weakref.ref(self)
+            self._edge = Edge(node, index)
+            node.variables[index] = weakref.ref(self)
 
     def edge(self) -> Edge:
         """Return where its gradient goes."""
-        return self._edge or Edge(None, "", 0, self)
+        return self._edge or Edge(None, 0, self)
 
     @property
     def block(self) -> "Block":  # type: ignore[override]
@@ -256,8 +256,7 @@ class VarBase(Variable):
                 "backward, backward_strategy: expected a fluid.dygraph.BackwardStrategy, found "
                 f"{backward_strategy.__class__.__name__}"
             )
-        current = tracer()
-        edge = self.edge()
+        current, edge = tracer(), self.edge()
         if not self.stop_gradient and edge.node is not None and not edge.node.released:
             current.backward([self], [None], retain=retain_graph)
 

@@ -1,78 +1,32 @@
 """Backward passes that repeat.
 
 A training loop's backward passes call the same gradient operators in the same order, step by step. What one
-pass has recorded is kept by what determines it: all that was pending before it, and where
-gradients go. The next pass of that kind adds the same records at once.
+pass has recorded is kept by what determines it: all that was pending before it, and where it
+began. The next pass from there adds the same calls at once.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jfluid.dygraph.pending import Pending, Sizes
-from jfluid.dygraph.step import Record
+from jfluid.dygraph.pending import Pending
+from jfluid.dygraph.points import Point
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value
 from jfluid.dygraph.varbase import VarBase
 
-# Where a gradient goes: (place of a node, slot, place in it), or (-1, "", place of a leaf).
-Place = tuple[int, str, int]
 
-
-class Tape:
-    """The nodes that lead to some outputs.
-
-    Attributes:
-        nodes: each before those that gave its inputs.
-        kind: equal for tapes whose backward passes record the same; None where that is not known.
+def kind_of(pending: Pending, outputs: Sequence[VarBase]) -> Any:
+    """Return what is equal for passes from some outputs that record the same; None where that is not
+    known.
     """
-
-    def __init__(self, pending: Pending, outputs: Sequence[VarBase], nodes: Sequence[GradNode]):
-        self.nodes = nodes
-        self._places = {id(node): i for i, node in enumerate(nodes)}
-        self._leaves: dict[int, Place] = {}
-        self._leaf_variables: list[Any] = []
-        self.kind = self._kind(pending, outputs)
-
-    def _kind(self, pending: Pending, outputs: Sequence[VarBase]) -> Any:
-        goes: list[Any] = []
-        for out in outputs:
-            if not pending.has(out.held):
-                return None
-            goes += (out.held.slot, self.place(out.edge()))
-        places = self._places
-        for node in self.nodes:
-            slot = -1 if node.released else pending.slot_of(node.outputs.values())
-            if slot < 0:
-                return None
-            goes.append(slot)  # says which call it is
-            for given in node.inputs.values():
-                for _, edge in given:
-                    if edge is None:
-                        goes.append(None)
-                    elif edge.node is not None:
-                        goes.append((places[id(edge.node)], edge.slot, edge.index))
-                    else:
-                        goes.append(self.place(edge))
-        return pending.recorded(), tuple(goes)
-
-    def place(self, edge: Edge) -> Place:
-        """Return where an edge leads."""
-        if edge.node is not None:
-            return self._places[id(edge.node)], edge.slot, edge.index
-        found = self._leaves.get(id(edge.leaf))
-        if found is None:
-            found = self._leaves[id(edge.leaf)] = (-1, "", len(self._leaves))
-            self._leaf_variables.append(edge.leaf)
-        return found
-
-    def variable(self, place: Place) -> Any:
-        """Return the variable that a gradient goes to, if there still is one."""
-        node, slot, index = place
-        if node < 0:
-            return self._leaf_variables[index]
-        found = self.nodes[node].variables.get((slot, index))
-        return None if found is None else found()
+    key = [pending.point.number]
+    for out in outputs:
+        flow = pending.flow(out.edge())
+        if not pending.has(out.held) or type(flow) is not int:
+            return None
+        key += (out.held.source, flow)
+    return tuple(key)
 
 
 @dataclass(frozen=True)
@@ -80,59 +34,78 @@ class Walk:
     """What a backward pass has recorded.
 
     Attributes:
-        records: its calls.
-        outputs: how many outputs they have.
-        drawing: the places of the nodes whose random numbers they draw again.
-        gradients: for each where it goes, and its number among all outputs and kind.
+        end: what is pending after it.
+        nodes: the places of the nodes that it goes through.
+        drawing: of those whose random numbers it draws again.
+        gradients: for each the place of the node and of its output where it goes (or -1, and the place of
+            a variable that no operator gave), and its number among all outputs and kind.
     """
 
-    records: tuple[Record, ...]
-    outputs: int
+    end: Point
+    nodes: tuple[int, ...]
     drawing: tuple[int, ...]
-    gradients: tuple[tuple[Place, int, Aval], ...]
+    gradients: tuple[tuple[int, int, int, Aval], ...]
 
     @classmethod
     def since(
-        cls, before: Sizes, pending: Pending, tape: Tape, totals: Mapping[Any, tuple[Edge, VarBase]]
+        cls,
+        before: Point,
+        pending: Pending,
+        nodes: Sequence[GradNode],
+        draws: Sequence[tuple[int, int] | None],
+        totals: Mapping[Any, tuple[Edge, VarBase]],
     ) -> "Walk | None":
-        """Return what was recorded after a moment; None where it depends on more than the tape's kind.
+        """Return what was recorded after a point; None where it depends on more than that.
 
         Args:
+            nodes: those that it went through.
+            draws: their random numbers.
             totals: the gradients, and where they went.
         """
-        found = pending.since(before)
-        if found is None:
+        end, owner = pending.point, pending.leaves
+        if not end.follows(before) or end.leaves != before.leaves:
             return None
-        records, draws, outputs = found
-        drawing = [next((i for i, n in enumerate(tape.nodes) if n.draw is d), None) for d in draws]
+        drawing = [
+            next((n.place for n, d in zip(nodes, draws) if d is draw), None)
+            for draw in pending.draws[before.draws :]
+        ]
         values = [total.held for _, total in totals.values()]
         if (
-            any(record.call.constants for record in records)
+            any(record.call.constants for record in end.records(before))
             or any(place is None for place in drawing)
-            or not all(pending.has(v) and v.slot >= before.outputs for v in values)
+            or not all(node.owner is owner for node in nodes)
+            or not all(pending.has(v) and v.source >= before.outputs for v in values)
         ):
             return None
+        gradients = []
+        for edge, total in totals.values():
+            place, index = -1, -1 - pending.flow(edge.leaf) if edge.node is None else 0
+            if edge.node is not None:
+                place, index = edge.node.place, edge.index
+            gradients.append((place, index, total.held.source, total.held.aval))
         return cls(
-            tuple(records),
-            outputs,
+            end,
+            tuple([node.place for node in nodes]),
             tuple([place for place in drawing if place is not None]),
-            tuple(
-                [
-                    (tape.place(edge), total.held.slot, total.held.aval)
-                    for edge, total in totals.values()
-                ]
-            ),
+            tuple(gradients),
         )
 
-    def repeat(self, pending: Pending, tape: Tape) -> None:
-        """Record it again for a tape of the same kind, and give its variables their gradients."""
+    def repeat(self, pending: Pending) -> bool:
+        """Record it again, and give the variables their gradients; False where what it needs was
+        released.
+        """
+        nodes: dict[int, Any] = {place: pending.nodes[place]() for place in self.nodes}
+        for node in nodes.values():
+            if node is None or node.released:
+                return False
         held: dict[int, Value] = {}
-        for place, number, aval in self.gradients:
-            variable = tape.variable(place)
-            if variable is None:
-                continue
-            if number not in held:
-                held[number] = Value(aval, None, number)
-            variable.hold_gradient(held[number])
-        draws = [tape.nodes[i].draw for i in self.drawing]
-        pending.repeat(self.records, self.outputs, held, [d for d in draws if d is not None])
+        for place, index, number, aval in self.gradients:
+            variable = pending.variables[index] if place < 0 else nodes[place].variable(index)
+            if variable is not None:
+                if number not in held:
+                    held[number] = Value(aval)
+                variable.hold_gradient(held[number])
+        pending.repeat(self.end, held, [nodes[place].draw for place in self.drawing])
+        for node in nodes.values():
+            node.release()
+        return True

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jfluid.dygraph.tracer import Variables, listed
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Parameter, Variable
-
-Slots = Mapping[str, Sequence[VarBase | None]]
 
 
 class Recording:
@@ -41,15 +40,17 @@ class Recording:
     def _call(
         self,
         type_: str,
-        inputs: Slots,
-        outputs: Slots,
+        inputs: Variables,
+        outputs: Variables,
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
     ) -> None:
-        given = {s: [self._read(v) for v in vs if v is not None] for s, vs in inputs.items()}
+        given = {
+            s: [self._read(v) for v in listed(vs) if v is not None] for s, vs in inputs.items()
+        }
         type(self._tracer).call(self._tracer, type_, inputs, outputs, attrs, draw)
         made = {
-            s: [self._written(v) for v in vs if v is not None and not v.is_empty]
+            s: [self._written(v) for v in listed(vs) if v is not None and not v.is_empty]
             for s, vs in outputs.items()
         }
         self._program.global_block().append_op(
