@@ -16,6 +16,7 @@ from jfluid.dygraph.pending import MOST_PENDING
 from jfluid.dygraph.tracer import Tracer, Variables, listed
 from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import ParamBase, VarBase
+from jfluid.ir import unique_name
 from jfluid.ir.block import Block
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType, np_dtype
@@ -55,14 +56,14 @@ class EagerBlock(Block):
         self.vars = weakref.WeakValueDictionary()  # type: ignore[assignment]
 
     def create_var(self, *args: Any, **kwargs: Any) -> VarBase:
-        """Make a variable without a value; the arguments are those of Variable. A persistable one of
-        the same name that exists already is returned.
+        """Make a variable; the arguments are those of Variable. With an initializer, a persistable
+        one of the same name that has no value yet gets it, and is returned.
         """
         if args:
             raise errors.ProgramError("create_var in dygraph mode: give the arguments by name")
         name, initializer = kwargs.get("name"), kwargs.get("initializer")
-        found: Any = self.vars.get(name) if name is not None else None
-        if found is None:
+        found: Any = self.vars.get(name or "") if initializer is not None else None
+        if found is None or not found.is_empty:
             found = VarBase(
                 None,
                 name,
@@ -76,7 +77,7 @@ class EagerBlock(Block):
                 found.type = VarType(kind)
             if found.persistable:
                 self.vars[found.name] = found
-        if initializer is not None and found.is_empty:
+        if initializer is not None:
             self.initialize(found, initializer)
         return found  # type: ignore[no-any-return]
 
@@ -86,23 +87,22 @@ class EagerBlock(Block):
         return made
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
-        """Make a parameter, with its first value; the arguments are those of Parameter. One of the
-        same name that exists already, and is initialized, is returned.
+        """Make a parameter, with its first value; the arguments are those of Parameter.
+
+        Raises DygraphError where its name is that of another one, unless that was named in another
+        `unique_name.guard`.
         """
         initializer = kwargs.pop("initializer", None)
         if args:
             kwargs = dict(zip(("shape", "dtype", "type"), args)) | kwargs
-        known = self.vars.get(kwargs.get("name") or "")
-        if isinstance(known, ParamBase):
-            shape = tuple(int(d) for d in kwargs["shape"])
-            if known.shape != shape:
-                raise errors.ProgramError(
-                    f"parameter {known.name} exists with shape {list(known.shape)}; it cannot be "
-                    f"shared with shape {list(shape)}"
-                )
-            return known
+        name, named = kwargs.get("name") or "", unique_name.parameters()
+        if name in named:
+            raise errors.DygraphError(
+                f"there is a parameter {name} already, of shape {list(named[name].shape)}: in dygraph mode "
+                "parameters are shared by sharing the layer, and names are unique"
+            )
         param = ParamBase(**kwargs)
-        self.vars[param.name] = param
+        self.vars[param.name] = named[param.name] = param
         if initializer is not None:
             self.initialize(param, initializer)
         return param

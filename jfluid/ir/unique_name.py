@@ -4,6 +4,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 __all__ = ["generate", "guard", "switch"]
 
@@ -36,7 +37,13 @@ class Replaced(NamedTuple):
     para_name_checker: Any
 
 
-_checker: Any = None
+# parameters of imperative mode that are alive, by name: those of one generator differ in their names
+_parameters: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def parameters() -> WeakValueDictionary[str, Any]:
+    """Return the parameters of imperative mode that were named since the last `switch`."""
+    return _parameters
 
 
 def switch(
@@ -46,17 +53,18 @@ def switch(
 
     Args:
         new_generator: a generator, or what `switch` returned.
-        new_para_name_checker: Fluid's check of the names of parameters in imperative mode, which
-            this release does not have; it is kept and returned by the next call.
+        new_para_name_checker: the parameters of imperative mode whose names are taken, as `switch`
+            returned them; none if None.
 
     Returns:
         The pair (generator, checker) that was replaced.
     """
-    global _generator, _checker
+    global _generator, _parameters
     if isinstance(new_generator, tuple):
         new_generator, new_para_name_checker = new_generator
-    old = Replaced(_generator, _checker)
-    _generator, _checker = new_generator or UniqueNameGenerator(), new_para_name_checker
+    old = Replaced(_generator, _parameters)
+    _generator = new_generator or UniqueNameGenerator()
+    _parameters = WeakValueDictionary() if new_para_name_checker is None else new_para_name_checker
     return old
 
 

@@ -245,14 +245,15 @@ class LayerHelper:
             attr.name = unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
         if isinstance(attr, WeightNormParamAttr):
             return create_weight_normalized(self, attr, shape, dtype)
-        # in dygraph mode it is the parameter itself, which the block alone does not keep alive
-        initialized = self.startup_program.global_block().create_parameter(
-            shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True)
-        )
+        kwargs = {"shape": shape, "dtype": dtype, "type": type}
+        eager = self.main_program.eager  # then there is one program, whose parameters have values
+        if not eager:
+            self.startup_program.global_block().create_parameter(
+                **kwargs, **attr._to_kwargs(with_initializer=True)
+            )
         param = self.main_program.global_block().create_parameter(
-            shape=shape, dtype=dtype, type=type, **attr._to_kwargs()
+            **kwargs, **attr._to_kwargs(with_initializer=eager)
         )
-        del initialized
         if stop_gradient:
             param.stop_gradient = True
         return param

@@ -300,3 +300,31 @@ def test_buffers_belong_to_the_state():
             net.register_buffer("inner", x)
         del net.seen
         assert not hasattr(net, "seen")
+
+
+def test_names_of_parameters_are_unique_but_for_other_guards():
+    ones = np.ones((2, 2), "float32")
+    with fluid.dygraph.guard():
+        first = fluid.dygraph.Linear(2, 2, param_attr="w")
+        with pytest.raises(ValueError, match="there is a parameter w already"):
+            fluid.dygraph.Linear(2, 2, param_attr="w")
+        with fluid.unique_name.guard():
+            second = fluid.dygraph.Linear(2, 2, param_attr="w")
+        assert second.weight is not first.weight
+        for layer, factor in ((first, 1.0), (second, 2.0)):  # of which each has moments of its own
+            layer.weight.set_value(ones)
+            with fluid.unique_name.guard():
+                adam = fluid.optimizer.Adam(0.1, parameter_list=layer.parameters())
+                loss = fluid.layers.mean(layer(fluid.dygraph.to_variable(ones * factor)))
+                loss.backward()
+                adam.minimize(loss)
+            moment = adam.state_dict()["w_moment1_0"]
+            np.testing.assert_allclose(moment.numpy(), 0.1 * layer.weight.gradient(), rtol=1e-6)
+        del first, layer
+        fluid.dygraph.Linear(2, 2, param_attr="w")  # one that is gone took its name with it
+
+
+def test_a_variable_of_a_name_that_was_given_before_is_another():
+    with fluid.dygraph.guard():
+        a, b = (fluid.layers.create_global_var([1], n, "float32", True, name="g") for n in (1, 2))
+        assert [a.numpy()[0], b.numpy()[0]] == [1, 2]
