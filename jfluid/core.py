@@ -2,8 +2,8 @@
 
 from jfluid.errors import EOFException, JFluidError
 from jfluid.ir.backward import get_grad_op_desc
+from jfluid.ir.descs import BlockDesc, OpDesc, ProgramDesc, VarDesc
 from jfluid.ir.operator import OpRole
-from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows, Tensor
 from jfluid.places import (
@@ -16,6 +16,7 @@ from jfluid.places import (
 from jfluid.scope import Scope
 
 __all__ = [
+    "BlockDesc",
     "CPUPlace",
     "CUDAPinnedPlace",
     "CUDAPlace",
@@ -23,6 +24,8 @@ __all__ = [
     "EnforceNotMet",
     "LoDTensor",
     "LoDTensorArray",
+    "OpDesc",
+    "ProgramDesc",
     "Scope",
     "SelectedRows",
     "Tensor",
@@ -42,12 +45,6 @@ __all__ = [
 ]
 
 EnforceNotMet = JFluidError  # what Fluid's C++ raises; here every error on purpose
-
-
-class VarDesc:
-    """Has the enumeration of variable types, as in Fluid: `core.VarDesc.VarType.FP32`."""
-
-    VarType = VarType
 
 
 class op_proto_and_checker_maker:

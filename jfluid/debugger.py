@@ -8,6 +8,7 @@ from jfluid.files.storage import atomic_write
 from jfluid.flags import get_flags, set_flags
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
+from jfluid.ir.descs import BlockDesc, ProgramDesc
 from jfluid.ir.graphviz import block_to_dot
 from jfluid.ir.printer import block_to_code, operator_to_code, program_to_code, type_to_code
 from jfluid.ir.program import Program
@@ -47,15 +48,19 @@ def draw_block_graphviz(
         file.write(block_to_dot(block, highlights).encode())
 
 
-def pprint_program_codes(program_desc: Program) -> str:
+def pprint_program_codes(program_desc: Program | ProgramDesc) -> str:
     """Return the program in a form like code, block by block, without gradients."""
+    if isinstance(program_desc, ProgramDesc):
+        return program_to_code(program_desc.described)
     return program_to_code(program_desc)
 
 
-def pprint_block_codes(block_desc: Block, show_backward: bool = False) -> str:
+def pprint_block_codes(block_desc: Block | BlockDesc, show_backward: bool = False) -> str:
     """Return the block in a form like code: its variables, then its operators; with `show_backward`
     also gradients.
     """
+    if isinstance(block_desc, BlockDesc):
+        return block_to_code(block_desc.described, show_backward)
     return block_to_code(block_desc, show_backward)
 
 

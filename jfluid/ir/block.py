@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jfluid import errors
 from jfluid.ir import codec, schema, unique_name
 from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.descs import BlockDesc
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable
 
@@ -28,6 +29,11 @@ class Block:
         self.forward_block_idx = forward_block_idx
         self.vars: dict[str, Variable] = {}
         self.ops: list[Operator] = []
+
+    @property
+    def desc(self) -> BlockDesc:
+        """The block as Fluid describes it: `block.desc.op_size()`."""
+        return BlockDesc(self)
 
     @property
     def parent(self) -> "Block | None":

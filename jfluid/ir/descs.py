@@ -1,11 +1,15 @@
-"""Fluid's descriptions of operators, as scripts read and change them: `operator.desc.type()`.
+"""Fluid's descriptions of programs, as scripts read and change them: `operator.desc.type()`,
+`variable.desc.shape()`.
 
-In Fluid an Operator stands for a description that its C++ holds. Here the Operator holds everything,
-and a description is another face of it: what is set on one is seen on the other.
+In Fluid an Operator stands for a description that its C++ holds, and so do Variables, Blocks and
+Programs. Here those hold everything, and a description is another face of one: what is set on one is
+seen on the other.
 """
 
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+from jfluid.ir import types
 
 
 class _Op(Protocol):
@@ -142,3 +146,165 @@ class OpDesc:
         """Return the message OpDesc of program files."""
         message: bytes = self._op.to_message().SerializeToString()
         return message
+
+
+class VarDesc:
+    """The description of one variable.
+
+    Args:
+        var: the Variable that it describes.
+    """
+
+    VarType = types.VarType
+
+    def __init__(self, var: Any):
+        self._var = var
+
+    def name(self) -> str:
+        name: str = self._var.name
+        return name
+
+    def set_name(self, name: str) -> None:
+        """Rename the variable, in all operators of its block."""
+        self._var.block.rename_var(self._var.name, name)
+
+    def type(self) -> types.VarType:
+        """Return the kind of variable (`VarType.LOD_TENSOR`, ...)."""
+        return types.VarType(self._var.type)
+
+    def set_type(self, type: types.VarType) -> None:
+        self._set("type", types.VarType(type))
+
+    def dtype(self) -> types.VarType:
+        return types.VarType(self._var.dtype)
+
+    def set_dtype(self, dtype: types.VarType) -> None:
+        self._set("_dtype", types.VarType(dtype))
+
+    def shape(self) -> list[int]:
+        return list(self._var.shape)
+
+    get_shape = shape
+
+    def set_shape(self, shape: Iterable[int]) -> None:
+        self._set("_shape", tuple(int(d) for d in shape))
+
+    def lod_level(self) -> int:
+        return int(self._var.lod_level)
+
+    def set_lod_level(self, level: int) -> None:
+        self._set("lod_level", int(level))
+
+    def persistable(self) -> bool:
+        return bool(self._var.persistable)
+
+    def set_persistable(self, persistable: bool) -> None:
+        self._var.persistable = persistable
+
+    def need_check_feed(self) -> bool:
+        return bool(self._var.need_check_feed)
+
+    def set_need_check_feed(self, needed: bool) -> None:
+        self._set("need_check_feed", bool(needed))
+
+    def serialize_to_string(self) -> bytes:
+        """Return the message VarDesc of program files."""
+        message: bytes = self._var.to_message().SerializeToString()
+        return message
+
+    def _set(self, attribute: str, value: Any) -> None:
+        setattr(self._var, attribute, value)
+        self._var.block.program._touch()
+
+
+class BlockDesc:
+    """The description of one block.
+
+    Args:
+        block: the Block that it describes.
+    """
+
+    def __init__(self, block: Any):
+        self.described = block
+
+    @property
+    def id(self) -> int:
+        return int(self.described.idx)
+
+    @property
+    def parent(self) -> int:
+        """The number of the block around it; -1 for the global one."""
+        return int(self.described.parent_idx)
+
+    def op_size(self) -> int:
+        return len(self.described.ops)
+
+    def op(self, index: int) -> OpDesc:
+        return OpDesc(self.described.ops[index])
+
+    def all_vars(self) -> list[VarDesc]:
+        return [VarDesc(var) for var in self.described.vars.values()]
+
+    def has_var(self, name: str | bytes) -> bool:
+        return _text(name) in self.described.vars
+
+    def has_var_recursive(self, name: str | bytes) -> bool:
+        return self.described.find_var_recursive(_text(name)) is not None
+
+    def find_var(self, name: str | bytes) -> VarDesc | None:
+        """Return the description of a variable of this block, or None."""
+        return _described(self.described.vars.get(_text(name)))
+
+    def find_var_recursive(self, name: str | bytes) -> VarDesc | None:
+        """Return the description of a variable of this block or of those around it, or None."""
+        return _described(self.described.find_var_recursive(_text(name)))
+
+    def var(self, name: str | bytes) -> VarDesc:
+        """Return the description of the variable `name`, which is made if there is none."""
+        return self.find_var(name) or VarDesc(self.described.create_var(name=_text(name)))
+
+    def serialize_to_string(self) -> bytes:
+        """Return the message BlockDesc of program files."""
+        message: bytes = self.described.to_message().SerializeToString()
+        return message
+
+
+class ProgramDesc:
+    """The description of one program.
+
+    Args:
+        program: the Program that it describes.
+    """
+
+    def __init__(self, program: Any):
+        self.described = program
+
+    def num_blocks(self) -> int:
+        return len(self.described.blocks)
+
+    def block(self, index: int) -> BlockDesc:
+        return BlockDesc(self.described.block(index))
+
+    def flush(self) -> None:
+        """No effect: a description shows the program as it is."""
+
+    def get_feed_target_names(self) -> list[str]:
+        """Return the variables that `feed` operators of the global block write."""
+        return [op.outputs["Out"][0] for op in self.described.blocks[0].ops if op.type == "feed"]
+
+    def get_fetch_target_names(self) -> list[str]:
+        """Return the variables that `fetch` operators of the global block read."""
+        return [op.inputs["X"][0] for op in self.described.blocks[0].ops if op.type == "fetch"]
+
+    def serialize_to_string(self) -> bytes:
+        """Return the message ProgramDesc, Fluid's own format."""
+        message: bytes = self.described.serialize_to_string()
+        return message
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _described(var: Any) -> VarDesc | None:
+    return None if var is None else VarDesc(var)

@@ -9,6 +9,7 @@ from jfluid import errors
 from jfluid.ir import codec
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
+from jfluid.ir.descs import ProgramDesc
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.pipeline import PipelineOptions
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
@@ -374,9 +375,9 @@ class Program:
         return program
 
     @property
-    def desc(self) -> "Program":
-        """The program itself: scripts say `program.desc.serialize_to_string()`."""
-        return self
+    def desc(self) -> ProgramDesc:
+        """The program as Fluid describes it: `program.desc.serialize_to_string()`."""
+        return ProgramDesc(self)
 
 
 def _named(value: Any) -> Any:

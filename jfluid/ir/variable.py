@@ -7,6 +7,7 @@ import numpy as np
 from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.descs import VarDesc
 from jfluid.ir.types import VarType, np_dtype, var_type
 
 if TYPE_CHECKING:
@@ -103,6 +104,11 @@ class Variable:
     @stop_gradient.setter
     def stop_gradient(self, value: bool) -> None:
         self._stop_gradient = bool(value)
+
+    @property
+    def desc(self) -> VarDesc:
+        """The variable as Fluid describes it: `var.desc.type()`, `var.desc.shape()`."""
+        return VarDesc(self)
 
     @property
     def grad_name(self) -> str:

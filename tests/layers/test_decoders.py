@@ -124,3 +124,12 @@ def test_lstm_takes_both_states_or_none():
             x=np.ones((2, 4, 5), "float32"),
             h=np.ones((1, 2, 3), "float32"),
         )
+
+
+def test_beams_of_sequences_whose_length_is_known_when_they_are_fed():
+    steps = fluid.data("steps", [None, None, 2], "float32")
+    tiled = layers.BeamSearchDecoder.tile_beam_merge_with_batch(steps, 3)
+    assert tiled.shape == (-1, -1, 2)
+    value = np.arange(20, dtype="float32").reshape(2, 5, 2)
+    (found,) = fluid.Executor().run(feed={"steps": value}, fetch_list=[tiled])
+    assert (found == np.repeat(value, 3, axis=0)).all()
