@@ -107,12 +107,12 @@ def test_unique_names_and_scopes_of_names():
     with fluid.unique_name.guard("net_"):
         assert fluid.unique_name.generate("fc") == "net_fc_0"
     old = fluid.unique_name.switch()
-    assert old.para_name_checker is None
+    assert old.para_name_checker is not fluid.unique_name.parameters()
     assert fluid.unique_name.generate("fc") == "fc_0"
     fluid.unique_name.switch(*old)
     assert fluid.unique_name.generate("fc") == "fc_2"
-    old = fluid.unique_name.switch(new_para_name_checker="a checker")
-    assert fluid.unique_name.switch(old).para_name_checker == "a checker"
+    fluid.unique_name.switch(*old)
+    assert fluid.unique_name.parameters() is old.para_name_checker
     with fluid.name_scope("a"), fluid.name_scope("b"):
         block = _net()
     assert block.ops[0].attr("op_namescope") == "/a/b/"

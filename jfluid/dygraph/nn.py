@@ -202,7 +202,7 @@ class Dropout(Layer):
 class PRelu(Layer):
     """A ReLU whose slope for negative numbers is learnt (He et al. 2015).
 
-    It holds `weight`, the slopes, which begin with 0.25.
+    It holds `weight`, the slopes, which begin with 1, as in Fluid (those of `layers.prelu` with 0.25).
 
     Args:
         mode: "all" for one slope, "channel" for one of each channel, "element" for one of each
@@ -241,7 +241,7 @@ class PRelu(Layer):
             shape = [1, *input_shape[1:]]
         self._mode = mode
         self.weight = self.create_parameter(
-            shape, param_attr, dtype, default_initializer=Constant(0.25)
+            shape, param_attr, dtype, default_initializer=Constant(1.0)
         )
 
     def forward(self, input: Variable) -> Variable:

@@ -52,3 +52,14 @@ def test_layer_computes_what_fluid_computes(case):
             np.testing.assert_allclose(
                 numbers[:, 0], numbers[:, 1], rtol=2e-4, atol=2e-5, err_msg=what
             )
+
+
+def test_slopes_begin_as_fluids():
+    with fluid.dygraph.guard():
+        for mode, channel, shape in (
+            ("all", None, None),
+            ("channel", 3, None),
+            ("element", None, [2, 3]),
+        ):
+            slopes = fluid.dygraph.PRelu(mode, channel, shape).weight.numpy()
+            np.testing.assert_array_equal(slopes, np.ones_like(slopes))
