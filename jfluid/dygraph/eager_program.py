@@ -22,6 +22,8 @@ from jfluid.ir.program import Program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Parameter, Variable
 
+_NOTHING: Variables = {}
+
 
 class EagerOperator:
     """An operator that was called. It is no part of any program.
@@ -82,7 +84,7 @@ class EagerBlock(Block):
         return found  # type: ignore[no-any-return]
 
     def temporary(self, prefix: str) -> VarBase:
-        made = VarBase()
+        made = VarBase.__new__(VarBase)
         made._prefix = prefix
         return made
 
@@ -126,13 +128,8 @@ class EagerBlock(Block):
     ) -> Any:
         """Run an operator at once; see `Block.append_op`."""
         tracer = self.program.tracer
-        given: Any = {}
-        made: Any = {}
-        for named, found in ((inputs, given), (outputs, made)):
-            if named:
-                for slot, v in named.items():
-                    if v is not None:
-                        found[slot] = v if isinstance(v, VarBase) else self._listed(type, slot, v)
+        given = self._checked(type, inputs) if inputs else _NOTHING
+        made = self._checked(type, outputs) if outputs else _NOTHING
         if stop_gradient:
             for variables in made.values():
                 for v in listed(variables):
@@ -175,6 +172,13 @@ class EagerBlock(Block):
         with jax.enable_x64(True):
             out.assign(constant(jax.device_put(filled, self.program.tracer.device)))
         return True
+
+    def _checked(self, type_: str, named: Mapping[str, Any]) -> Variables:
+        """Return the variables of all slots."""
+        for v in named.values():
+            if not isinstance(v, VarBase):
+                return {s: self._listed(type_, s, v) for s, v in named.items() if v is not None}
+        return named
 
     def _listed(self, type_: str, slot: str, given: Any) -> list[VarBase]:
         """Return the variables of a slot."""

@@ -157,7 +157,7 @@ class Pending:
         if type(edge) is Edge:
             if edge.node is not None:
                 here = edge.node.owner is self.leaves
-                return edge.node.first + edge.index if here else _BEFORE
+                return edge.node.point.first + edge.index if here else _BEFORE
             edge = edge.leaf
         found = self.places.get(id(edge))
         if found is None:

@@ -20,7 +20,7 @@ class Point:
     """Some calls, one after the other. Two are equal where they compute the same.
 
     Args:
-        before: the point before the last call; None for that of no calls.
+        before: the point before the last call; None for that of no calls, and for a call alone.
         record: of the last call.
         kinds: of those of its inputs that no call before it has read or given.
         made: what it gives, for all its output slots one after the other: an Aval, an array that is
@@ -31,6 +31,8 @@ class Point:
     Attributes:
         call: of the record.
         assigned: for each variable that is given its place among the outputs.
+        first: the number of its first output.
+        place: of its node among those of all calls that gradients flow through.
         after: the points that other calls lead to, by what `Tracer.call` and `Pending.after` know
             of these.
         depth, leaves, outputs, draws, nodes: how many calls there are, inputs, outputs, random numbers,
@@ -48,6 +50,7 @@ class Point:
         "call",
         "depth",
         "draws",
+        "first",
         "flows",
         "hash",
         "kinds",
@@ -56,6 +59,7 @@ class Point:
         "nodes",
         "number",
         "outputs",
+        "place",
         "record",
         "slots",
         "sparse",
@@ -72,14 +76,14 @@ class Point:
     ):
         self.before, self.record, self.kinds = before, record, kinds
         self.made, self.slots, self.flows = made, slots, flows
-        self.call: Any = None
-        self.assigned: tuple[int, ...] = ()
         self.after: dict[Any, Point] = {}
         self.number = next(_numbers)
         self.depth = self.leaves = self.outputs = self.draws = self.nodes = self.bytes = 0
-        self.sparse, self.hash = False, 0
+        self.first, self.place, self.sparse, self.hash = 0, 0, False, 0
+        self.call: Any = record and record.call
+        self.assigned = assigned(record.call, slots) if record is not None else ()
         if before is not None and record is not None:
-            self.call, self.assigned = record.call, assigned(record.call, slots)
+            self.first, self.place = before.outputs, before.nodes
             self.depth = before.depth + 1
             self.leaves = before.leaves + len(kinds)
             self.outputs = before.outputs + len(made)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.dygraph.calls import Call
+from jfluid.dygraph.points import Point
 from jfluid.dygraph.values import Value
 
 _numbers = itertools.count()
@@ -38,8 +38,7 @@ class GradNode:
     """An operator that was called while gradients were wanted.
 
     Args:
-        call: of the operator.
-        slots: name and number of the outputs of each slot.
+        point: to which the call leads; one that none lies before for an operator that has run at once.
         values: its inputs, in the order in which they were given.
         edges: where the gradient of each goes: an Edge, a VarBase that no operator gave, or None.
         outputs: its values, for all slots one after the other.
@@ -49,47 +48,33 @@ class GradNode:
         number: greater than those of the nodes that gave its inputs.
         variables: those that hold its outputs, by their places among `outputs`.
         released: whether a backward pass that does not retain it was here.
-        owner: what was pending when it was called, with its call.
-        first: while that is pending, the number of its first output.
-        place: and its place among the nodes.
+        owner: the inputs of what was pending when it was called, with its call.
     """
 
     __slots__ = (
         "__weakref__",
-        "call",
         "draw",
         "edges",
-        "first",
         "number",
         "outputs",
         "owner",
-        "place",
+        "point",
         "released",
-        "slots",
         "values",
         "variables",
     )
 
     def __init__(
         self,
-        call: Call,
-        slots: Sequence[tuple[str, int]],
+        point: Point,
         values: Sequence[Value | None],
         edges: Sequence[Any],
         outputs: Sequence[Value | None],
         draw: tuple[int, int] | None,
         owner: Any = None,
-        first: int = -1,
-        place: int = -1,
     ):
-        self.call, self.slots, self.values, self.edges = call, slots, values, edges
-        self.outputs, self.draw, self.owner, self.first, self.place = (
-            outputs,
-            draw,
-            owner,
-            first,
-            place,
-        )
+        self.point, self.values, self.edges = point, values, edges
+        self.outputs, self.draw, self.owner = outputs, draw, owner
         self.number = next(_numbers)
         self.variables: dict[int, weakref.ref[Any]] = {}
         self.released = False
@@ -98,7 +83,7 @@ class GradNode:
         """Return by slot its inputs, and where their gradients go (None where none is wanted)."""
         pairs = zip(self.values, self.edges)
         found = {}
-        for slot, n, flows in self.call.given:
+        for slot, n, flows in self.point.call.given:
             found[slot] = [
                 (v, None if not flows or e is None else e if type(e) is Edge else Edge(None, 0, e))
                 for v, e in itertools.islice(pairs, n)
@@ -108,7 +93,7 @@ class GradNode:
     def slot_outputs(self) -> dict[str, list[tuple[Value | None, int]]]:
         """Return by slot its outputs, with their places among all."""
         pairs = zip(self.outputs, itertools.count())
-        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.slots}
+        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.point.slots}
 
     def variable(self, index: int) -> Any:
         """Return the variable that holds an output, if there still is one."""
@@ -141,7 +126,7 @@ def check(node: GradNode) -> None:
     """Raise DygraphError for a node that a backward pass has released."""
     if node.released:
         raise errors.DygraphError(
-            f"backward: the gradient of operator {node.call.definition.type} was computed before, and what it needs "
+            f"backward: the gradient of operator {node.point.call.definition.type} was computed before, and what it needs "
             "was released then: keep it with retain_graph=True in the first call, or compute "
             "the loss again"
         )

@@ -14,7 +14,8 @@ from jfluid.compile.plan import Segment
 from jfluid.dygraph import tape, walks
 from jfluid.dygraph.calls import Call, call_of, frozen
 from jfluid.dygraph.pending import array_of, pending_on
-from jfluid.dygraph.points import Point, assigned, flat
+from jfluid.dygraph.points import Point, flat
+from jfluid.dygraph.step import Record
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Value, constant
 from jfluid.dygraph.varbase import VarBase
@@ -79,15 +80,15 @@ class Tracer:
         """Call an operator, and give its outputs their values.
 
         Args:
-            inputs: by slot a variable or several; None where an input of a list is missing.
-            outputs: by slot a variable or several; None for an output that is not wanted.
+            inputs: by slot a variable or several, of which None stands for a missing one.
+            outputs: by slot a variable or several, of which None stands for one that is not wanted.
             draw: the random numbers of an operator that draws; new ones when None.
 
         Raises what `Block.append_op` does.
         """
         # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
         pending, records = self.pending, self.records
-        leaves, before = pending.leaves, len(pending.leaves)
+        leaves, places, before = pending.leaves, pending.places, len(pending.leaves)
         key: list[Any] = [type_, records]
         if attrs:
             key.append(frozen(attrs))
@@ -96,7 +97,8 @@ class Tracer:
         for slot, given in inputs.items():
             key.append(slot)
             for v in (given,) if isinstance(given, VarBase) else given:
-                value = edge = None
+                value: Value | None = None
+                edge: Any = None
                 if v is None:
                     key.append(None)
                 else:
@@ -113,8 +115,15 @@ class Tracer:
                         leaves.append(value)
                         key.append((value.aval,) if value.known else value.aval)
                     if records and not v._stop_gradient:
-                        edge = v._edge or v
-                        key.append(pending.flow(edge))
+                        edge = v._edge
+                        if edge is None:
+                            edge = v
+                            flow = places.get(id(v))
+                            key.append(pending.flow(v) if flow is None else flow)
+                        elif (node := edge.node) is not None and node.owner is leaves:
+                            key.append(node.point.first + edge.index)
+                        else:
+                            key.append(pending.flow(edge))
                     else:
                         key.append(None)
                 values.append(value)
@@ -138,16 +147,13 @@ class Tracer:
                 self._assign_at_once(call, found, made, values, edges, draw)
                 return
             point = self._point(call, kind, values, edges if records else None)
-        call = point.call
-        if call.draws_numbers and draw is None:
+        draws = point.call.draws_numbers
+        if draws and draw is None:
             draw = self._draw()
-        first, place = len(pending.outs), len(pending.nodes)
-        results = pending.go(point, draw if call.draws_numbers else None)
+        results = pending.go(point, draw if draws else None)
         node = None
         if point.flows:
-            node = GradNode(
-                call, point.slots, values, edges, results, draw, pending.leaves, first, place
-            )
+            node = GradNode(point, values, edges, results, draw, pending.leaves)
             pending.nodes.append(ref(node))
         for variable, at in zip(made, point.assigned):
             if variable is not None and (result := results[at]) is not None:
@@ -216,10 +222,11 @@ class Tracer:
         if call.draws_numbers and draw is None:
             draw = self._draw()
         results, slots = flat(call, outputs)
+        point = Point(record=Record(call, (), [], -1), slots=slots)
         node = None
         if self.records and call.flows(edges):
-            node = GradNode(call, slots, values, edges, results, draw)
-        for variable, at in zip(made, assigned(call, slots)):
+            node = GradNode(point, values, edges, results, draw)
+        for variable, at in zip(made, point.assigned):
             if variable is not None and results[at] is not None:
                 variable.assign(results[at], node, at)
 
@@ -356,7 +363,7 @@ class Tracer:
         blocked: set[tuple[int, int]],
     ) -> None:
         """Call the gradient operator of a node, and hand its results on to the nodes before."""
-        definition = registry.get(node.call.definition.type + "_grad")
+        definition = registry.get(node.point.call.definition.type + "_grad")
         node_inputs, node_outputs = node.inputs(), node.slot_outputs()
         cotangents: dict[str, list[VarBase | None]] = {}
         for name, values in node_outputs.items():
@@ -404,7 +411,7 @@ class Tracer:
                     if edge is not None and result is not None:
                         targets.append((edge, result))
                 outputs[slot.name] = made
-        attrs = {n: v for n, v in node.call.named.items() if n in definition.attrs}
+        attrs = {n: v for n, v in node.point.call.named.items() if n in definition.attrs}
         self.call(definition.type, inputs, outputs, attrs, node.draw)
         for edge, variable in targets:
             if variable.is_empty:

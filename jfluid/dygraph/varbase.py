@@ -88,6 +88,14 @@ class VarBase(Variable):
     opaque_type = b""
     op = None
     _prefix = ""  # what its name begins with if none was given
+    # those of its own that most temporaries leave as they are
+    _value: Value | None = None
+    _stop_gradient = False
+    _persistable = False
+    _shape: tuple[int, ...] | None = None
+    _dtype: VarType | None = None
+    _edge: Edge | None = None
+    _gradient: "VarBase | None" = None
 
     def __init__(
         self,
@@ -101,12 +109,14 @@ class VarBase(Variable):
         self._value = value
         if name is not None:
             self.name = name
-        self._stop_gradient = stop_gradient
-        self._persistable = persistable
-        self._shape = None if shape is None else tuple(int(d) for d in shape)
-        self._dtype = None if dtype is None else var_type(dtype)
-        self._edge: Edge | None = None
-        self._gradient: VarBase | None = None
+        if stop_gradient:
+            self._stop_gradient = True
+        if persistable:
+            self._persistable = True
+        if shape is not None:
+            self._shape = tuple(int(d) for d in shape)
+        if dtype is not None:
+            self._dtype = var_type(dtype)
 
     @classmethod
     def of(cls, value: Value, edge: Edge | None) -> "VarBase":
@@ -274,7 +284,7 @@ class VarBase(Variable):
 
     def hold_gradient(self, gradient: Value) -> None:
         """Hold another gradient."""
-        self._gradient = VarBase(gradient, f"{self.name}@GRAD", stop_gradient=True)
+        self._gradient = VarBase(gradient, f"{self.name}@GRAD", True)
         if not gradient.aval.plain:
             self._gradient.type = VarType.SELECTED_ROWS
 
@@ -283,9 +293,7 @@ class VarBase(Variable):
         if self._gradient is None:
             return
         aval = self._gradient.held.aval
-        self._gradient = (
-            VarBase(zeros(aval), f"{self.name}@GRAD", stop_gradient=True) if aval.plain else None
-        )
+        self._gradient = VarBase(zeros(aval), f"{self.name}@GRAD", True) if aval.plain else None
 
     def _grad_ivar(self) -> "VarBase | None":
         """Return the variable that holds the gradient; None where there is none."""

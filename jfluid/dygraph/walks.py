@@ -66,7 +66,7 @@ class Walk:
         if not end.follows(before) or end.leaves != before.leaves:
             return None
         drawing = [
-            next((n.place for n, d in zip(nodes, draws) if d is draw), None)
+            next((n.point.place for n, d in zip(nodes, draws) if d is draw), None)
             for draw in pending.draws[before.draws :]
         ]
         values = [total.held for _, total in totals.values()]
@@ -81,11 +81,11 @@ class Walk:
         for edge, total in totals.values():
             place, index = -1, -1 - pending.flow(edge.leaf) if edge.node is None else 0
             if edge.node is not None:
-                place, index = edge.node.place, edge.index
+                place, index = edge.node.point.place, edge.index
             gradients.append((place, index, total.held.source, total.held.aval))
         return cls(
             end,
-            tuple([node.place for node in nodes]),
+            tuple([node.point.place for node in nodes]),
             tuple([place for place in drawing if place is not None]),
             tuple(gradients),
         )
