@@ -53,11 +53,15 @@ class DirectCalls:
         )
         if code != grpc.StatusCode.OK:
             return code, b"".join(parts)
-        if not _SMALL < sum(map(len, parts)) <= buffer.capacity:
+        written = None
+        if sum(map(len, parts)) > _SMALL:
+            with self._metrics.part("reply"):
+                # a request that lies behind others was posted before they were answered
+                written = buffer.write_reply(parts, behind=asked.at > 0)
+        if written is None:
             reply = pb.LocalReply(reply=b"".join(parts))
         else:
-            with self._metrics.part("reply"):
-                reply = pb.LocalReply(bytes=buffer.write_reply(parts))
+            reply = pb.LocalReply(bytes=written[0], at=written[1])
         return code, reply.SerializeToString()
 
     def streamed(

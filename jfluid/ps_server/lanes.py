@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
@@ -44,23 +45,27 @@ class Lane:
 
 
 class BegunPush:
-    """A push to one server that may be under way.
+    """A push to one server that may be under way, with the pull of blocks in the same call.
 
     Attributes:
         sent: it is; else its lane has failed.
+        method: of the call.
 
     Args:
         life: the incarnation of the server that it is for.
     """
 
     def __init__(self, lane: Lane, life: int):
-        self.lane, self.life, self.sent = lane, life, False
+        self.lane, self.life, self.sent, self.method = lane, life, False, "Push"
 
     def post(self, request: OutgoingRequest) -> None:
         """Send it, without waiting for the answer."""
         request.push.message.caller.server_incarnation = self.life
+        if request.pulls:
+            request.pull.caller.server_incarnation = self.life
+        self.method, parts = request.single()
         with contextlib.suppress(CallError):  # it is made again
-            self.lane.through.post("Push", request.push.parts())
+            self.lane.through.post(self.method, parts)
             self.sent = True
 
 
@@ -69,13 +74,15 @@ class BegunPushes:
     """A push to all servers that is under way.
 
     Attributes:
-        requests: to each server; what is pulled behind it is still to be added.
+        requests: to each server; the rows that are pulled behind it are still to be added.
+        pull: what they pull.
         pushes: to each server; each is to be followed once.
         places: the numbers of the calls, which are pending until this is closed.
         round: of the gradients, 0 for none.
     """
 
     requests: list[OutgoingRequest]
+    pull: ShardedPull
     pushes: list[BegunPush]
     places: contextlib.ExitStack
     round: int

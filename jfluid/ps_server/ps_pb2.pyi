@@ -219,12 +219,14 @@ class LocalRequest(_message.Message):
     def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
-    __slots__ = ("bytes", "reply")
+    __slots__ = ("bytes", "reply", "at")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     reply: bytes
-    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ...) -> None: ...
+    at: int
+    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ..., at: _Optional[int] = ...) -> None: ...
 
 class LookUpRequest(_message.Message):
     __slots__ = ("table", "ids", "slot", "server_incarnation")

@@ -5,6 +5,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.ps_server import connection, specs
+from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.lanes import BegunPush
 from tests.ps_server.job import TABLE
 
@@ -25,8 +26,8 @@ def ready(job, trainer=0):
     return client
 
 
-def begun(client, round=0):
-    found = client.begin_push({}, ONES, round=round, merged=True)
+def begun(client, round=0, pulled=("w",)):
+    found = client.begin_push({}, ONES, round=round, merged=True, pull_blocks=pulled)
     assert found is not None and all(push.sent for push in found.pushes)
     return found
 
@@ -47,12 +48,36 @@ def again(monkeypatch):
 def test_what_is_pulled_is_what_the_push_made(job, again):
     client = ready(job.start())
     for step in range(1, 4):
-        found = client.exchange_begun(begun(client), {"t": IDS}, ["w"])
+        found = client.exchange_begun(begun(client), {"t": IDS})
         assert (found.blocks["w"] == 9 - step).all() and found.rows["t"].values.shape == (300, 4)
-    found = client.exchange_begun(begun(client), {})
+    found = client.exchange_begun(begun(client, pulled=()), {})
     assert not found.blocks and not again
     assert (client.pull(blocks=["w"]).blocks["w"] == 5).all()
     assert len(client._connections[0]._buffers._free) == 1
+
+
+def test_rows_are_written_behind_blocks_that_nobody_has_read_yet(job, again):
+    client, ids = ready(job.start()), np.arange(3000)
+    rows = client.pull({"t": ids}).rows["t"].values
+    again.clear()
+    push = begun(client)
+    buffer = push.pushes[0].lane.through
+    answer, calls = buffer.pipes.answer, []
+
+    def late(*rest):
+        """Answers to both calls are there before the first is read."""
+        calls.append(answer(*rest))
+        if len(calls) == 1:
+            calls.append(answer(*rest))
+            buffer.pipes.answer = lambda *_: calls[1]
+        return calls[0]
+
+    buffer.pipes.answer = late
+    found = client.exchange_begun(push, {"t": ids})
+    first, second = map(pb.LocalReply.FromString, calls)
+    assert (first.at, second.at) == (0, first.bytes) and second.bytes > 4 * rows.size
+    assert (found.blocks["w"] == 8).all() and not again
+    np.testing.assert_array_equal(found.rows["t"].values, rows)
 
 
 def test_rounds_wait_for_all(job, again):
@@ -61,7 +86,7 @@ def test_rounds_wait_for_all(job, again):
     for round in (1, 2):
         pushes = [begun(client, round) for client in (first, second)]
         for client, push in zip((first, second), pushes, strict=True):
-            found = client.exchange_begun(push, {}, ["w"])
+            found = client.exchange_begun(push, {})
             assert (found.blocks["w"] == 9 - round).all() and found.rounds == round
     assert not again
 
@@ -94,12 +119,12 @@ def test_a_push_that_is_lost_is_made_again_once(job, again, lost, monkeypatch):
     client = ready(job.start())
     if lost == "request":
         monkeypatch.setattr(BegunPush, "post", lambda self, request: None)
-        push = client.begin_push({}, ONES, merged=True)
+        push = client.begin_push({}, ONES, merged=True, pull_blocks=["w"])
     else:
         push = begun(client)
         push.pushes[0].lane.through.pipes.answer(60)
         job.servers[0].service.buffers.leave(client._connections[0]._buffers.client)
-    found = client.exchange_begun(push, {"t": IDS}, ["w"])
+    found = client.exchange_begun(push, {"t": IDS})
     assert (found.blocks["w"] == 8).all() and len(again) == 1
     assert client.status()[0].through == 1
     assert not client._connections[0]._buffers._taken
@@ -108,10 +133,10 @@ def test_a_push_that_is_lost_is_made_again_once(job, again, lost, monkeypatch):
 def test_a_refusal_is_told_and_nothing_is_lost(job, again):
     client = ready(job.start())
     with pytest.raises(errors.ServerError, match="there is no table"):
-        client.exchange_begun(begun(client), {"no": IDS}, ["w"])
-    found = client.exchange_begun(begun(client), {"t": IDS}, ["w"])
+        client.exchange_begun(begun(client), {"no": IDS})
+    found = client.exchange_begun(begun(client), {"t": IDS})
     assert (found.blocks["w"] == 7).all()
     push = begun(client, round=5)
     with pytest.raises(errors.ServerError, match="round 5"):
-        client.exchange_begun(push, {}, ["w"])
+        client.exchange_begun(push, {})
     assert (client.pull(blocks=["w"]).blocks["w"] == 7).all()
