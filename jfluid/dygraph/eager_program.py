@@ -127,7 +127,6 @@ class EagerBlock(Block):
         stop_gradient: bool = False,
     ) -> Any:
         """Run an operator at once; see `Block.append_op`."""
-        tracer = self.program.tracer
         given = self._checked(type, inputs) if inputs else _NOTHING
         made = self._checked(type, outputs) if outputs else _NOTHING
         if stop_gradient:
@@ -137,6 +136,30 @@ class EagerBlock(Block):
                         v.stop_gradient = True
         if type == "fill_constant" and not given and self._filled(made, attrs):
             return EagerOperator(type, made)
+        self._call(type, given, made, attrs)
+        return EagerOperator(type, made)
+
+    def append_new(
+        self,
+        type: str,
+        inputs: Mapping[str, Any],
+        outs: tuple[str, ...],
+        attrs: Mapping[str, Any] | None,
+        prefix: str,
+    ) -> tuple[VarBase, ...]:
+        made = self._call(type, self._checked(type, inputs), outs, attrs)
+        for v in made:
+            v._prefix = prefix
+        return tuple(made)
+
+    def _call(
+        self,
+        type: str,
+        inputs: Variables,
+        outputs: Variables | tuple[str, ...],
+        attrs: Mapping[str, Any] | None,
+    ) -> Any:
+        tracer = self.program.tracer
         pending = tracer.pending
         # first values are a step of their own: those that follow can then be alike
         if (depth := pending.point.depth) and (
@@ -144,8 +167,7 @@ class EagerBlock(Block):
         ):
             pending.run()
         pending.initializes = self._initializing
-        tracer.call(type, given, made, attrs)
-        return EagerOperator(type, made)
+        return tracer.call(type, inputs, outputs, attrs)
 
     def insert_op(
         self,

@@ -256,9 +256,12 @@ class Layer:
         """Return the layer's parameters, each once; with `include_sublayers` those of the layers
         in it, too.
         """
-        layers = self._with_sublayers({}).values() if include_sublayers else [self]
-        found = [p for layer in layers for p in layer._parameters.values() if p is not None]
-        return list({id(p): p for p in found}.values())
+        found: dict[int, Variable] = {}
+        for layer in self._with_sublayers({}).values() if include_sublayers else (self,):
+            for p in layer._parameters.values():
+                if p is not None:
+                    found[id(p)] = p
+        return [*found.values()]
 
     def _with_sublayers(self, found: "dict[int, Layer]") -> "dict[int, Layer]":
         """Add this layer and those in it at any depth to `found`, by their ids; returns it."""

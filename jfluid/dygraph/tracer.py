@@ -73,15 +73,16 @@ class Tracer:
         self,
         type_: str,
         inputs: Variables,
-        outputs: Variables,
+        outputs: Variables | tuple[str, ...],
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
-    ) -> None:
-        """Call an operator, and give its outputs their values.
+    ) -> Sequence[VarBase | None]:
+        """Call an operator, and give its outputs their values; returns them.
 
         Args:
             inputs: by slot a variable or several, of which None stands for a missing one.
-            outputs: by slot a variable or several, of which None stands for one that is not wanted.
+            outputs: by slot a variable or several, of which None stands for one that is not wanted; slots
+                alone where a new variable is wanted in each.
             draw: the random numbers of an operator that draws; new ones when None.
 
         Raises what `Block.append_op` does.
@@ -128,24 +129,32 @@ class Tracer:
                         key.append(None)
                 values.append(value)
                 edges.append(edge)
-        key.append(_OUTPUTS)
         made: list[VarBase | None] = []
-        for slot, wanted in outputs.items():
-            key.append(slot)
-            for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
-                key.append(v is None)
-                made.append(v)
-        kind = tuple(key)
-        point = pending.point.after.get(kind)
-        if point is not None and point.call.in_place:
-            point = pending.point.after.get((kind, _shares(point.call, inputs, outputs)))
+        if isinstance(outputs, tuple):
+            key.append(outputs)
+            kind = tuple(key)
+            point = pending.point.after.get(kind)
+            made += [VarBase.__new__(VarBase) for _ in outputs]
+            named: Variables = {} if point is not None else dict(zip(outputs, [[v] for v in made]))
+        else:
+            named = outputs
+            key.append(_OUTPUTS)
+            for slot, wanted in outputs.items():
+                key.append(slot)
+                for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
+                    key.append(v is None)
+                    made.append(v)
+            kind = tuple(key)
+            point = pending.point.after.get(kind)
+            if point is not None and point.call.in_place:
+                point = pending.point.after.get((kind, _shares(point.call, inputs, named)))
         if point is None:
             pending.take_back(before)
-            call = _call_of(type_, inputs, outputs, attrs)
-            found = self._at_once(call, inputs, outputs, values)
+            call = _call_of(type_, inputs, named, attrs)
+            found = self._at_once(call, inputs, named, values)
             if found is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
-                return
+                return made
             point = self._point(call, kind, values, edges if records else None)
         draws = point.call.draws_numbers
         if draws and draw is None:
@@ -158,6 +167,7 @@ class Tracer:
         for variable, at in zip(made, point.assigned):
             if variable is not None and (result := results[at]) is not None:
                 variable.assign(result, node, at)
+        return made
 
     def _draw(self) -> tuple[int, int]:
         self._drawn += 1

@@ -92,6 +92,21 @@ class Block:
         """
         return self.create_var(name=unique_name.generate(f"{prefix}.tmp"))
 
+    def append_new(
+        self,
+        type: str,
+        inputs: Mapping[str, Any],
+        outs: tuple[str, ...],
+        attrs: Mapping[str, Any] | None,
+        prefix: str,
+    ) -> tuple[Variable, ...]:
+        """Append an operator that writes a new variable in each of the slots `outs`, and return these; see
+        `append_op` and `temporary`.
+        """
+        made = {slot: self.temporary(prefix) for slot in outs}
+        self.append_op(type, inputs, made, attrs)
+        return tuple(made.values())
+
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
         """Declare a Parameter in the global block; the arguments are those of Parameter.
         `initializer` is applied to it there.

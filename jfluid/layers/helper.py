@@ -112,16 +112,15 @@ def emit(
     for slot, value in inputs.items():
         if not isinstance(value, Variable):
             check_variable(value, op_type, slot)
-    made: dict[str, Any] = {}
+    results: tuple[Any, ...]
     if isinstance(outs, tuple):
-        for slot in outs:
-            made[slot] = block.temporary(prefix)
+        results = block.append_new(op_type, inputs, outs, attrs, prefix)
     else:
         made = {
             slot: [block.temporary(prefix) for _ in range(count)] for slot, count in outs.items()
         }
-    block.append_op(op_type, inputs, made, attrs)
-    results = tuple(made.values())
+        block.append_op(op_type, inputs, made, attrs)
+        results = tuple(made.values())
     if stop_gradient:
         for found in results:
             for variable in found if isinstance(found, list) else (found,):

@@ -183,8 +183,9 @@ class Optimizer(DygraphMode):
         start = len(block.ops)
         self.helper = LayerHelper(type(self).__name__)
         present = [(p, g) for p, g in params_grads if g is not None and p.trainable]
-        new = [p for p, _ in present if not (program.eager and self._has_accumulators(p))]
-        self._create_accumulators(block, new)
+        if self.accumulators:
+            new = [p for p, _ in present if not (program.eager and self._has_accumulators(p))]
+            self._create_accumulators(block, new)
         self._create_global_learning_rate()
         for pair in present:
             if program.eager:  # its operators have neither roles nor scopes
@@ -230,7 +231,7 @@ class Optimizer(DygraphMode):
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         param, grad = param_and_grad
-        inputs: dict[str, Any] = {"Param": param, "Grad": grad} | self._extra_inputs()
+        inputs: dict[str, Any] = {"Param": param, "Grad": grad, **self._extra_inputs()}
         outputs = {"ParamOut": param}
         if self.uses_learning_rate:
             inputs["LearningRate"] = self._create_param_lr(param_and_grad)

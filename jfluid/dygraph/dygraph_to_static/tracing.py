@@ -41,14 +41,18 @@ class Recording:
         self,
         type_: str,
         inputs: Variables,
-        outputs: Variables,
+        outputs: Variables | tuple[str, ...],
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
-    ) -> None:
+    ) -> Sequence[VarBase | None]:
         given = {
             s: [self._read(v) for v in listed(vs) if v is not None] for s, vs in inputs.items()
         }
-        type(self._tracer).call(self._tracer, type_, inputs, outputs, attrs, draw)
+        found: Sequence[VarBase | None] = type(self._tracer).call(
+            self._tracer, type_, inputs, outputs, attrs, draw
+        )
+        if isinstance(outputs, tuple):
+            outputs = dict(zip(outputs, [[v] for v in found], strict=True))
         made = {
             s: [self._written(v) for v in listed(vs) if v is not None and not v.is_empty]
             for s, vs in outputs.items()
@@ -59,6 +63,7 @@ class Recording:
             {s: n for s, n in made.items() if n},
             attrs,
         )
+        return found
 
     def _name(self, variable: VarBase, name: str) -> str:
         self._names[id(variable.held)] = name
