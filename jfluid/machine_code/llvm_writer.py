@@ -60,6 +60,20 @@ def _target() -> Any:
     )
 
 
+@functools.cache
+def constants(vector: Any, *numbers: float) -> Any:
+    """A vector of constants. To write its numbers takes long: it is done once."""
+    return ir.Constant(vector, numbers)
+
+
+@functools.cache
+def _written(vector: Any, text: str) -> Any:
+    """A vector that LLVM has a word for, where llvmlite writes down all numbers."""
+    found = ir.FormattedConstant(vector.element, text)
+    found.type = vector
+    return found
+
+
 class Module:
     """Functions that are written down."""
 
@@ -146,14 +160,14 @@ class Function:
 
     def spread(self, number: Any, vector: Any) -> Any:
         """A vector of one number."""
-        nothing = ir.Constant(vector, ir.Undefined)
+        nothing = _written(vector, "undef")
         first = self.b.insert_element(nothing, number, I32(0))
-        everywhere = ir.Constant(ir.VectorType(I32, vector.count), [0] * vector.count)
+        everywhere = constants(ir.VectorType(I32, vector.count), *[0] * vector.count)
         return self.b.shuffle_vector(first, nothing, everywhere)
 
     def lanes(self, vector: Any, count: Any) -> Any:
         """The first numbers of a vector, `count` of them: a condition for each."""
-        every = ir.Constant(ir.VectorType(I64, vector.count), list(range(vector.count)))
+        every = constants(ir.VectorType(I64, vector.count), *range(vector.count))
         return self.b.icmp_signed("<", every, self.spread(count, every.type))
 
     def load_lanes(self, place: Any, vector: Any, lanes: Any, others: float = 0.0) -> Any:
@@ -161,7 +175,7 @@ class Function:
         load = self.module.declare(
             f"llvm.masked.load.v{vector.count}f32.p0", vector, [POINTER, I32, lanes.type, vector]
         )
-        rest = ir.Constant(vector, [others] * vector.count)
+        rest = constants(vector, *[others] * vector.count)
         return self.call(load, place, I32(4), lanes, rest)
 
     def store_lanes(self, value: Any, place: Any, lanes: Any) -> None:
