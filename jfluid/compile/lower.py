@@ -114,33 +114,30 @@ class Lowering:
         return env | {name: update_order.after(rate, values)}
 
     def _draw(self) -> None:
-        """Draw the numbers of all operators that only draw, all of one distribution at once."""
+        """Draw the numbers of all operators that only draw, many at once."""
         if not batched_random.possible(self.key):
             return
-        groups: dict[str, list[list[tuple[int, int]]]] = {}
+        draws = []
         for at, (_, op, definition) in enumerate(self.items):
-            size = (
-                batched_random.size(op.attrs) if definition.draws and not op.input_arg_names else 0
-            )
+            if definition.draws and not op.input_arg_names:
+                draws.append((definition.draws, at, batched_random.size(op.attrs)))
+        batches: list[list[tuple[str, int, int]]] = [[]]
+        for kind, at, size in sorted(draws):
+            if sum(n for _, _, n in batches[-1]) + size > batched_random.MOST:
+                batches.append([])
             if size:
-                batches = groups.setdefault(definition.draws, [[]])
-                if sum(n for _, n in batches[-1]) + size > batched_random.MOST:
-                    batches.append([])
-                batches[-1].append((at, size))
-        for kind, batches in groups.items():
-            for batch in batches:
-                uids = np.array([op_uid(self.items[at][1]) for at, _ in batch], np.uint32)
-                folded = jax.vmap(jax.random.fold_in, (None, 0))(self.key, uids)
-                keys = [
-                    key_of(folded[i], self.items[at][1].attrs.get("seed", 0))
-                    for i, (at, _) in enumerate(batch)
-                ]
-                self.drawn.update(
-                    zip(
-                        [at for at, _ in batch],
-                        batched_random.standard(kind, keys, [n for _, n in batch]),
-                    )
-                )
+                batches[-1].append((kind, at, size))
+        for batch in filter(None, batches):
+            kinds, places, sizes = zip(*batch)
+            ops = [self.items[at][1] for at in places]
+            keys = batched_random.folded(self.key, np.array([*map(op_uid, ops)], np.uint32))
+            seeds = [op.attrs.get("seed", 0) for op in ops]
+            if any(seeds):
+                own = [key_of(self.key, seed) for seed in seeds]
+                rows = [jax.random.key_data(o) if s else k for s, o, k in zip(seeds, own, keys)]
+                keys = jnp.stack(rows)
+            drawn = batched_random.standard(kinds, keys, sizes)
+            self.drawn.update(zip(places, drawn, strict=True))
 
     def _apply(
         self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]

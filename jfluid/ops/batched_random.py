@@ -8,11 +8,14 @@ numbers are those that `jax.random` gives for each key.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 
 from jfluid.ir.types import VarType
 
@@ -49,53 +52,79 @@ def size(attrs: dict[str, Any]) -> int:
     return math.prod(shape) if known and math.prod(shape) <= MOST else 0
 
 
-def standard(kind: str, keys: Sequence[jax.Array], sizes: Sequence[int]) -> list[Drawn]:
-    """Return, for each key, numbers of the standard distribution `kind`: "uniform", "normal" or
-    "truncated_normal".
+def folded(key: Any, numbers: np.ndarray) -> jax.Array:
+    """Return uint32 [n, 2]: the data of a threefry key folded with each of uint32 `numbers`."""
+    data = jnp.broadcast_to(jax.random.key_data(key), (len(numbers), 2))
+    return jnp.stack(_words(data, jnp.asarray(numbers)), 1)
+
+
+def standard(kinds: Sequence[str], keys: jax.Array, sizes: Sequence[int]) -> list[Drawn]:
+    """Return, for each key, numbers of a standard distribution.
+
+    Args:
+        kinds: "uniform", "normal" or "truncated_normal" for each key; equal ones follow one another.
+        keys: uint32 [n, 2], the data of threefry keys.
+        sizes: how many numbers for each key.
     """
-    shaped = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}[kind]
-    values, ends = _in_parts(shaped, keys, sizes), np.cumsum(sizes).tolist()
-    return [Drawn(values[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    groups = [(kind, list(of)) for kind, of in groupby(zip(kinds, sizes), itemgetter(0))]
+    total, shaped = sum(sizes), _SHAPED[groups[0][0]]
+    ends = np.cumsum(sizes)
+
+    # Which key is whose is looked up: XLA would compile a piece of the program for each operator.
+    def draw(places: jax.Array) -> jax.Array:
+        of = jnp.searchsorted(jnp.asarray(ends, np.uint32), places, side="right")
+        of = jnp.minimum(of, len(sizes) - 1)  # what fills the last part
+        drawn = bits(keys[of], places - jnp.asarray(ends - sizes, np.uint32)[of])
+        return shaped(drawn) if len(groups) == 1 else drawn
+
+    # Their places fill all parts: XLA would pad them one by one, itself.
+    parts = _parts(total)
+    numbers, at = _in_parts(draw, jax.lax.iota(np.uint32, -(-total // parts) * parts)), 0
+    found = []
+    for kind, of in groups:
+        values, start = numbers, at
+        if len(groups) > 1:
+            own, start = jax.lax.slice_in_dim(numbers, at, at + sum(n for _, n in of)), 0
+            values = uniform(own) if kind == "uniform" else _in_parts(_SHAPED[kind], own)
+        for _, size in of:
+            found.append(Drawn(jax.lax.slice_in_dim(values, start, start + size)))
+            start, at = start + size, at + size
+    return found
 
 
-def _in_parts(
-    shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array], sizes: Sequence[int]
-) -> jax.Array:
-    """Return [sum of sizes]: for each key in turn what `shaped` makes of its bits.
+def _in_parts(function: Callable[[jax.Array], jax.Array], values: jax.Array) -> jax.Array:
+    """Return what an elementwise function makes of values [n], and something more behind that.
 
-    It loops over parts: XLA would otherwise put the generator into every one of the many programs
+    It loops over parts: XLA would otherwise put the function into every one of the many programs
     that take a piece.
     """
-    total = sum(sizes)
-    parts = max(2, -(-total // _PART))
-    ends = np.cumsum(sizes)
-    # Which key is whose is looked up: XLA would compile a piece of the program for each operator.
-    data = jnp.stack([jax.random.key_data(key) for key in keys])
-    places = jax.lax.iota(np.uint32, -(-total // parts) * parts)
-    impl = jax.random.key_impl(keys[0])
+    parts = _parts(len(values))
+    missing = -len(values) % parts
+    filled = jnp.pad(values, (0, missing)) if missing else values
+    return jax.lax.map(function, filled.reshape(parts, -1)).ravel()
 
-    def each(part: jax.Array) -> tuple[jax.Array, jax.Array]:
-        of = jnp.searchsorted(jnp.asarray(ends, np.uint32), part, side="right")
-        of = jnp.minimum(of, len(sizes) - 1)  # what fills the last part
-        return data[of], part - jnp.asarray(ends - sizes, np.uint32)[of]
 
-    def draw(part: jax.Array) -> jax.Array:
-        of, number = each(part)
-        return shaped(bits(jax.random.wrap_key_data(of, impl=impl), number))
-
-    return jax.lax.map(draw, places.reshape(parts, -1)).ravel()
+def _parts(count: int) -> int:
+    """In how many parts so many numbers are drawn."""
+    return max(2, -(-count // _PART))
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of
-    `keys`.
+    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for the threefry key with
+    data `keys[i]`.
 
     It is the exclusive or of the two words that the generator makes of the number (Salmon et al.,
     "Parallel random numbers: as easy as 1, 2, 3", 2011), which are also those of the key folded
     with it.
     """
-    words = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, numbers))
-    return words[:, 0] ^ words[:, 1]
+    one, other = _words(keys, numbers)
+    return one ^ other
+
+
+def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The two words that the generator makes of each number, uint32 [n], with its key [n, 2]."""
+    one, other = threefry2x32_p.bind(keys[:, 0], keys[:, 1], jnp.zeros_like(numbers), numbers)
+    return one, other
 
 
 def uniform(bits: jax.Array) -> jax.Array:
@@ -124,3 +153,6 @@ def truncated_normal(bits: jax.Array) -> jax.Array:
     """
     most = np.nextafter(np.float32(2), np.float32(0))
     return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)
+
+
+_SHAPED = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}

@@ -19,8 +19,8 @@ SIZES = [5, 1, 70_000, 300_000]
     ],
 )
 def test_numbers_are_those_of_jax(kind, one):
-    keys = list(jax.random.split(jax.random.key(3), len(SIZES)))
-    found = batched_random.standard(kind, keys, SIZES)
+    keys = jax.random.split(jax.random.key(3), len(SIZES))
+    found = batched_random.standard([kind] * len(SIZES), jax.random.key_data(keys), SIZES)
     for drawn, key, size in zip(found, keys, SIZES, strict=True):
         assert drawn.values.dtype == np.float32 and drawn.values.shape == (size,)
         np.testing.assert_allclose(drawn.values, one(key, (size,)), rtol=2e-5, atol=1e-6)
@@ -28,7 +28,7 @@ def test_numbers_are_those_of_jax(kind, one):
 
 def test_bits_are_those_of_jax():
     key = jax.random.key(11)
-    keys = jax.numpy.broadcast_to(key, (9,))
+    keys = jax.numpy.broadcast_to(jax.random.key_data(key), (9, 2))
     np.testing.assert_array_equal(
         batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,))
     )
