@@ -83,7 +83,7 @@ def shuffled(
     received = _exchange(
         [map(record_encoding.encode, to) for to in messages],
         own,
-        fleet.worker_endpoints(),
+        _endpoints(fleet),
         _most_bytes(),
         decoded,
         pause,
@@ -100,11 +100,26 @@ def total(own: int, fleet: Any) -> int:
     received = _exchange(
         [[b"%d" % own]] * number,
         fleet.worker_index(),
-        fleet.worker_endpoints(),
+        _endpoints(fleet),
         1000,
         decode_number,
     )
     return own + sum(int(n) for n in (_only(numbers, i) for i, numbers in received.items()))
+
+
+def _endpoints(fleet: Any) -> list[str]:
+    """Return where the trainers are: the role makers of jobs with servers do not tell, as in Fluid, but
+    the launcher does.
+    """
+    from jfluid.environment.process import RoleVariables
+
+    found = fleet.worker_endpoints() or list(RoleVariables.from_env().trainer_endpoints)
+    if len(found) != fleet.worker_num():
+        raise errors.DataError(
+            f"{fleet.worker_num()} trainers exchange data, and need PADDLE_TRAINER_ENDPOINTS to say the endpoint "
+            f"of each (jfluid-launch sets it), found {found}"
+        )
+    return found
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:

@@ -402,3 +402,23 @@ def test_decoding_the_rest():
         ):
             with pytest.raises(errors.MessageError):
                 decode(data)
+
+
+def test_the_launcher_says_where_trainers_are_that_the_role_maker_does_not_know(monkeypatch):
+    fleets = [Fleet(i, []) for i in range(2)]
+    for fleet in fleets:
+        fleet.worker_num = lambda: 2
+    monkeypatch.delenv("PADDLE_TRAINER_ENDPOINTS", raising=False)
+    with pytest.raises(errors.DataError, match="2 trainers .*PADDLE_TRAINER_ENDPOINTS .*found "):
+        exchange.total(3, fleets[1])
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", ",".join(free_endpoints(2)))
+    found = {}
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: exchange.total(3 + i, fleets[i])}))
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: 7, 1: 7}
