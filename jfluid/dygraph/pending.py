@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 MOST_PENDING = 20_000  # operators; then they run, though nobody asks
 _MOST_POINTS = 32_768
+_MANY = 32  # operators, from which on their objects would have those of the whole program looked through
 _MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
 _SMALL = 24  # operators; a record as short as this is compiled whole in any case
 
 
 _BEFORE = "before"
-_DEAD = ref(Value.__new__(Value))  # to an output that nobody holds
 _pending: dict[jax.Device, "Pending"] = {}
 
 
@@ -99,7 +99,7 @@ class Pending:
             self._none, self._points = Point(), 0
         self.point = self._none  # the operators
         self.leaves: list[Value] = []  # their inputs
-        self.outs: list[ref[Value]] = []
+        self.outs: dict[int, ref[Value]] = {}  # outputs that somebody may hold, by number
         self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
         self.nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
         self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
@@ -171,23 +171,22 @@ class Pending:
         Args:
             draw: (seed, number) of the random numbers of an operator that draws some.
         """
-        if point.depth == 1:
+        if point.depth == _MANY:
             self._collects = collector.seldom()
         self.point = point
         if draw is not None:
             self.draws.append(draw)
-        owner, outs = self.leaves, self.outs
+        owner, number = self.leaves, point.first
         values: list[Value | None] = []
-        value: Value | None
         for kind in point.made:
+            value = None
             if type(kind) is Aval:
-                value = Value(kind, None, len(outs), owner)
-            elif kind is None:
-                value = None
-            else:
+                value = Value(kind, None, number, owner)
+                self.outs[number] = ref(value)
+            elif kind is not None:
                 value = constant(kind, known=True)
-            outs.append(_DEAD if value is None else ref(value))
             values.append(value)
+            number += 1
         return values
 
     def take_back(self, leaves: int) -> None:
@@ -220,11 +219,9 @@ class Pending:
             held: of the outputs, by number, those that somebody holds.
             draws: the random numbers.
         """
-        refs = [_DEAD] * (end.outputs - len(self.outs))
         for number, value in held.items():
             value.owner, value.source = self.leaves, number
-            refs[number - len(self.outs)] = ref(value)
-        self.outs += refs
+            self.outs[number] = ref(value)
         self.draws += draws
         self.point = end
 
@@ -240,16 +237,18 @@ class Pending:
         if not self.point.depth:
             self._ahead.distrust()
             return
+        collects, self._collects = self._collects, 0
         try:
             self._run()
         finally:
-            collector.often(self._collects)  # what was recorded has gone
+            if collects:
+                collector.often(collects)  # what was recorded has gone
 
     def _run(self) -> None:
         point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
         self._begin()
         holders = {
-            i: v for i, held in enumerate(outs) if (v := held()) is not None and v.array is None
+            i: v for i, held in outs.items() if (v := held()) is not None and v.array is None
         }
         if not holders:
             leaves.clear()

@@ -38,7 +38,7 @@ class Walk:
         nodes: the places of the nodes that it goes through.
         drawing: of those whose random numbers it draws again.
         gradients: for each the place of the node and of its output where it goes (or -1, and the place of
-            a variable that no operator gave), and its number among all outputs and kind.
+            a variable that no operator gave), and its number among all outputs and kind; by that number.
     """
 
     end: Point
@@ -87,7 +87,7 @@ class Walk:
             end,
             tuple([node.point.place for node in nodes]),
             tuple([place for place in drawing if place is not None]),
-            tuple(gradients),
+            tuple(sorted(gradients, key=lambda found: found[2])),  # as they were recorded
         )
 
     def repeat(self, pending: Pending) -> bool:
