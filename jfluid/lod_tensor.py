@@ -52,20 +52,26 @@ _PRINTED_TYPES = {
 }
 
 
-class CheckedLod(list[Any]):
+class MeasuredLod(list[Any]):
     """Offsets of sequences, level by level, each from 0 on and never falling, in arrays that nobody
     changes.
 
+    What steps ask of them is found while they are made: later they are no longer in the processor's caches.
+
     Attributes:
-        longest: sequence of the last level. Steps ask for it, and for short levels it costs as much
-            as the check.
+        longest: sequence of the last level.
+        rows: where that level ends.
+        packed: an only level as int32; nothing for more levels.
     """
 
     longest: int
+    rows: int
+    packed: bytes
 
     def __init__(self, levels: Sequence[np.ndarray], longest: int):
         super().__init__(levels)
-        self.longest = longest
+        self.longest, self.rows = longest, levels[-1].item(-1) if levels else 0
+        self.packed = levels[0].astype(np.int32).tobytes() if len(levels) == 1 else b""
 
 
 class _Value:
@@ -100,7 +106,7 @@ class LoDTensor:
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
         self.value = value
         self._lod: list[np.ndarray] = (
-            lod if type(lod) is CheckedLod else [np.asarray(level, np.int64) for level in lod]
+            lod if type(lod) is MeasuredLod else [np.asarray(level, np.int64) for level in lod]
         )
         self._pending: Pending | None = None
 
@@ -168,7 +174,7 @@ class LoDTensor:
                 "lod: each level must end at the number of sequences of the next, the last one at "
                 f"the number of rows, found {[level.tolist() for level in levels]}{rows}"
             )
-        self._lod = CheckedLod(levels, longest)
+        self._lod = MeasuredLod(levels, longest)
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the lengths of the sequences, one list for each level."""

@@ -6,9 +6,10 @@ a step microseconds, and so does each call of NumPy.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter, le, sub
+from itertools import repeat
+from operator import attrgetter, itemgetter, le, sub
 from typing import Any, NamedTuple
 
 import jax
@@ -18,15 +19,14 @@ from jfluid.compile.padding import Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
-_VALUE, _LOD, _DTYPE, _SHAPE, _LONGEST = map(
-    attrgetter, ("value", "_lod", "dtype", "shape", "longest")
-)
+_PACKED, _ROWS, _LONGEST = map(attrgetter, ("packed", "rows", "longest"))
 _MOST_ROWS = 2**31  # offsets are int32
 _LINE = 64  # bytes; XLA on CPUs reads arrays in place that begin at a multiple
 _SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array begins
 
 
-class Measured(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Measured:
     """The sequences of all slots of a batch.
 
     Attributes:
@@ -88,73 +88,64 @@ class Slots:
 
     def __init__(self, names: Sequence[str], dtype: np.dtype, row: tuple[int, ...]):
         self.names = tuple(names)
-        self._take = itemgetter(*names)
-        self._dtypes, self._row = [dtype] * len(names), {row}
-        self._types = [LoDTensor] * len(names) + [np.ndarray] * len(names)
-        # of the latest batch; the offsets of slots that have the same sequences, else nothing
-        self._latest: tuple[bytearray, Measured] | None = None
+        self._take, self._dtype, self._row = itemgetter(*names), dtype, list(row)
+        self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
     def read(self, feed: Mapping[str, Any]) -> Batch | None:
         """Return what a feed has for the slots; None where something is not as they are, or a lod does
         not describe its rows.
         """
+        dtype, row, values, lods, rows = self._dtype, self._row, [], [], []
         try:
             tensors = self._take(feed)
-            lods = list(map(_LOD, tensors))
-            offsets = [level for (level,) in lods]
+            for tensor in tensors:
+                value = tensor.value
+                if type(value) is not np.ndarray or type(tensor) is not LoDTensor:
+                    return None
+                count, *own = value.shape
+                if own != row or value.dtype != dtype:
+                    return None
+                values.append(value)
+                lods.append(tensor._lod)
+                rows.append(count)
+            measured = self._measure(lods, rows)
         except (KeyError, AttributeError, ValueError):
-            return None  # a slot is missing, is no tensor, or has other levels
-        values = list(map(_VALUE, tensors))
-        if [*map(type, tensors), *map(type, values)] != self._types:
-            return None
-        shapes = list(map(_SHAPE, values))
-        if list(map(_DTYPE, values)) != self._dtypes or {s[1:] for s in shapes} != self._row:
-            return None
-        measured = self._measure(lods, offsets, [s[0] for s in shapes])
+            return None  # a slot is missing, is no tensor, or has no rows or sequences
         return None if measured is None else Batch(self.names, tensors, values, measured)
 
-    def _measure(
-        self, lods: list[Any], offsets: list[np.ndarray], rows: list[int]
-    ) -> Measured | None:
-        """Measure sequences, in which batches and slots are often alike. None where slots have
-        different numbers of them, or other rows.
+    def _measure(self, lods: list[Any], rows: list[int]) -> Measured | None:
+        """Measure sequences. None where slots have other rows. Raises ValueError where they have other
+        levels, or different numbers of sequences.
         """
+        packed, ends, longest = _measures(lods)
         latest = self._latest  # another thread may change it
-        if latest is not None and latest[1].rows == rows and _all_are(latest[0], offsets):
-            return latest[1]
-        slots, length, total = len(offsets), len(offsets[0]), sum(rows)
-        if total >= _MOST_ROWS or set(map(len, offsets)) != {length}:
-            return None
-        alike = rows.count(rows[0]) == slots
-        if alike:
-            first = bytearray(offsets[0].tobytes())
-            alike = _all_are(first, offsets)
-        known, lods = (offsets[:1], lods[:1]) if alike else (offsets, lods)
-        together = np.array(known, np.int32)
-        longest, ends = _measures(lods, together)
-        if alike:
-            together, longest, ends = together.repeat(slots, 0), longest * slots, ends * slots
         if ends != rows:
             return None
-        found = Measured(together, length - 1, rows, total, longest, [])
-        self._latest = (first, found) if alike else None
+        if latest is not None and latest[0] == packed:
+            return latest[1]
+        total = sum(rows)
+        (size,) = set(map(len, packed))
+        if total >= _MOST_ROWS or not size:
+            return None
+        size //= 4
+        together = np.ndarray((len(rows), size), np.int32, b"".join(packed))
+        found = Measured(together, size - 1, rows, total, longest, [])
+        self._latest = packed, found
         return found
 
 
-def _measures(lods: Sequence[Any], together: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the longest sequence of each slot, and where its last one ends."""
-    ends = together[:, -1].tolist()
+def _measures(lods: Sequence[Any]) -> tuple[list[bytes], list[int], list[int]]:
+    """Return the offsets of each slot as int32, where the last sequence ends, and the longest. Raises
+    ValueError for lods of more levels, or with different numbers of sequences.
+    """
     try:
-        return list(map(_LONGEST, lods)), ends
-    except AttributeError:  # no `CheckedLod`
-        if together.shape[1] == 1:
-            return [0] * len(together), ends
-    return np.maximum.reduce(together[:, 1:] - together[:, :-1], 1).tolist(), ends
-
-
-def _all_are(known: bytearray, offsets: Sequence[np.ndarray]) -> bool:
-    """Whether all arrays have these bytes. A bytearray compares with them where they are."""
-    return set(map(known.__eq__, offsets)) == {True}
+        return list(map(_PACKED, lods)), list(map(_ROWS, lods)), list(map(_LONGEST, lods))
+    except AttributeError:  # one is no `MeasuredLod`
+        together = np.array([level for (level,) in lods], np.int32)
+    if not together.size:
+        raise ValueError
+    longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1, initial=0).tolist()
+    return [level.tobytes() for level in together], together[:, -1].tolist(), longest
 
 
 def of(feed: Mapping[str, Any]) -> list[Slots]:
@@ -179,6 +170,7 @@ class Layout:
     Attributes:
         sizes: what each of `names` is padded to.
         replicas: of which each slot has the rows, one after another; None for one device.
+        room: for the rows of all.
         varied: which slots' sequences differ in length.
         varies: whether those of all do.
     """
@@ -190,6 +182,7 @@ class Layout:
         self.varied = [not s.uniform for s in sizes]
         self.varies = all(self.varied)
         self.rows, self._longest = [s.rows for s in sizes], [s.longest[0] for s in sizes]
+        self.room = sum(self.rows) * (replicas or 1)
         self._key = names, sizes, replicas
         self._hash = hash(self._key)  # every call of a compiled step asks for it
 
@@ -251,46 +244,46 @@ class Joined:
 
 
 def joined(batch: Batch, layout: Layout) -> Joined:
-    """Return a batch as one array, every slot padded with copies of its rows."""
-    values, (offsets, _, needed, _, _, cuts) = batch.values, batch.measured
-    first, rows = values[0], layout.rows
-    if cuts:
-        values = [v[begin:end] for v, c in zip(values, cuts) for begin, end in zip(c, c[1:])]
-        rows = [n for n in rows for _ in cuts[0][1:]]
-    if cuts or rows != needed:
-        values = _padded(values, rows)
-    shape = sum(rows), *first.shape[1:]
-    small = first.itemsize * math.prod(shape) <= _SMALL
-    together = np.concatenate(values, out=None if small else _empty(shape, first.dtype))
+    """Return a batch as one array, every slot of every replica padded with rows of the slot."""
+    values, offsets, cuts = batch.values, batch.measured.offsets, batch.measured.cuts
+    if layout.room != sum(map(len, values)):
+        begins: Iterable[Sequence[int]] = [c[:-1] for c in cuts] if cuts else repeat((0,))
+        values = _padded(values, begins, layout.rows)
+    small = layout.room * values[0].strides[0] <= _SMALL
+    together = np.concatenate(values, out=None if small else _empty(layout.room, values[0]))
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
 
 
-def _padded(arrays: list[np.ndarray], rows: Sequence[int]) -> list[np.ndarray]:
-    """Return arrays of rows, and behind each of them copies of its rows up to as many as are asked
-    for.
+def _padded(
+    arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]
+) -> list[np.ndarray]:
+    """Return as many rows of each array as are asked for, from each place where some begin: those that
+    follow there, and after the last the first ones again.
     """
     found = []
-    for array, most in zip(arrays, rows):
-        found.append(array)
+    for array, places, most in zip(arrays, begins, rows):
         count = len(array)
-        if count < most:
-            missing = most - count
-            if count >= missing:
-                found.append(array[:missing])
-            else:
-                first = array[:1] if count else np.zeros((1, *array.shape[1:]), array.dtype)
-                found.append(np.repeat(first, missing, 0))
+        for begin in places:
+            end = begin + most
+            found.append(array[begin:end] if begin or end < count else array)
+            if end > count:
+                found.append(
+                    array[: end - count]
+                    if end <= 2 * count
+                    else np.resize(array, (end - count, *array.shape[1:]))
+                )
     return found
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array that XLA on CPUs can read in place."""
-    size = dtype.itemsize * math.prod(shape)
+def _empty(rows: int, like: np.ndarray) -> np.ndarray:
+    """Return an array of so many rows that XLA on CPUs can read in place."""
+    shape = rows, *like.shape[1:]
+    size = like.itemsize * math.prod(shape)
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.__array_interface__["data"][0] % _LINE
-    return memory[start : start + size].view(dtype).reshape(shape)
+    return memory[start : start + size].view(like.dtype).reshape(shape)
 
 
 class SlotBuckets(Buckets):
@@ -328,14 +321,15 @@ class SlotBuckets(Buckets):
         if layouts is None:
             feeds, sizes = self.pad_beside(feeds, needed(batches))
             layouts = self.layouts(batches, sizes)
-        return {**feeds, **{b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}}
+        found = laid_out(batches, layouts)
+        return {**feeds, **found} if feeds else found
 
     def known_layouts(self, batches: Sequence[Batch]) -> list[Layout] | None:
         """Return the layouts of batches beside which no other sequences are fed, if all are known that
         `choose` would have to look at.
         """
         measured, (latest, layouts) = [b.measured for b in batches], self._latest
-        if len(latest) == len(measured) and all(map(is_, measured, latest)):
+        if measured == latest:  # the same ones
             return layouts
         known = self._layouts.get(tuple([(b.names, b.measured.number) for b in batches]), ())
         rows = sum([m.total for m in measured])
@@ -364,6 +358,11 @@ class SlotBuckets(Buckets):
             key = tuple([(b.names, b.measured.number) for b in batches])
             self._layouts[key] = [(most, layouts(known)) for known, most in self.alike(sizes)]
         return found
+
+
+def laid_out(batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, Any]:
+    """Return batches as `Joined`, each by the name of its first slot."""
+    return {b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}
 
 
 def needed(batches: Sequence[Batch]) -> Sizes:

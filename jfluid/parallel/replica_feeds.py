@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jfluid import errors, processes
 from jfluid.compile import slots
 from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
-from jfluid.compile.slots import Batch, Layout, Measured, SlotBuckets, joined, needed
+from jfluid.compile.slots import Batch, Layout, Measured, SlotBuckets, laid_out, needed
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -121,7 +120,7 @@ class Stacker:
             needs, bounds, uneven = _agreed(needs, bounds, uneven)
         needs |= needed(batches)
         sizes = self._buckets.choose(needs) if needs else {}
-        found: dict[str, Any] = self._laid_out(batches, self._buckets.layouts(batches, sizes))
+        found: dict[str, Any] = laid_out(batches, self._buckets.layouts(batches, sizes))
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
@@ -160,7 +159,7 @@ class Stacker:
         own = [Batch(*b[:3], m) for b, m in zip(batches, cut)]
         layouts = None if tensors else self._buckets.known_layouts(own)
         if layouts is not None:
-            return self._laid_out(own, layouts)
+            return laid_out(own, layouts)
         known: dict[tuple[bytes, ...], _Divided] = {}
         found: dict[str, _Divided] = {}
         for name in sorted(tensors):  # the order of `stack`, by which sizes are remembered
@@ -174,22 +173,19 @@ class Stacker:
         sizes = self._buckets.choose({n: d.size for n, d in found.items()} | needed(own))
         return {
             **{n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()},
-            **self._laid_out(own, self._buckets.layouts(own, sizes)),
+            **laid_out(own, self._buckets.layouts(own, sizes)),
         }
 
     def _cut(self, measured: list[Measured], replicas: int) -> list[Measured] | None:
         """The sequences of each replica."""
         latest, found = self._divided
-        if len(latest) == len(measured) and all(map(is_, measured, latest)):
+        if measured == latest:  # the same ones
             return found
         found = [cut for m in measured if (cut := m.divided(replicas)) is not None]
         if len(found) < len(measured):
             return None
         self._divided = measured, found
         return found
-
-    def _laid_out(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, Any]:
-        return {b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}
 
 
 def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
