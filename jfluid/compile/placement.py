@@ -45,11 +45,13 @@ class Placement(ABC):
     Attributes:
         hosts: how many times the host runs a host operator in one step, at most.
         on_gpus: whether its devices are GPUs.
+        replicas: among which batches of slots are divided; None where they stay whole.
         held: variables of the Scope whose dimensions segments take, and give, in another order.
     """
 
     hosts = 1
     on_gpus = False
+    replicas: int | None = None
     held: Mapping[str, Order] = MappingProxyType({})
 
     def __init__(self, plan: Plan):

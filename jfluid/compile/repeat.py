@@ -56,7 +56,7 @@ class Repeat:
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._names = step.plan.fetches
         self._count = len(feed)
-        self._slots = slots.of(feed)
+        self._slots = slots.of(feed, step.placement.replicas)
         joined = {name for each in self._slots for name in each.names}
         self._feeds = [(n, _form(v)) for n, v in feed.items() if n not in joined]
         batch = batch_of(feed)

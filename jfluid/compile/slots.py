@@ -59,15 +59,6 @@ class Measured:
             for rows, most, end in zip(self.rows, self.longest, ends)
         ]
 
-    def divided(self, replicas: int) -> "Measured | None":
-        """Return the sequences of replicas; None where these have different numbers of them."""
-        each, rest = divmod(self.number, replicas)
-        if not each or rest or self.cuts:
-            return None
-        cuts = self.offsets[:, ::each].tolist()
-        rows = [max(map(sub, c[1:], c)) for c in cuts]
-        return Measured(self.offsets, each, rows, sum(rows), self.longest, cuts)
-
 
 class Batch(NamedTuple):
     """What is fed to some slots.
@@ -84,10 +75,20 @@ class Batch(NamedTuple):
 
 
 class Slots:
-    """Feeds with equally many sequences of one level, of one element type and row shape."""
+    """Feeds with equally many sequences of one level, of one element type and row shape.
 
-    def __init__(self, names: Sequence[str], dtype: np.dtype, row: tuple[int, ...]):
-        self.names = tuple(names)
+    Args:
+        replicas: among which batches are divided, each getting as many sequences; None for one device.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        dtype: np.dtype,
+        row: tuple[int, ...],
+        replicas: int | None = None,
+    ):
+        self.names, self._replicas = tuple(names), replicas
         self._take, self._dtype, self._row = itemgetter(*names), dtype, list(row)
         self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
@@ -114,8 +115,8 @@ class Slots:
         return None if measured is None else Batch(self.names, tensors, values, measured)
 
     def _measure(self, lods: list[Any], rows: list[int]) -> Measured | None:
-        """Measure sequences. None where slots have other rows. Raises ValueError where they have other
-        levels, or different numbers of sequences.
+        """Measure sequences. None where slots have other rows, or replicas different numbers of
+        sequences. Raises ValueError where slots have other levels, or different numbers of sequences.
         """
         packed, ends, longest = _measures(lods)
         latest = self._latest  # another thread may change it
@@ -123,13 +124,19 @@ class Slots:
             return None
         if latest is not None and latest[0] == packed:
             return latest[1]
-        total = sum(rows)
         (size,) = set(map(len, packed))
-        if total >= _MOST_ROWS or not size:
+        if sum(rows) >= _MOST_ROWS or not size:
             return None
         size //= 4
         together = np.ndarray((len(rows), size), np.int32, b"".join(packed))
-        found = Measured(together, size - 1, rows, total, longest, [])
+        number, cuts = size - 1, []
+        if self._replicas is not None:
+            number, rest = divmod(number, self._replicas)
+            if not number or rest:
+                return None
+            cuts = together[:, ::number].tolist()
+            rows = [max(map(sub, c[1:], c)) for c in cuts]
+        found = Measured(together, number, rows, sum(rows), longest, cuts)
         self._latest = packed, found
         return found
 
@@ -148,8 +155,12 @@ def _measures(lods: Sequence[Any]) -> tuple[list[bytes], list[int], list[int]]:
     return [level.tobytes() for level in together], together[:, -1].tolist(), longest
 
 
-def of(feed: Mapping[str, Any]) -> list[Slots]:
-    """Return the slots among feeds, checked or not; those that are alone of their kind are none."""
+def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
+    """Return the slots among feeds, checked or not; those that are alone of their kind are none.
+
+    Args:
+        replicas: as of `Slots`.
+    """
     kinds: dict[Any, list[str]] = {}
     for name, value in feed.items():
         if type(value) is LoDTensor and len(value._lod) == 1:
@@ -158,7 +169,7 @@ def of(feed: Mapping[str, Any]) -> list[Slots]:
                 kind = array.dtype, array.shape[1:], len(value._lod[0])
                 kinds.setdefault(kind, []).append(name)
     return [
-        Slots(sorted(names), dtype, row)
+        Slots(sorted(names), dtype, row, replicas)
         for (dtype, row, _), names in kinds.items()
         if len(names) > 1
     ]

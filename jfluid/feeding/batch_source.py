@@ -14,7 +14,7 @@ from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
 from jfluid.feeding.prefetch import Prefetch
 from jfluid.feeding.reader import Reader, batch
 from jfluid.feeding.worker import Worker
-from jfluid.lod_tensor import MeasuredLod, LoDTensor
+from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 Convert = Callable[[Any], Feed]
 

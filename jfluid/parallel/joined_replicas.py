@@ -62,7 +62,8 @@ class JoinedReplicas(OneDevice):
         own: frozenset[str],
     ):
         super().__init__(plan, device)
-        self._replicas, self._phases, self._own = replicas, groups, own
+        self._replicas = self.replicas = replicas
+        self._phases, self._own = groups, own
         self._fed_whole = {n for n in plan.feeds if plan.block.vars[n].persistable}
         fed = set(plan.feeds) - self._fed_whole
         self._per_replica = phases.per_replica_before(groups, fed)
@@ -149,7 +150,7 @@ class JoinedReplicas(OneDevice):
             found[name] = value.reshape(self._replicas, -1, *value.shape[1:])
         if ragged or batches:
             divided = self._stacker.divided(ragged, self._replicas, batches)
-            return None if divided is None else found | divided
+            return found | divided if found and divided is not None else divided
         return found
 
     def parts(self, name: str, value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors, processes
 from jfluid.compile import slots
 from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
-from jfluid.compile.slots import Batch, Layout, Measured, SlotBuckets, laid_out, needed
+from jfluid.compile.slots import Batch, Measured, SlotBuckets, laid_out, needed
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -92,7 +92,6 @@ class Stacker:
         self._buckets = SlotBuckets(joins)
         self._agree = agree  # whether all processes must pad alike
         self._joins = joins  # replicas of which slots are joined; None where they are not
-        self._divided: tuple[list[Measured], list[Measured]] = [], []  # of the latest batches
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...]; slots as `Joined`,
@@ -151,15 +150,11 @@ class Stacker:
         Click models feed the same sequences to dozens of slots: they are divided once.
 
         Args:
-            batches: of slots, beside `tensors`.
+            batches: of slots that are divided among as many, beside `tensors`.
         """
-        cut = self._cut([b.measured for b in batches], replicas)
-        if cut is None:
-            return None
-        own = [Batch(*b[:3], m) for b, m in zip(batches, cut)]
-        layouts = None if tensors else self._buckets.known_layouts(own)
+        layouts = None if tensors else self._buckets.known_layouts(batches)
         if layouts is not None:
-            return laid_out(own, layouts)
+            return laid_out(batches, layouts)
         known: dict[tuple[bytes, ...], _Divided] = {}
         found: dict[str, _Divided] = {}
         for name in sorted(tensors):  # the order of `stack`, by which sizes are remembered
@@ -170,22 +165,11 @@ class Stacker:
             if key not in known:
                 known[key] = _Divided.of(lod, replicas)
             found[name] = known[key]
-        sizes = self._buckets.choose({n: d.size for n, d in found.items()} | needed(own))
+        sizes = self._buckets.choose({n: d.size for n, d in found.items()} | needed(batches))
         return {
             **{n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()},
-            **laid_out(own, self._buckets.layouts(own, sizes)),
+            **laid_out(batches, self._buckets.layouts(batches, sizes)),
         }
-
-    def _cut(self, measured: list[Measured], replicas: int) -> list[Measured] | None:
-        """The sequences of each replica."""
-        latest, found = self._divided
-        if measured == latest:  # the same ones
-            return found
-        found = [cut for m in measured if (cut := m.divided(replicas)) is not None]
-        if len(found) < len(measured):
-            return None
-        self._divided = measured, found
-        return found
 
 
 def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
