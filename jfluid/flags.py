@@ -139,6 +139,13 @@ def get(name: str) -> Any:
     return _known(name) if value is None else value
 
 
+def set_value(name: str) -> Any:
+    """Return what one flag was set to in this process; None where it was not. Steps ask it of each run:
+    to look into the environment takes microseconds.
+    """
+    return _values.get(name)
+
+
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
     """Return the values of the named flags, by name. Raises ProgramError for an unknown one."""
     return {name: get(name) for name in ([flags] if isinstance(flags, str) else flags)}

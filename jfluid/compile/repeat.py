@@ -53,7 +53,7 @@ class Repeat:
         feed = feed if fetched is not None else _only(feed)
         self._program, self._inner, self._version = program, inner, inner._version
         self._parallel = getattr(program, "_parallel", None)
-        self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
+        self._fetch_list, self._flag = list(fetch_list), flags.set_value("FLAGS_check_nan_inf")
         self._names = step.plan.fetches
         self._count = len(feed)
         self._slots = slots.of(feed, step.placement.replicas)
@@ -132,7 +132,7 @@ class Repeat:
             state is None
             or state.scope() is not scope
             or state.stale()
-            or flags.get("FLAGS_check_nan_inf") != self._flag
+            or flags.set_value("FLAGS_check_nan_inf") != self._flag
         ):
             return None
         if batch is not None and self._placement.takes(batch):
@@ -145,10 +145,12 @@ class Repeat:
         values = state.run(self._placement.call, self._segment, entered, key)
         if self._fetched is None:
             return [to_numpy(name, value) for name, value in zip(self._names, values)]
-        rows = self._placement.merged
-        found = [rows(n, v) if merged else None for n, v in zip(self._names, values)]
-        if any(v is None for v in found):
-            return [f.numpy(merged) for f in self._fetched(values)]
+        rows, found = self._placement.merged, []
+        for name, value in zip(self._names, values):
+            array = rows(name, value) if merged else None
+            if array is None:
+                return [f.numpy(merged) for f in self._fetched(values)]
+            found.append(array)
         return found
 
     def _entered(self, feed: dict[str, Any]) -> Mapping[str, Any] | None:
