@@ -172,6 +172,24 @@ def test_a_step_takes_one_argument_for_all_slots(click_model):
     assert sum(v is None for v in given[0]) == COUNT - 1
 
 
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_a_program_may_read_only_some_of_the_slots_that_are_fed(replicas):
+    """As when a program is pruned and fed whole batches: the first slot comes for all of them."""
+    ids = [fluid.data(name, [None, 1], "int64", lod_level=1) for name in "abcd"]
+    sums = [fluid.layers.sequence_pool(fluid.layers.cast(x, "float32"), "sum") for x in ids[1:3]]
+    program, exe = fluid.default_main_program(), fluid.Executor()
+    if replicas:
+        program = fluid.CompiledProgram(program).with_data_parallel(
+            places=fluid.cpu_places(replicas)
+        )
+    for fed in ("abc", "a", "bcd", "abcd"):
+        feed = {n: _tensor([1, 2, 3, 2], start=ord(n)) for n in fed + "bc"}
+        found = exe.run(program, feed=feed, fetch_list=sums)
+        for name, value in zip("bc", found, strict=True):
+            rows = np.split(np.arange(ord(name), ord(name) + 8), [1, 3, 6])
+            np.testing.assert_array_equal(value[:, 0], [r.sum() for r in rows])
+
+
 def test_wrong_slots_are_refused_as_at_first(click_model):
     _, run = click_model
     lengths = _lengths(0)

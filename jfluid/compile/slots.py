@@ -401,6 +401,22 @@ def opened(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def named_by_reads(
+    values: Mapping[str, Any], unread: Sequence[str], reads: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return values with every `Joined` by the name of a slot that is read, where it has the name of
+    one that is fed and not read.
+    """
+    found = [v for n in unread if isinstance(v := values.get(n), Joined)]
+    if not found:
+        return values
+    read = set(reads)
+    given = {n: v for n, v in values.items() if n in read}
+    for value in found:
+        given.update((n, value) for n in [n for n in value.layout.names if n in read][:1])
+    return given
+
+
 def opened_arguments(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of these names with each slot for itself."""
     if not any(isinstance(v, Joined) for v in values):

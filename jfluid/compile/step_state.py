@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
+from jfluid.compile import slots
 from jfluid.compile.filter_orders import HeldTensors
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
@@ -48,6 +49,7 @@ class StepState:
         self.seen: list[Any] = [_ABSENT] * len(tensors)
         self.writes: dict[str, LoDTensor] = {}
         self._wiring: tuple[list[Any], list[Any], list[Any], list[Any]] | None = None
+        self._unread: list[str] = []  # what is fed and not read; of `_wiring`
 
     def stale(self) -> bool:
         scope = self.scope()
@@ -72,6 +74,8 @@ class StepState:
                 self._hold()
             seen[len(self._tensors) :] = [holder.value for holder in held.holders]
         donated, kept, targets, fetches = self._wiring or self._wire(segment)
+        if self._unread:
+            feeds = slots.named_by_reads(feeds, self._unread, segment.kept)
         # If values in the Scope determine the device, nothing else has to.
         with jax.enable_x64(True) if seen else self._placement.context():
             gives, _ = call(
@@ -99,6 +103,8 @@ class StepState:
             holders.get(n) or (scope.find_var(n) or scope.var(n)).tensor if n in updated else None
             for n in segment.gives
         ]
+        read = set(segment.kept)
+        self._unread = [n for n in self.plan.feeds if n not in read]
         self._wiring = (
             [at[n] for n in segment.donated],
             [(n, at.get(n)) for n in segment.kept],
