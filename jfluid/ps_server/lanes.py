@@ -11,7 +11,13 @@ from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
 class Through(Protocol):
-    """Shared memory, or a stream. Calls are answered in turn."""
+    """Shared memory, or a stream. Calls are answered in turn.
+
+    Attributes:
+        holds_answers: a server goes on to the next call while a large answer has not been read.
+    """
+
+    holds_answers: bool
 
     @property
     def idle(self) -> bool: ...
@@ -45,7 +51,8 @@ class Lane:
 
 
 class BegunPush:
-    """A push to one server that may be under way, with the pull of blocks in the same call.
+    """A push to one server that may be under way, with the pull of blocks in the same call where its
+    lane holds answers.
 
     Attributes:
         sent: it is; else its lane has failed.
@@ -63,7 +70,10 @@ class BegunPush:
         request.push.message.caller.server_incarnation = self.life
         if request.pulls:
             request.pull.caller.server_incarnation = self.life
-        self.method, parts = request.single()
+        # else a large answer, and what is posted behind this, could wait for one another for ever
+        self.method, parts = (
+            request.single() if self.lane.through.holds_answers else ("Push", request.push.parts())
+        )
         with contextlib.suppress(CallError):  # it is made again
             self.lane.through.post(self.method, parts)
             self.sent = True

@@ -47,6 +47,8 @@ class SharedBuffer:
         pipes: of a client's buffer: through which it calls.
     """
 
+    holds_answers = True
+
     def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
         self.capacity, self.name, self.pipes = capacity, 0, pipes
         self._posted = self._end = 0  # requests without an answer, and where the last of them ends

@@ -1,5 +1,7 @@
 """Pushes that are under way when their trainer says what it wants to pull behind them."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,8 @@ ONES = {"w": np.ones((300, 200), np.float32)}
 IDS = np.arange(300)
 
 
-def ready(job, trainer=0):
-    client = job.client(trainer=trainer)
+def ready(job, trainer=0, **more):
+    client = job.client(trainer=trainer, **more)
     client.create([TABLE], {0: [BLOCK]})
     client.enter()
     return client
@@ -78,6 +80,20 @@ def test_rows_are_written_behind_blocks_that_nobody_has_read_yet(job, again):
     assert (first.at, second.at) == (0, first.bytes) and second.bytes > 4 * rows.size
     assert (found.blocks["w"] == 8).all() and not again
     np.testing.assert_array_equal(found.rows["t"].values, rows)
+
+
+def test_through_a_stream_all_that_is_pulled_comes_last(job, again):
+    client = ready(job.start(), share_memory=False)
+    end = time.monotonic() + 60
+    # the first call has begun to connect
+    while (push := client.begin_push({}, ONES, merged=True, pull_blocks=["w"])) is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert [one.method for one in push.pushes] == ["Push"]
+    found = client.exchange_begun(push, {"t": IDS})
+    assert (found.blocks["w"] == 8).all() and found.rows["t"].values.shape == (300, 4)
+    found = client.exchange_begun(begun(client), {})
+    assert (found.blocks["w"] == 7).all() and not again
 
 
 def test_rounds_wait_for_all(job, again):
