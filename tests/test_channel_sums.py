@@ -8,10 +8,12 @@ from jax import lax
 
 from jfluid.compile import image_layout
 from jfluid.machine_code import channel_kernels, channel_sums, functions
+from jfluid.machine_code.convolution_kernels import TILE
+from jfluid.machine_code.processor import LANES
 from jfluid.ops import norm
 
 pytestmark = pytest.mark.skipif(
-    not channel_kernels.names(), reason="machine code is made for CPUs with AVX-512"
+    not channel_kernels.names(), reason="machine code is made for CPUs with AVX2"
 )
 
 SHAPES = {
@@ -65,7 +67,7 @@ def _normalised(channels, groups):
     return step, (jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32))
 
 
-@pytest.mark.parametrize("channels, groups, calls", [(16, 1, 2), (16, 2, 2), (8, 1, 0)])
+@pytest.mark.parametrize("channels, groups, calls", [(16, 1, 2), (16, 2, 2), (LANES // 2, 1, 0)])
 def test_a_normalisation_of_images_calls_it_forward_and_back(channels, groups, calls):
     step, arguments = _normalised(channels, groups)
 
@@ -80,9 +82,9 @@ def test_a_normalisation_of_images_calls_it_forward_and_back(channels, groups, c
 @pytest.mark.parametrize(
     "image, filters, pads",
     [
-        ((3, 20, 8, 11), (50, 20, 5, 5), ((0, 0), (0, 0))),
+        ((6, 20, 8, TILE + 3), (50, 20, 5, 5), ((0, 0), (0, 0))),
         ((2, 3, 8, 8), (4, 3, 5, 5), ((0, 1), (0, 0))),
-        ((2, 17, 12, 10), (6, 17, 8, 4), ((1, 0), (0, 0))),
+        ((2, 17, 12, TILE + 2), (6, 17, 8, 4), ((1, 0), (0, 0))),
     ],
     ids=["a vector and a part", "few channels", "another window"],
 )

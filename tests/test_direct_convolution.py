@@ -12,9 +12,11 @@ from jax import lax
 
 from jfluid.compile import image_convolution, image_layout
 from jfluid.machine_code import convolution_kernels, direct_convolution, functions
+from jfluid.machine_code.convolution_kernels import TILE
+from jfluid.machine_code.processor import LANES
 
 pytestmark = pytest.mark.skipif(
-    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX-512"
+    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2"
 )
 
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
@@ -135,8 +137,8 @@ def test_steps_use_it_forward_and_for_both_gradients():
 @pytest.mark.parametrize(
     "images, filters, dtype",
     [
-        ((2, 10, 16, 16), (10, 10, 3, 3), jnp.float32),
-        ((2, 16, 4, 4), (16, 16, 3, 3), jnp.float32),
+        ((2, LANES - 3, 16, 16), (LANES - 3, LANES - 3, 3, 3), jnp.float32),
+        ((2, 16, TILE - 1, TILE - 1), (16, 16, 3, 3), jnp.float32),
         ((2, 256, 16, 16), (256, 256, 3, 3), jnp.float32),
         ((2, 16, 16, 16), (16, 16, 3, 3), jnp.bfloat16),
     ],
@@ -153,7 +155,8 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "filters, wanted", [([(10, 3, 5, 5), (32, 3, 3, 3)], True), ([(10, 3, 5, 5)], False)]
+    "filters, wanted",
+    [([(LANES - 3, 3, 5, 5), (32, 3, 3, 3)], True), ([(LANES - 3, 3, 5, 5)], False)],
 )
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []

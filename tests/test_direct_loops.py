@@ -12,12 +12,13 @@ import pytest
 import jfluid as fluid
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
+from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 pytestmark = pytest.mark.skipif(
-    not lstm_kernels.names(), reason="machine code is made for CPUs with AVX-512"
+    not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2"
 )
 
 USUAL = ("sigmoid", "tanh", "tanh")
@@ -264,7 +265,13 @@ def test_weights_of_their_own_are_mapped_too():
 
 @pytest.mark.parametrize(
     "width, dtype",
-    [(8, "float32"), (24, "float32"), (528, "float32"), (16, "float64"), (16, "bfloat16")],
+    [
+        (LANES // 2, "float32"),
+        (LANES * 3 // 2, "float32"),
+        (528, "float32"),
+        (16, "float64"),
+        (16, "bfloat16"),
+    ],
 )
 def test_other_loops_are_left_to_xla(width, dtype):
     with jax.enable_x64(True):
@@ -273,7 +280,7 @@ def test_other_loops_are_left_to_xla(width, dtype):
         assert loops.lstm(lstm[0], level, LstmArrays(*lstm[1:]), LstmForm(USUAL)) is None
         assert loops.gru(gru[0], level, GruArrays(*gru[1:]), GruForm(USUAL[:2])) is None
         assert loops.maximum(jnp.ones((2, 16), dtype), level) is None or dtype == "float32"
-        assert loops.maximum(jnp.ones((2, 8), dtype), level) is None
+        assert loops.maximum(jnp.ones((2, LANES // 2), dtype), level) is None
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile import image_layout, products
-from jfluid.machine_code import direct_product, functions, llvm_writer, product_kernels
+from jfluid.machine_code import direct_product, functions, processor, product_kernels
 
 pytestmark = pytest.mark.skipif(
     not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
@@ -209,7 +209,10 @@ def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(llvm_writer, "has_wide_vectors", lambda: False)
+    monkeypatch.setattr(processor, "has_wide_vectors", lambda: False)
+    assert product_kernels.names() == []
+    assert "ffi_call" not in _primitives((128, 200), (200, 100))
+    monkeypatch.setattr(processor, "has_vectors", lambda: False)
     assert not functions._register.__wrapped__(functions._LAYERS)
     monkeypatch.setattr(functions, "registered", lambda: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))

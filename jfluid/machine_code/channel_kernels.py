@@ -10,14 +10,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.processor import LANES
 
 # The kinds of functions, and the arrays that each is given.
 KINDS = {"moments": ("x",), "products": ("x", "y", "means")}
-LANES = 16
-WIDTHS = (32, 16)  # channels that are summed at a time
-_SUMS = 8  # vectors of each sum, which wait for one another
+WIDTHS = (2 * LANES, LANES)  # channels that are summed at a time
+_SUMS = LANES // 2  # vectors of each sum, which wait for one another
 # The numbers of a call, see `xla_tasks.py` for the first two; the last is how many chunks a group of rows has.
 GEOMETRY = "chunks memory rows channels each".split()
 _FLOATS = ir.VectorType(FLOAT, LANES)
@@ -32,8 +32,8 @@ def name(kind: str, width: int) -> str:
 
 def names() -> list[str]:
     """Return the names of all functions; none where this code is not known to be faster than XLA's."""
-    wide = llvm_writer.has_wide_vectors()
-    return [name(kind, width) for kind in KINDS for width in WIDTHS] if wide else []
+    fast = processor.has_vectors()
+    return [name(kind, width) for kind in KINDS for width in WIDTHS] if fast else []
 
 
 def write(module: Module) -> None:

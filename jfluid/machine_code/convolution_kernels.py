@@ -12,11 +12,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.processor import LANES, REGISTERS
 
-LANES = 16  # numbers in a vector, filters that a convolution has at least
-TILE = 8  # columns that it has at least
+TILE = REGISTERS // 4  # columns that a convolution has at least
 # The vectors of filters that are computed at a time. Filters are divided into pairs of vectors, after one
 # alone if that is left over. The very last vector ends where the filters do: it overlaps with its pair's
 # first, and is a short one if that is enough.
@@ -25,7 +25,11 @@ _VECTORS = (_ALONE, _PAIR, _SHORT)
 # Columns of a convolution, and numbers of a window in its gradient, that are computed at a time: sums that
 # a core's registers hold and enough to wait for none of them, then those for what is left.
 _COLUMNS = {_ALONE: (2 * TILE, TILE), _PAIR: (TILE, TILE), _SHORT: (TILE, TILE)}
-_NUMBERS = {_ALONE: (16, 4, 1), _PAIR: (10, 5, 1), _SHORT: (10, 5, 1)}
+_NUMBERS = (
+    {_ALONE: (16, 4, 1), _PAIR: (10, 5, 1), _SHORT: (10, 5, 1)}
+    if REGISTERS == 32
+    else {_ALONE: (12, 4, 1), _PAIR: (6, 3, 1), _SHORT: (6, 3, 1)}
+)
 _UNROLLED = 4  # steps of a loop between two jumps
 KINDS = ("forward", "gradient", "images")
 # The numbers of a call, see `xla_tasks.py` for the first two. Images are read in bands of `band` rows of
@@ -43,7 +47,7 @@ def name(kind: str) -> str:
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [name(kind) for kind in KINDS] if llvm_writer.has_wide_vectors() else []
+    return [name(kind) for kind in KINDS] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from jax import Array
 
 from jfluid.machine_code import convolution_kernels, functions, overlap_kernels
-from jfluid.machine_code.convolution_kernels import LANES, TILE
+from jfluid.machine_code.convolution_kernels import TILE
+from jfluid.machine_code.processor import LANES
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
 _PARTS = 8

@@ -15,7 +15,8 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid.machine_code import functions, sequence_kernels, vector_functions
-from jfluid.machine_code.vector_functions import LANES, MOST_ROWS, PANEL
+from jfluid.machine_code.processor import LANES
+from jfluid.machine_code.vector_functions import MOST_ROWS, PANEL
 from jfluid.ops.ragged import Level
 
 # The weights of each step come from far caches, once for each group of sequences, beyond the first;

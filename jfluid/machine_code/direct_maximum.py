@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jfluid.machine_code import direct_loops, functions, pool_kernels
-from jfluid.machine_code.vector_functions import LANES
+from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
 
 _GROUPS = 8

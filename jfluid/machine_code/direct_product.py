@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import functions, product_kernels
+from jfluid.machine_code import functions, processor, product_kernels
 from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
 
 _MOST_TILES, _MOST_PANELS = 24, 8  # of a chunk: what is copied for it stays in a core's cache
@@ -84,5 +84,6 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
         faster
         and rows >= TILE
         and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
+        and processor.has_wide_vectors()
         and functions.registered()
     )

@@ -11,6 +11,8 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from jfluid.machine_code import processor
+
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 FLOAT, POINTER, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
 _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -24,13 +26,7 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def identity() -> tuple[Any, ...]:
     """What machine code depends on beside what is written down."""
-    features = llvm.get_host_cpu_features().flatten()
-    return llvmlite.__version__, llvm.llvm_version_info, llvm.get_host_cpu_name(), features
-
-
-def has_wide_vectors() -> bool:
-    """Whether this machine has vectors of 512 bits, which the functions here are written for."""
-    return bool(llvm.get_host_cpu_features().get("avx512f"))
+    return llvmlite.__version__, llvm.llvm_version_info, *processor.target()
 
 
 def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
@@ -53,10 +49,9 @@ def _engine(machine_code: bytes) -> Any:
 def _target() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # LLVM divides vectors of 512 bits for some processors unless it is told not to.
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    name, features = processor.target()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", jit=True
+        cpu=name, features=features, opt=2, reloc="pic", jit=True
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jfluid.machine_code import llvm_writer, sequence_kernels, vector_functions, xla_tasks
+from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
 
@@ -17,7 +17,7 @@ MEMORY = _GATES + 2  # float32 of it for each number of the state of a group
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [FORWARD, BACKWARD] if llvm_writer.has_wide_vectors() else []
+    return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.processor import LANES
 
 NAME = "jfluid_direct_overlap"
-_LANES = (16, 4, 1)  # channels that are added at a time
+_LANES = (LANES, 4, 1)  # channels that are added at a time
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [images, rows, columns, window_height,
 # window_width, channels], out [images, height, width, channels]; a chunk is an image.
 GEOMETRY = (
@@ -20,7 +21,7 @@ GEOMETRY = (
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [NAME] if llvm_writer.has_wide_vectors() else []
+    return [NAME] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:

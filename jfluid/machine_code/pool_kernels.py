@@ -4,9 +4,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
-from jfluid.machine_code.vector_functions import LANES, Vectors
+from jfluid.machine_code.processor import LANES
+from jfluid.machine_code.vector_functions import Vectors
 
 FORWARD, BACKWARD = "jfluid_loop_maximum_forward", "jfluid_loop_maximum_backward"
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, each of
@@ -17,7 +18,7 @@ _ROWS = ir.VectorType(I32, LANES)
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [FORWARD, BACKWARD] if llvm_writer.has_wide_vectors() else []
+    return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
 NAME = "jfluid_direct_product"
@@ -39,7 +39,7 @@ def memory(tiles: int, panels: int) -> int:
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [NAME] if llvm_writer.has_wide_vectors() else []
+    return [NAME] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import llvm_writer, xla_tasks
+from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 
@@ -26,7 +26,7 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbou
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [TAKE, PUT, ADD, MERGE] if llvm_writer.has_wide_vectors() else []
+    return [TAKE, PUT, ADD, MERGE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from jfluid.machine_code.llvm_writer import I32, I64, POINTER, VOID, Function, Module
-from jfluid.machine_code.vector_functions import LANES, Vectors
+from jfluid.machine_code.processor import LANES
+from jfluid.machine_code.vector_functions import Vectors
 
 # The first numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, which
 # share weights, each of `number` sequences in `rows` rows. A group has `group` sequences; a row follows

@@ -1,4 +1,4 @@
-"""Activations and their slopes on vectors of 16 numbers in single precision, for LLVM, and products
+"""Activations and their slopes on vectors of numbers in single precision, for LLVM, and products
 of few rows with a matrix.
 
 Exponentials are Cephes' (Moshier, `expf`): a power of two times a polynomial. Their errors, and those of
@@ -10,12 +10,12 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.processor import LANES, REGISTERS, has_wide_vectors
 
-LANES = 16
 VECTOR = ir.VectorType(FLOAT, LANES)
 KINDS = ("identity", "sigmoid", "tanh", "relu")  # of activations, by number
 MOST_ROWS = 6  # that are multiplied at a time
-PANEL = 4  # vectors of columns that are
+PANEL = REGISTERS // 8  # vectors of columns that are
 _INTEGERS = ir.VectorType(I32, LANES)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _ROUNDS = 1.5 * 2**23  # added to a number, it leaves its nearest integer in the last bits
@@ -75,7 +75,9 @@ class Vectors:
         return b.bitcast(b.add(power, self._bits(_ONE)), VECTOR), p
 
     def _reciprocal(self, x: Any) -> Any:
-        """1 / x, by one step of Newton's from 14 bits."""
+        """1 / x; with AVX-512 by one step of Newton's from 14 bits."""
+        if not has_wide_vectors():
+            return self.b.fdiv(self.number(1.0), x)
         kinds = [VECTOR, VECTOR, ir.IntType(LANES)]
         estimate = self.f.module.declare("llvm.x86.avx512.rcp14.ps.512", VECTOR, kinds)
         first = self.f.call(estimate, x, self.number(0.0), ir.IntType(LANES)(-1))
@@ -138,8 +140,9 @@ def product(module: Module) -> Any:
         return found
     pointers = dict.fromkeys(("x", "matrix", "out"), POINTER)
     numbers = dict.fromkeys(("rows", "depth", "columns", "pitch", "panel"), I64)
+    narrower = [PANEL >> i for i in range(1, PANEL.bit_length())]
     tiles = {
-        count: {width: _tile(module, count, width) for width in (PANEL, PANEL // 2, PANEL // 4)}
+        count: {width: _tile(module, count, width) for width in (PANEL, *narrower)}
         for count in range(1, MOST_ROWS + 1)
     }
     f = Function(module, "few_rows", VOID, **pointers, **numbers)
@@ -154,7 +157,7 @@ def product(module: Module) -> Any:
                 f.call(widths[PANEL], v["x"], matrix, out, *sizes)
             matrix = f.variable(POINTER, f.at(v["matrix"], f.product(panels, v["panel"])))
             out = f.variable(POINTER, f.at(v["out"], f.product(panels, I64(PANEL * LANES))))
-            for width in (PANEL // 2, PANEL // 4):
+            for width in narrower:
                 rest = b.and_(v["columns"], I64(width * LANES))
                 with b.if_then(b.icmp_signed("!=", rest, I64(0))):
                     places = f.load(matrix, POINTER), f.load(out, POINTER)
