@@ -20,6 +20,7 @@ from jfluid.ir.program import (
     switch_main_program,
     switch_startup_program,
 )
+from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
 
 __all__ = [
@@ -105,7 +106,8 @@ def to_variable(
     `stop_gradient` is set to False.
 
     Args:
-        value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is. Of complex
+        value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is, and so are the
+            tensors of a declared function; an array that it makes stands in its Program. Of complex
             numbers it becomes a ComplexVariable, which `paddle.complex` computes with.
         name: of the variable; those of complex parts end in ".real" and ".imag".
         zero_copy: has no effect: later changes of the array do not change the variable.
@@ -124,6 +126,8 @@ def to_variable(
 
 def real_variable(value: Any, name: str | None = None) -> VarBase:
     """Return what `to_variable` does of an array of real numbers; raises the same errors."""
+    if getattr(default_main_program(), "captured", None) is not None:
+        return _in_program(value)  # type: ignore[no-any-return]
     current = tracer()
     if isinstance(value, VarBase):
         return value
@@ -138,6 +142,13 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
     given = constant(copied(value))
     current.give(given)
     return VarBase(given, name, stop_gradient=True)
+
+
+def _in_program(value: Any) -> Any:
+    """What `to_variable` gives where a function is made into a Program: tensors are its variables already."""
+    from jfluid.layers.creation import assign  # which imports this module
+
+    return value if isinstance(value, Variable) else assign(value)
 
 
 class _NoGrad(contextlib.ContextDecorator):

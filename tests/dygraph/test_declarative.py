@@ -373,3 +373,17 @@ def test_declared_programs_give_fluids_losses(name):
     golden = json.loads((Path(__file__).parents[1] / "golden/dygraph.json").read_text())
     losses, _ = train.train(build, train.declared)
     np.testing.assert_allclose(losses, golden[name]["losses"], rtol=1e-4)
+
+
+@fluid.dygraph.declarative
+def _converts(x):
+    x = fluid.dygraph.to_variable(x)
+    return x + fluid.dygraph.to_variable(np.full([1], 2, "float32"))
+
+
+def test_arrays_are_converted_in_a_declared_function():
+    ones = np.ones((2, 3), "float32")
+    with fluid.dygraph.guard():
+        for given in (ones, fluid.dygraph.to_variable(ones), 4 * ones):
+            expect = (given if isinstance(given, np.ndarray) else ones) + 2
+            np.testing.assert_array_equal(_converts(given).numpy(), expect)
