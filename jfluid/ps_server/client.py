@@ -251,7 +251,7 @@ class Client:
         self._send(
             begin,
             requests,
-            ShardedPull(self._directory, requests, ()),
+            ShardedPull(self._directory, requests, {}, ()),
             round,
             pushes=True,
             held=hold,
@@ -288,36 +288,39 @@ class Client:
         round: int = 0,
         state: bytes = b"",
         merged: bool = False,
-        pull_blocks: Sequence[str] = (),
     ) -> BegunPushes | None:
-        """Begin to push gradients to all servers, and to pull blocks, for `exchange_begun` to go on
-        with: the arrays are to stay as they are until then. None where they are few, or a server has
-        no way past gRPC for them now: then nothing was sent. The arguments are those of `exchange`.
+        """Begin to push gradients to all servers, for `exchange_begun` to go on with: the arrays are to
+        stay as they are until then. None where they are few, or a server has no way past gRPC for
+        them now: then nothing was sent. The arguments are those of `push`.
         """
         arrays = [*(values for _, values in rows.values()), *blocks.values()]
         if sum(array.nbytes for array in arrays) < SMALLEST:
             return None
-        requests, pull = self._request({}, pull_blocks, False)
+        requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows, blocks, None, Change.GRADIENT, merged)
-        return self._connections.begin(requests, pull, round)
+        return self._connections.begin(requests, round)
 
     def exchange_begun(
-        self, begun: BegunPushes, rows: Mapping[str, Array], or_no_rows: bool = False
+        self,
+        begun: BegunPushes,
+        rows: Mapping[str, Array],
+        blocks: Sequence[str] = (),
+        or_no_rows: bool = False,
     ) -> PullResult:
         """Do what `exchange` does, where the push is under way. The other arguments are those of
         `pull`.
         """
         begin = time.perf_counter()
         with begun.places:
-            _add_rows(begun.pull, begun.requests, rows, or_no_rows)
+            requests, pull = self._request(rows, blocks, or_no_rows, begun.requests)
             return self._send(
                 begin,
-                begun.requests,
-                begun.pull,
+                requests,
+                pull,
                 begun.round,
                 pushes=True,
-                pulls=bool(rows),
+                pulls=bool(rows or blocks),
                 or_no_rows=or_no_rows,
                 begun=begun.pushes,
             )
@@ -459,13 +462,22 @@ class Client:
     # ---- inside ----------------------------------------------------------------------------------
 
     def _request(
-        self, rows: Mapping[str, Array], blocks: Sequence[str], or_no_rows: bool
+        self,
+        rows: Mapping[str, Array],
+        blocks: Sequence[str],
+        or_no_rows: bool,
+        requests: list[OutgoingRequest] | None = None,
     ) -> tuple[list[OutgoingRequest], ShardedPull]:
         """A request to each server, with what is pulled."""
-        requests = [OutgoingRequest() for _ in self._connections]
-        pull = ShardedPull(self._directory, requests, blocks)
-        _add_rows(pull, requests, rows, or_no_rows)
-        return requests, pull
+        requests = requests or [OutgoingRequest() for _ in self._connections]
+        try:
+            return requests, ShardedPull(self._directory, requests, rows, blocks)
+        except errors.ServerError:  # of ids that no server has
+            if not or_no_rows:
+                raise
+        for request in requests:
+            request.pull.Clear()
+        return requests, ShardedPull(self._directory, requests, {}, blocks)
 
     def _send(
         self,
@@ -494,7 +506,7 @@ class Client:
                     request.push.message.caller.CopyFrom(
                         self._connections.caller(*places.enter_context(connection.pushes.next()))
                     )
-                if request.pulls and train and not request.pull.HasField("caller"):
+                if request.pulls and train:
                     request.pull.caller.CopyFrom(
                         self._connections.caller(*places.enter_context(connection.pulls.next()))
                     )
@@ -576,19 +588,6 @@ class Client:
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         connection = self._connections[number]
         return connection.current([request], lambda: connection.call("LookUp", request))
-
-
-def _add_rows(
-    pull: ShardedPull, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool
-) -> None:
-    try:
-        pull.add_rows(rows)
-    except errors.ServerError:  # of ids that no server has
-        if not or_none:
-            raise
-        pull.drop_rows()
-        for request in requests:
-            del request.pull.rows[:]
 
 
 def widths_of(reply: pb.StatusReply) -> dict[str, int]:

@@ -246,30 +246,24 @@ class ServerConnection:
         self, begun: BegunPush, request: OutgoingRequest, waits: bool
     ) -> IncomingExchangeReply | None:
         """What a push that was begun, and the pull behind it, are answered; None where either has no
-        answer, or is refused: it is all to be sent again. Blocks that came with the push are read while
-        the server reads the rows.
+        answer, or is refused: it is all to be sent again.
         """
         timeout_s, through = None if waits else self.timeout_s, begun.lane.through
         try:
             with begun.lane:
                 if not begun.sent or begun.life != self._life:
                     raise CallError(grpc.StatusCode.UNAVAILABLE, "another server")
-                later = request.pulls_behind(begun.method)
-                if later:
-                    if not through.fits(len(later)):
+                pulls = [request.pull.SerializeToString()] if request.pulls else []
+                if pulls:
+                    if not through.fits(len(pulls[0])):
                         raise CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "many ids")
-                    through.post("Pull", [later])
+                    through.post("Pull", pulls)
                 request.sent()
-                reply = _read(begun.method, through.answer(timeout_s, self._closed.is_set))
-                first: IncomingExchangeReply = (
-                    reply if begun.method == "Exchange" else IncomingExchangeReply(reply, _NOTHING)
-                )
-                if not later:
-                    return first
+                push = _read("Push", through.answer(timeout_s, self._closed.is_set))
+                if not pulls:
+                    return IncomingExchangeReply(push, _NOTHING)
                 pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
-                if begun.method == "Exchange":
-                    pulled.blocks = first.pull.blocks
-                return IncomingExchangeReply(first.push, pulled)
+                return IncomingExchangeReply(push, pulled)
         except (grpc.RpcError, ValueError) as error:
             logger.info("%s: a push is sent again: %s", self.endpoint, error)
             return None

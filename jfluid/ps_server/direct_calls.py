@@ -53,15 +53,11 @@ class DirectCalls:
         )
         if code != grpc.StatusCode.OK:
             return code, b"".join(parts)
-        written = None
-        if sum(map(len, parts)) > _SMALL:
-            with self._metrics.part("reply"):
-                # a request that lies behind others was posted before they were answered
-                written = buffer.write_reply(parts, behind=asked.at > 0)
-        if written is None:
+        if not _SMALL < sum(map(len, parts)) <= buffer.capacity:
             reply = pb.LocalReply(reply=b"".join(parts))
         else:
-            reply = pb.LocalReply(bytes=written[0], at=written[1])
+            with self._metrics.part("reply"):
+                reply = pb.LocalReply(bytes=buffer.write_reply(parts))
         return code, reply.SerializeToString()
 
     def streamed(

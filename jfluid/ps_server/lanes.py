@@ -6,18 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jfluid.ps_server.pipe_calls import CallError
-from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
 class Through(Protocol):
-    """Shared memory, or a stream. Calls are answered in turn.
-
-    Attributes:
-        holds_answers: a server goes on to the next call while a large answer has not been read.
-    """
-
-    holds_answers: bool
+    """Shared memory, or a stream. Calls are answered in turn."""
 
     @property
     def idle(self) -> bool: ...
@@ -51,31 +44,23 @@ class Lane:
 
 
 class BegunPush:
-    """A push to one server that may be under way, with the pull of blocks in the same call where its
-    lane holds answers.
+    """A push to one server that may be under way.
 
     Attributes:
         sent: it is; else its lane has failed.
-        method: of the call.
 
     Args:
         life: the incarnation of the server that it is for.
     """
 
     def __init__(self, lane: Lane, life: int):
-        self.lane, self.life, self.sent, self.method = lane, life, False, "Push"
+        self.lane, self.life, self.sent = lane, life, False
 
     def post(self, request: OutgoingRequest) -> None:
         """Send it, without waiting for the answer."""
         request.push.message.caller.server_incarnation = self.life
-        if request.pulls:
-            request.pull.caller.server_incarnation = self.life
-        # else a large answer, and what is posted behind this, could wait for one another for ever
-        self.method, parts = (
-            request.single() if self.lane.through.holds_answers else ("Push", request.push.parts())
-        )
         with contextlib.suppress(CallError):  # it is made again
-            self.lane.through.post(self.method, parts)
+            self.lane.through.post("Push", request.push.parts())
             self.sent = True
 
 
@@ -84,15 +69,13 @@ class BegunPushes:
     """A push to all servers that is under way.
 
     Attributes:
-        requests: to each server; the rows that are pulled behind it are still to be added.
-        pull: what they pull.
+        requests: to each server; what is pulled behind it is still to be added.
         pushes: to each server; each is to be followed once.
         places: the numbers of the calls, which are pending until this is closed.
         round: of the gradients, 0 for none.
     """
 
     requests: list[OutgoingRequest]
-    pull: ShardedPull
     pushes: list[BegunPush]
     places: contextlib.ExitStack
     round: int

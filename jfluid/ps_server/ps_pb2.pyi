@@ -219,14 +219,12 @@ class LocalRequest(_message.Message):
     def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
-    __slots__ = ("bytes", "reply", "at")
+    __slots__ = ("bytes", "reply")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     reply: bytes
-    at: int
-    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ..., at: _Optional[int] = ...) -> None: ...
+    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ...) -> None: ...
 
 class LookUpRequest(_message.Message):
     __slots__ = ("table", "ids", "slot", "server_incarnation")

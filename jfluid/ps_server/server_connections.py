@@ -19,7 +19,6 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.errors import RollbackError
 from jfluid.ps_server.lanes import BegunPush, BegunPushes
-from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 # For how long a trainer that has left stays reachable, so that a restarted server can ask it for
@@ -166,9 +165,7 @@ class ServerConnections:
         requests[own].on_sent = all_sent
         return self.everywhere(answer, quick)
 
-    def begin(
-        self, requests: list[OutgoingRequest], pull: ShardedPull, round: int
-    ) -> BegunPushes | None:
+    def begin(self, requests: list[OutgoingRequest], round: int) -> BegunPushes | None:
         """Begin to push these, each to its server (see Client.begin_push)."""
         pushes: list[BegunPush] = []
         for connection, request in zip(self._connections, requests, strict=True):
@@ -179,17 +176,12 @@ class ServerConnections:
                 return None
             pushes.append(begun)
         places = contextlib.ExitStack()
-        pulls = any(request.pull.blocks for request in requests)
         for push, connection, request in zip(pushes, self._connections, requests, strict=True):
             place = places.enter_context(connection.pushes.next())
             request.push.message.caller.CopyFrom(self.caller(*place))
             request.push.message.round = round
-            if pulls:
-                place = places.enter_context(connection.pulls.next())
-                request.pull.caller.CopyFrom(self.caller(*place))
-                request.pull.round = round
             push.post(request)
-        return BegunPushes(requests, pull, pushes, places, round)
+        return BegunPushes(requests, pushes, places, round)
 
     # ---- the trainer in the job ------------------------------------------------------------------
 

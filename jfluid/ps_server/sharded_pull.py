@@ -75,30 +75,18 @@ class ShardedPull:
         self,
         directory: Directory,
         requests: list[OutgoingRequest],
+        rows: Mapping[str, Array],
         blocks: Sequence[str],
     ):
-        self._directory, self._requests = directory, requests
-        self.meanwhile: Callable[[], None] | None = None
+        rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
+        self._directory = directory
+        self.meanwhile = None if rows.meanwhile is None else partial(rows.meanwhile, rows)
         # Of each table: its ids, their inverse, and each part with its position in the request to
         # its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         # Of each server its blocks, with the values that this client has.
         self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
-        for name in blocks:
-            block = directory.block(name)
-            with directory.lock:
-                known, life, value = block.known, block.life, block.value
-            self._blocks[block.server].append((name, value))
-            requests[block.server].pull.blocks.add(
-                block=block.name, known=known, server_incarnation=life
-            )
-            self.sizes[block.server] += 4 * math.prod(block.shape)
-
-    def add_rows(self, rows: Mapping[str, Array]) -> None:
-        """Ask for these rows, too. Raises ServerError for ids that no server has."""
-        rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
-        directory, requests = self._directory, self._requests
         for table in rows:
             ids, inverse = rows.distinct(table)
             counts = (
@@ -118,7 +106,15 @@ class ShardedPull:
                 )
                 self.sizes[part.server] += 4 * len(own) * directory.width(table)
             self._rows.append((table, ids, inverse, owned))
-        self.meanwhile = None if rows.meanwhile is None else partial(rows.meanwhile, rows)
+        for name in blocks:
+            block = directory.block(name)
+            with directory.lock:
+                known, life, value = block.known, block.life, block.value
+            self._blocks[block.server].append((name, value))
+            requests[block.server].pull.blocks.add(
+                block=block.name, known=known, server_incarnation=life
+            )
+            self.sizes[block.server] += 4 * math.prod(block.shape)
 
     def drop_rows(self) -> None:
         """Read no rows from the answers: a server has refused its share of them."""

@@ -37,9 +37,8 @@ _NAME = "jfluid-lane"
 
 
 class SharedBuffer:
-    """A header with the proof, then space for requests, and as much for replies. Calls are answered in
-    turn; a large reply is to be read before the next call is made, if all that was posted has an
-    answer by then.
+    """A header with the proof, then space for requests, and as much for a reply. Calls are answered in
+    turn; a large reply is to be read before the next call is made.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -47,12 +46,9 @@ class SharedBuffer:
         pipes: of a client's buffer: through which it calls.
     """
 
-    holds_answers = True
-
     def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
         self.capacity, self.name, self.pipes = capacity, 0, pipes
         self._posted = self._end = 0  # requests without an answer, and where the last of them ends
-        self._replied = 0  # of a server's buffer: where the last reply ends
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
 
@@ -85,21 +81,11 @@ class SharedBuffer:
         finally:
             self._posted -= 1
             self._end *= bool(self._posted)
-        return reply.reply or self.reply(reply.bytes, reply.at)
+        return reply.reply or self.reply(reply.bytes)
 
-    def write_reply(self, parts: Sequence[Any], behind: bool) -> tuple[int, int] | None:
-        """Write the parts one after the other.
-
-        Args:
-            behind: behind the last reply, which may not have been read yet.
-
-        Returns (their total size in bytes, where they begin); None where there is no room.
-        """
-        at, size = self._replied if behind else 0, sum(map(len, parts))
-        if at + size > self.capacity:
-            return None
-        self._replied = at + self._write(_HEADER + self.capacity + at, parts)
-        return size, at
+    def write_reply(self, parts: Sequence[Any]) -> int:
+        """Write the parts one after the other; returns their total size in bytes."""
+        return self._write(_HEADER + self.capacity, parts)
 
     def request(self, size: int, at: int = 0) -> memoryview:
         """Return the request where it lies: the client may change it, so nothing of it is to be read
@@ -107,9 +93,9 @@ class SharedBuffer:
         """
         return self._read(_HEADER, size, at)
 
-    def reply(self, size: int, at: int = 0) -> memoryview:
+    def reply(self, size: int) -> memoryview:
         """Return the reply where it lies, until the buffer serves another call."""
-        return self._read(_HEADER + self.capacity, size, at)
+        return self._read(_HEADER + self.capacity, size)
 
     def _write(self, at: int, parts: Sequence[Any]) -> int:
         begin = at

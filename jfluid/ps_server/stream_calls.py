@@ -121,8 +121,6 @@ class _Stream:
 class CallStream(_Stream):
     """A client's side of a stream. `post` and then `answer` are one call."""
 
-    holds_answers = False  # but for what fits into the buffers of the system
-
     @property
     def idle(self) -> bool:
         """Whether all that was posted has an answer."""

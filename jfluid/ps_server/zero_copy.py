@@ -186,15 +186,6 @@ class OutgoingRequest:
         """Whether there is something to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
-    def pulls_behind(self, method: str) -> bytes:
-        """Return the serialized PullRequest of what was added after the call of this method was sent:
-        after an Exchange rows, after a Push all of it. Nothing where there is none.
-        """
-        if method == "Push":
-            return self.pull.SerializeToString() if self.pulls else b""
-        rows = pb.PullRequest(caller=self.pull.caller, rows=self.pull.rows, round=self.pull.round)
-        return rows.SerializeToString() if rows.rows else b""
-
     def single(self) -> tuple[str, list[Any]]:
         """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
         empty, else "Exchange".

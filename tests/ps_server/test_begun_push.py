@@ -1,13 +1,10 @@
 """Pushes that are under way when their trainer says what it wants to pull behind them."""
 
-import time
-
 import numpy as np
 import pytest
 
 from jfluid import errors
 from jfluid.ps_server import connection, specs
-from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.lanes import BegunPush
 from tests.ps_server.job import TABLE
 
@@ -21,15 +18,15 @@ ONES = {"w": np.ones((300, 200), np.float32)}
 IDS = np.arange(300)
 
 
-def ready(job, trainer=0, **more):
-    client = job.client(trainer=trainer, **more)
+def ready(job, trainer=0):
+    client = job.client(trainer=trainer)
     client.create([TABLE], {0: [BLOCK]})
     client.enter()
     return client
 
 
-def begun(client, round=0, pulled=("w",)):
-    found = client.begin_push({}, ONES, round=round, merged=True, pull_blocks=pulled)
+def begun(client, round=0):
+    found = client.begin_push({}, ONES, round=round, merged=True)
     assert found is not None and all(push.sent for push in found.pushes)
     return found
 
@@ -50,50 +47,12 @@ def again(monkeypatch):
 def test_what_is_pulled_is_what_the_push_made(job, again):
     client = ready(job.start())
     for step in range(1, 4):
-        found = client.exchange_begun(begun(client), {"t": IDS})
+        found = client.exchange_begun(begun(client), {"t": IDS}, ["w"])
         assert (found.blocks["w"] == 9 - step).all() and found.rows["t"].values.shape == (300, 4)
-    found = client.exchange_begun(begun(client, pulled=()), {})
+    found = client.exchange_begun(begun(client), {})
     assert not found.blocks and not again
     assert (client.pull(blocks=["w"]).blocks["w"] == 5).all()
     assert len(client._connections[0]._buffers._free) == 1
-
-
-def test_rows_are_written_behind_blocks_that_nobody_has_read_yet(job, again):
-    client, ids = ready(job.start()), np.arange(3000)
-    rows = client.pull({"t": ids}).rows["t"].values
-    again.clear()
-    push = begun(client)
-    buffer = push.pushes[0].lane.through
-    answer, calls = buffer.pipes.answer, []
-
-    def late(*rest):
-        """Answers to both calls are there before the first is read."""
-        calls.append(answer(*rest))
-        if len(calls) == 1:
-            calls.append(answer(*rest))
-            buffer.pipes.answer = lambda *_: calls[1]
-        return calls[0]
-
-    buffer.pipes.answer = late
-    found = client.exchange_begun(push, {"t": ids})
-    first, second = map(pb.LocalReply.FromString, calls)
-    assert (first.at, second.at) == (0, first.bytes) and second.bytes > 4 * rows.size
-    assert (found.blocks["w"] == 8).all() and not again
-    np.testing.assert_array_equal(found.rows["t"].values, rows)
-
-
-def test_through_a_stream_all_that_is_pulled_comes_last(job, again):
-    client = ready(job.start(), share_memory=False)
-    end = time.monotonic() + 60
-    # the first call has begun to connect
-    while (push := client.begin_push({}, ONES, merged=True, pull_blocks=["w"])) is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert [one.method for one in push.pushes] == ["Push"]
-    found = client.exchange_begun(push, {"t": IDS})
-    assert (found.blocks["w"] == 8).all() and found.rows["t"].values.shape == (300, 4)
-    found = client.exchange_begun(begun(client), {})
-    assert (found.blocks["w"] == 7).all() and not again
 
 
 def test_rounds_wait_for_all(job, again):
@@ -102,7 +61,7 @@ def test_rounds_wait_for_all(job, again):
     for round in (1, 2):
         pushes = [begun(client, round) for client in (first, second)]
         for client, push in zip((first, second), pushes, strict=True):
-            found = client.exchange_begun(push, {})
+            found = client.exchange_begun(push, {}, ["w"])
             assert (found.blocks["w"] == 9 - round).all() and found.rounds == round
     assert not again
 
@@ -135,12 +94,12 @@ def test_a_push_that_is_lost_is_made_again_once(job, again, lost, monkeypatch):
     client = ready(job.start())
     if lost == "request":
         monkeypatch.setattr(BegunPush, "post", lambda self, request: None)
-        push = client.begin_push({}, ONES, merged=True, pull_blocks=["w"])
+        push = client.begin_push({}, ONES, merged=True)
     else:
         push = begun(client)
         push.pushes[0].lane.through.pipes.answer(60)
         job.servers[0].service.buffers.leave(client._connections[0]._buffers.client)
-    found = client.exchange_begun(push, {"t": IDS})
+    found = client.exchange_begun(push, {"t": IDS}, ["w"])
     assert (found.blocks["w"] == 8).all() and len(again) == 1
     assert client.status()[0].through == 1
     assert not client._connections[0]._buffers._taken
@@ -149,10 +108,10 @@ def test_a_push_that_is_lost_is_made_again_once(job, again, lost, monkeypatch):
 def test_a_refusal_is_told_and_nothing_is_lost(job, again):
     client = ready(job.start())
     with pytest.raises(errors.ServerError, match="there is no table"):
-        client.exchange_begun(begun(client), {"no": IDS})
-    found = client.exchange_begun(begun(client), {"t": IDS})
+        client.exchange_begun(begun(client), {"no": IDS}, ["w"])
+    found = client.exchange_begun(begun(client), {"t": IDS}, ["w"])
     assert (found.blocks["w"] == 7).all()
     push = begun(client, round=5)
     with pytest.raises(errors.ServerError, match="round 5"):
-        client.exchange_begun(push, {})
+        client.exchange_begun(push, {}, ["w"])
     assert (client.pull(blocks=["w"]).blocks["w"] == 7).all()

@@ -37,9 +37,11 @@ def send(
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
-    wanted = _pieces(program) if receive else []
+    wanted = [p.name for d in program.received for p in d.pieces] if receive else []
     if begun is not None:
-        return connection.calls.exchange_begun(begun, {} if rows is None else rows, or_no_rows=True)
+        return connection.calls.exchange_begun(
+            begun, {} if rows is None else rows, wanted, or_no_rows=True
+        )
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
             f"{name}@{i}": value
@@ -70,32 +72,23 @@ def send(
 
 
 def begin(
-    connection: Connection, program: TrainerProgram, gradients: Gradients, round: int, state: bytes
+    connection: Connection, gradients: Gradients, round: int, state: bytes
 ) -> "BegunPushes | None":
-    """Begin to push gradients, and to pull all parameters, where that is one call to each server: then
-    these are at work while the next step begins, which may ask for its rows. None where `send` is to
-    push them.
+    """Begin to push gradients where that is one call to each server: then these are at work while the
+    next step begins, which may ask for its rows. None where `send` is to push them.
     """
     if connection.careful if round else gradients.counts:
         return None
     return connection.calls.begin_push(
-        gradients.rows,
-        gradients.dense,
-        round=round,
-        state=state,
-        merged=True,
-        pull_blocks=_pieces(program),
+        gradients.rows, gradients.dense, round=round, state=state, merged=True
     )
 
 
 def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
     """Return the pieces of all parameters as they are now."""
-    return connection.client.pull(blocks=_pieces(program), train=program.trains).blocks
-
-
-def _pieces(program: TrainerProgram) -> list[str]:
-    """The names of the pieces of all parameters that servers give."""
-    return [p.name for d in program.received for p in d.pieces]
+    return connection.client.pull(
+        blocks=[p.name for d in program.received for p in d.pieces], train=program.trains
+    ).blocks
 
 
 def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
@@ -143,7 +136,7 @@ class Direct:
         begun = None
         if pending:
             connection.settle()
-            begun = begin(connection, program, gradients, number, state)
+            begun = begin(connection, gradients, number, state)
 
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
             pulled = send(connection, program, gradients, True, number, rows, state, begun)
