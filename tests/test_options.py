@@ -22,7 +22,11 @@ def on_x86(monkeypatch):
 def test_options_of_a_program(monkeypatch):
     assert set(options.options(CPU)) == {NAME}
     long = set(options.options(CPU, quickly=True, operators=5000))
-    assert long == {NAME, "xla_backend_optimization_level"}
+    assert long == {
+        NAME,
+        "xla_backend_optimization_level",
+        "xla_cpu_parallel_codegen_split_count",
+    }
     short = set(options.options(CPU, quickly=True, operators=100))
     assert short == long | {"xla_cpu_use_fusion_emitters"}
     level = "xla_backend_optimization_level"

@@ -55,6 +55,7 @@ class Entry:
         options: Mapping[str, Any],
     ):
         self._folder, self._device = folder, device
+        self._new: tuple[Path, Any, Any] | None = None  # what the file is to hold
         self._identity = (*identity, sorted(options.items()), device.platform, device.id)
 
     def load_or_compile(
@@ -64,7 +65,8 @@ class Entry:
         arguments: tuple[Any, Any, Any],
     ) -> Any:
         """Return what runs the segment: the executable of the file, or a new one, which is written
-        to the file if it took long; `jitted` for arguments or results that are more than arrays.
+        to the file by `keep` if it took long; `jitted` for arguments or results that are more than
+        arrays.
 
         Args:
             fresh: gives the jitted function anew, which goes with what was traced.
@@ -83,15 +85,20 @@ class Entry:
         if loaded is not None:
             return Loaded(loaded, jitted)
         start = time.perf_counter()
-        with collector.paused():
+        with collector.paused(settle=True):
             lowered = fresh().lower(*arguments)
             with _JAX_CACHE.unused():
                 compiled = lowered.compile()
         if time.perf_counter() - start >= WORTH_KEEPING:
-            _save_beside(path, jax.tree.structure((arguments, {})), compiled)
+            self._new = path, jax.tree.structure((arguments, {})), compiled
             schema.current().keep()
             heap.give_back()
         return Loaded(compiled, jitted)
+
+    def keep(self, results: Any) -> None:
+        """Write a new executable to the file, as soon as there are these results of its first run."""
+        if self._new is not None:
+            _save_after(results, *self._new)
 
 
 class Loaded:
@@ -221,11 +228,15 @@ _AHEAD = LoadedAhead(_load)
 _WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 
-def _save_beside(path: Path, arguments: Any, compiled: Any) -> None:
-    """Have a thread write an executable to a file, while it runs. The process ends after that."""
+def _save_after(results: Any, path: Path, arguments: Any, compiled: Any) -> None:
+    """Have a thread write an executable to a file when it has run. The process ends after that."""
 
     def save() -> None:
         try:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the next run has taken them, or the run failed
+                jax.block_until_ready(results)
             _save(path, arguments, compiled)
         finally:
             _WRITING.pop(path, None)  # another thread may have written the same

@@ -3,6 +3,7 @@ precedence.
 """
 
 import functools
+import os
 import platform
 
 import jax
@@ -20,6 +21,8 @@ _FEW_NUMBERS = 1 << 20
 # with the square of the program: six times as much for 3000 operators.
 _SMALL: dict[str, str | int] = {"xla_cpu_use_fusion_emitters": False}
 _FEW = 1000  # operators of a small program
+# XLA divides a program into 32 parts for LLVM, each of which costs a millisecond however small it is.
+_PARTS = "xla_cpu_parallel_codegen_split_count"
 # Numbers below 1.2e-38 are zero on GPUs, as they are in XLA's programs for CPUs and in additions of CUDA to a
 # place in memory. Where they are not, XLA adds a row to a table by comparing and exchanging each number
 # until nobody else has changed it: for thousands of times the same id, each after the other.
@@ -48,6 +51,7 @@ def options(
         return {name: value for name, value in found.items() if name not in given}
     found = {}
     if quickly:
+        found[_PARTS] = min(os.cpu_count() or 1, 32)
         found[_LEVEL] = 0 if numbers is not None and numbers <= _FEW_NUMBERS else 1
     if quickly and operators <= _FEW:
         found |= _SMALL

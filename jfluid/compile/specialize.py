@@ -115,7 +115,9 @@ class Specialized:
 
         self.plain = self._jitted  # for the calls after one that fails
         self.plain = entry.load_or_compile(self._jitted, fresh, (donated, kept, key))
-        return self.plain(donated, kept, key)
+        results = self.plain(donated, kept, key)
+        entry.keep(results)
+        return results
 
     def _add(self, error: Unknown) -> None:
         if error.name is None:
