@@ -85,6 +85,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "contrib.extend_optimizer.extend_optimizer_with_weight_decay": ("contrib.weight_decay",),
     "contrib.memory_usage_calc": ("contrib.statistics",),
     "contrib.op_frequence": ("contrib.statistics",),
+    "contrib.model_stat": ("contrib.statistics",),
     "contrib.utils": ("fleet.hdfs", "distributed.lookup_tables"),
     "contrib.utils.lookup_table_utils": ("distributed.lookup_tables",),
     "contrib.utils.hdfs_utils": ("fleet.hdfs",),

@@ -1,5 +1,6 @@
 """Of fluid.contrib: decoupled weight decay, statistics of programs, HDFS; and other small names."""
 
+import importlib
 import os
 import stat
 
@@ -83,6 +84,34 @@ def test_op_freq_statistic():
     assert single == [("scale", 2), ("relu", 1), ("elementwise_add", 1)]
     assert pairs[0] == ("relu->elementwise_add", 2)
     assert set(pairs[1:]) == {("scale->scale", 1), ("scale->relu", 1)}
+
+
+def test_summary(capsys):
+    layers = fluid.layers
+    x = layers.conv2d(fluid.data("x", [None, 3, 32, 32]), 8, 3, padding=1, act="relu")
+    x = layers.batch_norm(layers.pool2d(x, 2, "max", 2))
+    x = layers.conv2d(x, 16, 3, padding=1, groups=2, bias_attr=False)
+    x = layers.pool2d(layers.prelu(x, "channel"), global_pooling=True)
+    layers.dropout(layers.fc(x, 10), 0.5)
+    importlib.import_module("jfluid.contrib.model_stat").summary(fluid.default_main_program())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[2:-2].split(" | ") for line in (lines[1], lines[3])] == [
+        ["No.", "      TYPE", "       INPUT", "      OUTPUT", "PARAMs", " FLOPs"],
+        ["  0", "    conv2d", " (3, 32, 32)", " (8, 32, 32)", "   216", "442368"],
+    ]
+    found = [line.replace(" ", "").split("|")[2:7] for line in lines[4:-4]]
+    assert [[one[0], *one[3:]] for one in found] == [
+        ["relu", "0", "8192"],
+        ["pool2d", "0", "8192"],
+        ["batch_norm", "16", "4096"],
+        ["conv2d", "576", "294912"],
+        ["prelu", "16", "4096"],
+        ["pool2d", "0", "4096"],
+        ["mul", "160", "320"],
+    ]
+    assert lines[-3:-1] == ["Total PARAMs: 984 (0.0010M)", "Total FLOPs: 766272 (0.00G)"]
+    with pytest.raises(TypeError, match="expected a Program"):
+        fluid.contrib.summary("program")
 
 
 # What stands for Hadoop's command: it moves files below the folder that its setting names.

@@ -5,5 +5,5 @@ weight decay, decoders and more layers. The other names raise UnsupportedError w
 from jfluid.contrib import decoder, layers, mixed_precision, quantize, statistics, weight_decay
 from jfluid.contrib.decoder import BeamSearchDecoder, InitState, StateCell, TrainingDecoder
 from jfluid.contrib.quantize import QuantizeTranspiler
-from jfluid.contrib.statistics import memory_usage, op_freq_statistic
+from jfluid.contrib.statistics import memory_usage, op_freq_statistic, summary
 from jfluid.contrib.weight_decay import extend_with_decoupled_weight_decay

@@ -1,13 +1,16 @@
-"""What a program holds, by numbers: the memory of its variables, how often operators occur."""
+"""What a program holds, by numbers: the memory of its variables, how often operators occur, parameters and
+operations of its layers.
+"""
 
 from collections import Counter
 from math import prod
 
+from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import EMPTY_NAME, Parameter
 
-__all__ = ["memory_usage", "op_freq_statistic"]
+__all__ = ["memory_usage", "op_freq_statistic", "summary"]
 
 _SPARE = 1.05, 1.1  # Fluid's estimate of what kernels need beside variables
 
@@ -65,3 +68,63 @@ def op_freq_statistic(program: Program) -> tuple[list[tuple[str, int]], list[tup
             single[op.type] += 1
         made_by.update(dict.fromkeys(op.output_arg_names, op.type))
     return single.most_common(), pairs.most_common()
+
+
+_ACTIVATIONS = ("sigmoid", "tanh", "relu", "leaky_relu", "prelu")
+_COUNTED = ("conv2d", "depthwise_conv2d", "pool2d", "mul", "batch_norm", *_ACTIVATIONS)
+
+
+def summary(main_prog: Program) -> None:
+    """Print a table of the layers of a program's global block, those that Fluid's `summary` knows: convolutions,
+    pooling, products of fully connected layers, batch normalisation and activations. For each, the shapes of one
+    example, its parameters, and FLOPs: multiplications and additions both count. Biases are added by operators of
+    their own and do not count. (Fluid's numbers differ where it divides convolutions in groups by the groups twice, counts
+    multiplications alone in fully connected layers, and takes the size of a batch for -1.)
+
+    Raises TypeError for what is no Program.
+    """
+    _check(main_prog, "summary")
+    rows: list[tuple[str, ...]] = []
+    totals = [0, 0]
+    for op in main_prog.global_block().ops:
+        if op.type in _COUNTED:
+            *shapes, parameters, operations = _counted(op)
+            rows.append((str(len(rows)), op.type, *map(str, (*shapes, parameters, operations))))
+            totals = [totals[0] + parameters, totals[1] + operations]
+    titles = "No.", "TYPE", "INPUT", "OUTPUT", "PARAMs", "FLOPs"
+    lines = [titles, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    border = "+".join(["", *("-" * (width + 2) for width in widths), ""])
+    shown = ["| " + " | ".join(map(str.rjust, line, widths)) + " |" for line in lines]
+    print(border, shown[0], border, *shown[1:], border, sep="\n")
+    print(f"Total PARAMs: {totals[0]} ({totals[0] / 1e6:.4f}M)")
+    print(f"Total FLOPs: {totals[1]} ({totals[1] / 1e9:.2f}G)")
+    print(f"Operators of other types than {', '.join(_COUNTED)} are not counted.")
+
+
+def _counted(op: Operator) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """(shape of an example that an operator reads, of one that it makes, parameters, operations)."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        return tuple(op.block.var(name).shape)
+
+    x, out = (
+        shape(next(slots[name][0] for name in names if slots.get(name)))[1:]
+        for slots, names in ((op.inputs, ("Input", "X")), (op.outputs, ("Output", "Out", "Y")))
+    )
+    kept = [n for n in op.input_arg_names if isinstance(op.block.var(n), Parameter)]
+    if op.type == "batch_norm":
+        kept = [n for n in kept if n in (*op.input("Scale"), *op.input("Bias"))]
+    parameters = sum(prod(shape(n)) for n in kept)
+    each = 1
+    if op.type in ("conv2d", "depthwise_conv2d"):
+        each = 2 * prod(shape(op.input("Filter")[0])[1:])
+    elif op.type == "pool2d" and not op.attr("global_pooling"):
+        each = prod(op.attr("ksize"))
+    elif op.type == "pool2d":
+        each = prod(x[1:])
+    elif op.type == "mul":
+        each = 2 * shape(op.input("Y")[0])[0]
+    elif op.type == "batch_norm":
+        each = 2
+    return x, out, parameters, each * prod(out)
