@@ -12,6 +12,7 @@ file, too.
 """
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -23,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fluid_models
+import neighbours
 
 CHAIN = 200  # operators
 ROUND = 400  # milliseconds of a round of ours, which has five steps at least
@@ -197,7 +199,8 @@ def rounds_of(workers, rounds):
     found = {key: [] for key in workers}
     for _ in range(rounds):
         for key, worker in workers.items():
-            found[key].append(worker.steps(steps))
+            take = functools.partial(worker.steps, steps)
+            found[key].append(neighbours.here().undisturbed(take))
     for worker in workers.values():
         worker.close()
     return {key: np.array(rows) for key, rows in found.items()}

@@ -13,6 +13,7 @@ peak in products and convolutions.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -23,6 +24,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import neighbours
 import numpy as np
 import thunks
 import turns
@@ -213,13 +215,18 @@ def _parts(ways, rounds):
     """
     count = max(2, min(200, round(0.3 / _fastest(lambda: ways["compute"](1), 3))))
     each = {name: [] for name in ("ms", "compute_ms", "copy_ms", "host_ms", "wait_ms")}
+
+    def turn(work):
+        begin, thread = time.perf_counter(), time.thread_time()
+        work(count)
+        spent = time.perf_counter() - begin, time.thread_time() - thread
+        return [1e3 * seconds / count for seconds in spent]
+
     for _ in range(rounds):
         clock, mine = {}, {}
         for name, work in ways.items():
-            begin, thread = time.perf_counter(), time.thread_time()
-            work(count)
-            clock[name] = 1e3 * (time.perf_counter() - begin) / count
-            mine[name] = 1e3 * (time.thread_time() - thread) / count
+            take = functools.partial(turn, work)
+            clock[name], mine[name] = neighbours.here().undisturbed(take)
         host = mine["run"] - mine["call"]
         each["ms"].append(clock["run"])
         each["compute_ms"].append(clock["compute"])

@@ -33,6 +33,7 @@ import tempfile
 import time
 import urllib.request
 
+import neighbours
 import numpy as np
 
 SLOTS, BATCH, VOCABULARY, WIDTH, FEEDS = 26, 512, 1000001, 10, 16
@@ -323,17 +324,20 @@ class Job:
         self._log.close()
 
 
-def in_turn(jobs, rounds, steps):
+def in_turn(jobs, rounds, steps, machine=None):
     """Train all jobs in turn. Returns by name what each round found (see Job.train). A job of Fluid
     that does not answer is ended and left out.
+
+    Args:
+        machine: says whether something slows it (see `neighbours.py`).
     """
-    found = {name: [] for name in jobs}
+    found, machine = {name: [] for name in jobs}, machine or neighbours.here()
 
     def train(name, count):
         if name not in found:
             return
         try:
-            found[name].append(jobs[name].train(count))
+            found[name].append(machine.undisturbed(lambda: jobs[name].train(count)))
         except NoAnswerError:
             print("%s: no answer in time, left out" % name, file=sys.stderr)
             jobs[name].close()

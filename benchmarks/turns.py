@@ -12,6 +12,7 @@ are trained in one process, and a line ends in the mode that is meant: two proce
 program differ by more than the modes do, by where their memory lies.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import neighbours
+
 FEEDS = 8  # different batches, again and again
 # Engines with models of their own; those of others are made by Fluid's interface.
 OWN_MODELS = {
@@ -88,18 +91,18 @@ class Mode:
         return self._worker.ask("%s %s" % (line, self._mode))
 
 
-def in_turn(workers, rounds, milliseconds=400, pause=0.25):
+def in_turn(workers, rounds, milliseconds=400, machine=None):
     """Train in turn, as many steps each as take so long in the first turn.
 
     Args:
         workers: by name. Those that fail are left out.
-        pause: seconds before each turn, in which the threads of the one before cease to spin.
+        machine: says whether something slows it (see `neighbours.py`).
 
     Returns by name {"ms": median of the rounds, "low", "high": the quickest and the slowest round,
     "cpu_ms": processor time a step, "rounds": ms of each, "peak_mb": resident at most, "model_mb":
     of it, what the engine did not have before it built the model}.
     """
-    counts = {}
+    machine, counts = machine or neighbours.here(), {}
     for name, worker in workers.items():
         first = worker.ask(FEEDS)  # compiles
         if first is not None:
@@ -107,8 +110,8 @@ def in_turn(workers, rounds, milliseconds=400, pause=0.25):
     found = {name: {"rounds": [], "cpu": []} for name in counts}
     for turn in range(rounds):
         for name in list(counts) if turn % 2 else list(counts)[::-1]:
-            time.sleep(pause)
-            answer = workers[name].ask(counts[name])
+            take = functools.partial(workers[name].ask, counts[name])
+            answer = machine.undisturbed(take)
             if answer is not None:
                 found[name]["rounds"].append(statistics.median(answer["ms"]))
                 found[name]["cpu"].append(answer["cpu_ms"])

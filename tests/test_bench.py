@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import bench
+import neighbours
 import servers
 import turns
 
@@ -160,10 +161,53 @@ class Worker:
         return {"ms": [ms] * count, "cpu_ms": 2.0 * ms, "peak_mb": 50.0, "model_mb": 20.0}
 
 
+class Alone:
+    """A machine that nothing slows."""
+
+    def undisturbed(self, turn):
+        return turn()
+
+
+def machine_of(*speeds):
+    """A machine that is seen five times at first, and then at each of these speeds; what it has waited."""
+    left, waited = [10.0] * 5 + list(speeds), []
+    return neighbours.Machine(lambda: left.pop(0), waited.append), left, waited
+
+
+def test_a_turn_beside_a_neighbour_is_taken_again(capsys):
+    machine, left, waited = machine_of(9.9, 6.0, 6.0, 9.8, 9.9)
+    given = iter([170, 90])
+    assert machine.undisturbed(lambda: next(given)) == 90  # the first was slowed at its end
+    assert not left and len(waited) == 5 and not capsys.readouterr().err
+
+
+def test_a_turn_after_one_that_nothing_slowed_waits_for_nothing_more():
+    machine, left, waited = machine_of(9.9, 9.9, 12.0, 9.9)
+    assert [machine.undisturbed(lambda n=n: n) for n in (1, 2)] == [1, 2]
+    assert len(waited) == 3 and left == [9.9]
+
+
+def test_the_best_speed_is_learned():
+    machine, *_ = machine_of(20.0, 9.9)
+    assert machine.is_whole() and not machine.is_whole()
+
+
+def test_a_neighbour_that_stays_is_said(capsys):
+    machine, _, waited = machine_of(*[6.0] * 200)
+    taken = []
+    machine.undisturbed(lambda: taken.append(1))
+    assert len(taken) == 1 + neighbours.AGAIN and "slowed" in capsys.readouterr().err
+    assert len(waited) < 200
+
+
+def test_this_machine_has_a_speed():
+    assert neighbours.speed() > 0
+
+
 def test_engines_take_turns_and_those_that_fail_are_left_out():
     log = []
     workers = {"a": Worker(40.0, 4.0, log), "b": Worker(400.0, 8.0, log), "c": Worker(None, 1, log)}
-    found = turns.in_turn(workers, 3, milliseconds=400, pause=0)
+    found = turns.in_turn(workers, 3, milliseconds=400, machine=Alone())
     assert list(found) == ["a", "b"] and found["a"]["cpu_ms"] == 8.0
     assert found["a"]["model_mb"] == 20.0
     assert [count for worker, count in log[2:] if worker is workers["a"]] == [10] * 3
@@ -181,7 +225,7 @@ def test_modes_that_share_a_process_are_told_apart():
 
     worker = Shared()
     modes = {mode: turns.Mode(worker, mode) for mode in ("one", "replicas")}
-    assert list(turns.in_turn(modes, 1, milliseconds=3, pause=0)) == ["one", "replicas"]
+    assert list(turns.in_turn(modes, 1, milliseconds=3, machine=Alone())) == ["one", "replicas"]
     assert asked == ["8 one", "8 replicas", "3 replicas", "3 one"]
 
 
