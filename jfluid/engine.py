@@ -118,7 +118,12 @@ class Engine:
         donate: reuse the buffers of values that programs update: nobody reads the old values.
         runner: finds the Runner of a program that works with parameter servers; None for other
             programs.
+
+    Attributes:
+        says_goodbye: whoever uses it tells when it is done with parameter servers, by `close`.
     """
+
+    says_goodbye = True
 
     def __init__(
         self,

@@ -66,6 +66,8 @@ class ParallelExecutor:
             share_vars_from._scope if share_vars_from is not None else global_scope()
         )
         self._executor = Executor(CUDAPlace(0) if use_cuda else CPUPlace())
+        # a ParallelExecutor has no `close`: servers are left by that of the script's Executor
+        self._executor.engine.says_goodbye = False
         self._executor.engine.start(self._parallel)
 
     @property

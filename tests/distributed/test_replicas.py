@@ -7,6 +7,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
+from jfluid.distributed.wire import connections
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 ADAM = functools.partial(fluid.optimizer.Adam, 0.02)
@@ -74,6 +75,19 @@ def joined(parts):
         return np.concatenate(parts)
     lengths = [n for p in parts for n in p.recursive_sequence_lengths()[0]]
     return fluid.create_lod_tensor(np.concatenate([np.array(p) for p in parts]), [lengths])
+
+
+def test_closing_the_executor_leaves_the_servers_of_a_parallel_executor():
+    others = set(connections._connections)
+    with trainer_of(functools.partial(click_model, ADAM, True)) as (
+        executor,
+        program,
+        (loss, *_),
+    ):
+        trains = fluid.ParallelExecutor(False, loss.name, main_program=program)
+        trains.run([loss.name], feed=clicks(0))
+        executor.close()
+        assert set(connections._connections) <= others
 
 
 def test_reduce_mode_equals_one_device():

@@ -366,8 +366,9 @@ class Trainer(Runner):
                 connection.resumed = None
 
     def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.users:
-            self._connection = connections.connect(self.program, self._engine)
+        if self._connection is None or self._connection.left:
+            user = self._engine if self._engine.says_goodbye else None
+            self._connection = connections.connect(self.program, user)
         return self._connection
 
     # ---- rows ----

@@ -123,7 +123,8 @@ class Connection:
             that be; 0: nothing of a step goes on while another begins.
         params: parameters that come from servers.
         laps: where the time of its steps goes.
-        users: the engines that use it.
+        users: the engines that use it, and leave it when they are closed.
+        left: the goodbye has been said.
 
     Args:
         observes: it only reads what servers have, and is none of the job's trainers.
@@ -151,6 +152,7 @@ class Connection:
         self.laps = Laps()
         self.params: dict[str, ParameterLayout] = {}
         self.users = weakref.WeakSet[Any]()
+        self.left = False
         self._exchange: Exchange | None = None
         self._enters, self._entering = False, threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="jfluid-exchange")
@@ -228,6 +230,7 @@ class Connection:
 
     def leave(self) -> None:
         """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
+        self.left = True
         try:
             self.settle()
         finally:
