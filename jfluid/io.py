@@ -1,10 +1,12 @@
 """Saving and loading, readers and loaders: Fluid's `fluid.io`."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jfluid import errors
 from jfluid.distributed import checkpoint
+from jfluid.distributed.lookup_tables import load_with_tables
 from jfluid.feeding.indexed import BatchSampler, Dataset, default_collate_fn
 from jfluid.feeding.loader import DataLoader
 from jfluid.feeding.py_reader import PyReader
@@ -29,8 +31,6 @@ from jfluid.files.variables import (
     get_program_persistable_vars,
     is_parameter,
     is_persistable,
-    load_params,
-    load_persistables,
     load_vars,
     program_of,
     save_params,
@@ -96,6 +96,50 @@ def save_persistables(
             "leave filename out"
         )
     checkpoint.save_persistables(executor, dirname, program)
+
+
+def load_params(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
+    """Load the program's parameters, as `load_vars` does, and rows of distributed tables, as
+    `load_persistables` does.
+    """
+    _load(executor, dirname, program_of(main_program), is_parameter, filename)
+
+
+def load_persistables(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
+    """Load all variables that outlive a run (parameters, running statistics, optimizer state), as
+    `load_vars` does.
+
+    A variable of which `dirname` has a folder is a distributed table whose rows parameter servers
+    have saved: it becomes an ordinary one of its declared height. What an optimizer keeps for such
+    rows is not loaded, and a program that trains the table misses its file.
+
+    Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
+    """
+    program = program_of(main_program)
+    if works_with_servers(program):
+        raise errors.UnsupportedError(
+            "load_persistables: parameter servers hold this program's variables; load them there, "
+            "before they serve: fleet.init_server(model_dir)"
+        )
+    _load(executor, dirname, program, is_persistable, filename)
+
+
+def _load(
+    executor: Any,
+    dirname: str,
+    program: Program,
+    predicate: Callable[[Variable], bool],
+    filename: str | None,
+) -> None:
+    if filename is not None:
+        load_vars(executor, dirname, program, predicate=predicate, filename=filename)
+    else:
+        chosen = [v for v in program.list_vars() if predicate(v)]
+        load_with_tables(executor, os.fspath(dirname), program, chosen)
 
 
 def save_inference_model(

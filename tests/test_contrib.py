@@ -403,3 +403,27 @@ def test_a_servers_state_is_loaded_with_its_table(tmp_path):
             load(str(tmp_path), exe, server, "table", str(tmp_path))
         with pytest.raises(errors.FileFormatError, match=r"fc_0\."):
             load(str(tmp_path), exe, server, "table", str(tmp_path / "table"))
+
+
+def test_load_persistables_takes_the_rows_that_servers_saved(tmp_path):
+    program, exe, scope = fluid.Program(), fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    with fluid.program_guard(program), fluid.scope_guard(scope):
+        ids = fluid.data("ids", [None, 1], "int64")
+        read = fluid.embedding(ids, [6, 2], param_attr=fluid.ParamAttr("table"))
+        rows = saved_table(tmp_path / "table")
+        for load in (fluid.io.load_persistables, fluid.io.load_params):
+            load(exe, str(tmp_path), program)
+            (found,) = exe.run(program, feed={"ids": np.array([[1], [4]])}, fetch_list=[read])
+            np.testing.assert_array_equal(found[:, 0], rows[[1, 4]])
+            scope.var("table").get_tensor().set(np.zeros((6, 2), "float32"))
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ids = fluid.data("ids", [None, 1], "int64")
+        fluid.embedding(ids, [6, 3], param_attr=fluid.ParamAttr("table"))
+        with pytest.raises(errors.FileFormatError, match=r"table: expected shape \[6, 3\]"):
+            fluid.io.load_persistables(exe, str(tmp_path))
+    (tmp_path / "other").mkdir()
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ids = fluid.data("ids", [None, 1], "int64")
+        fluid.embedding(ids, [6, 2], param_attr=fluid.ParamAttr("other"))
+        with pytest.raises(errors.FileFormatError, match="other: "):
+            fluid.io.load_persistables(exe, str(tmp_path))

@@ -3,6 +3,7 @@ that servers have saved.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from jfluid import errors
 from jfluid.distributed import checkpoint
 from jfluid.engine import HasEngine
 from jfluid.files.saved_model import MODEL, read_program
-from jfluid.files.variables import is_persistable, load_vars
+from jfluid.files.storage import path_below
+from jfluid.files.variables import check_fits, is_persistable, load_vars
 from jfluid.ir.program import Program
-from jfluid.ir.types import np_dtype
+from jfluid.ir.variable import Variable
 from jfluid.scope import global_scope
 
 __all__ = [
@@ -53,7 +55,7 @@ def load_persistables_for_inference(
     Returns the program.
 
     Raises ProgramError for a table that the program does not have; ValueError for what is no folder
-    and no program; FileFormatError and ServerError for files that are missing or damaged.
+    and no program; FileFormatError for files that are missing or damaged.
     """
     if not os.path.isdir(dirname):
         raise ValueError(f"dirname: there is no folder {dirname}")
@@ -69,14 +71,26 @@ def load_persistables_for_inference(
     missing = sorted(set(others) & needed - set(there))
     if missing:
         raise errors.FileFormatError(f"{dirname}: there are no files of {', '.join(missing)}")
-    load_vars(executor, dirname, program, vars=[others[n] for n in there])
-    rows = _rows(os.path.join(dirname, table.name), table.name, table.shape[0])
-    values = rows.astype(np_dtype(table.dtype), copy=False).reshape(table.shape)
-    global_scope().var(table.name).get_tensor().set(values)
+    load_with_tables(executor, dirname, program, [others[n] for n in there] + [table])
     return program
 
 
-def _rows(folder: str, name: str, height: int) -> np.ndarray[Any, Any]:
+def load_with_tables(
+    executor: Any, dirname: str, program: Program, chosen: Sequence[Variable]
+) -> None:
+    """Load variables as `load_vars` does. Those of which `dirname` has a folder are distributed
+    tables that servers have saved, which become ordinary ones of their declared height.
+
+    Raises what `load_vars` does, also for folders that are damaged.
+    """
+    paths = [(v, path_below(dirname, v.name)) for v in chosen]
+    values = {v.name: _values(path, v) for v, path in paths if os.path.isdir(path)}
+    load_vars(executor, dirname, program, vars=[v for v in chosen if v.name not in values])
+    for name, value in values.items():
+        global_scope().var(name).get_tensor().set(value)
+
+
+def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:
     """The rows 0 ... height - 1 of a table that one or several servers have saved; ids that no
     trainer has shown have the row with which they would be initialized.
     """
@@ -84,8 +98,15 @@ def _rows(folder: str, name: str, height: int) -> np.ndarray[Any, Any]:
     from jfluid.ps_server.store import Store
 
     store = Store()
-    snapshot.restore(store, folder, 0, 1)
-    return store.table(name).look_up(np.arange(height, dtype=np.int64), train=False)
+    try:
+        snapshot.restore(store, folder, 0, 1)
+    except errors.ServerError as error:
+        raise errors.FileFormatError(
+            f"{folder}: a folder, which is none that servers have saved a table in: {error}"
+        ) from error
+    rows = store.table(table.name).look_up(np.arange(table.shape[0], dtype=np.int64), train=False)
+    check_fits(table, np.asarray(rows), folder)
+    return rows
 
 
 def load_persistables_for_increment(

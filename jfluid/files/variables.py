@@ -262,26 +262,3 @@ def works_with_servers(program: Program) -> bool:
     return program.division is not None and all(
         op.type != "listen_and_serv" for op in program.global_block().ops
     )
-
-
-def load_params(
-    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
-) -> None:
-    """Load the program's parameters, as `load_vars` does."""
-    load_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
-
-
-def load_persistables(
-    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
-) -> None:
-    """Load all variables that outlive a run (parameters, running statistics, optimizer state), as
-    `load_vars` does.
-
-    Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
-    """
-    if works_with_servers(program_of(main_program)):
-        raise errors.UnsupportedError(
-            "load_persistables: parameter servers hold this program's variables; load them there, "
-            "before they serve: fleet.init_server(model_dir)"
-        )
-    load_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
