@@ -15,7 +15,15 @@ Graph = Mapping[str, set[str]]
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines
 # only.
 LAYERS = (
-    {"collector", "errors", "fetched_array", "field_types", "protobuf_fields", "startup"},
+    {
+        "collector",
+        "endpoints",
+        "errors",
+        "fetched_array",
+        "field_types",
+        "protobuf_fields",
+        "startup",
+    },
     {"environment"},
     {
         "average",

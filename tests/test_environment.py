@@ -139,7 +139,7 @@ def test_devices(monkeypatch):
             errors.ProgramError,
             "PADDLE_TRAINER_ENDPOINTS",
             "a:1,a:1",
-            "different endpoints such as 10.0.0.1:6170,",
+            "different endpoints with ports up to 65535, such as 10.0.0.1:6170,",
         ),
         (DeviceVariables, errors.PlaceError, "CPU_NUM", "0", "an integer from 1 on"),
         (DeviceVariables, errors.PlaceError, "CPU_NUM", "2.0", "an integer from 1 on"),

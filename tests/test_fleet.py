@@ -112,6 +112,7 @@ def test_environments_that_describe_no_job(environment, said):
         ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID: expected an integer from 0 on, found 'x'"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1"}, "expected different endpoints"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a"}, "expected different endpoints"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "a:99999"}, "expected .* with ports up to 65535"),
     ],
 )
 def test_wrong_variables(variables, said):
@@ -195,7 +196,12 @@ def test_fluids_ways_of_finding_each_other_have_no_effect():
         (
             lambda: UserDefinedCollectiveRoleMaker(0, ["a:1", "a:1"]),
             errors.ProgramError,
-            "none twice",
+            "a:1 stands twice",
+        ),
+        (
+            lambda: UserDefinedCollectiveRoleMaker(0, ["a"]),
+            errors.ProgramError,
+            "'a' must have the form host:port",
         ),
         (
             lambda: UserDefinedCollectiveRoleMaker(0, []),

@@ -289,6 +289,10 @@ def test_a_collective_job_reads_back_as_the_same():
         ),
         ("servers: [a]", "job.yaml:3:1: servers: must have the form host:port, found ['a']"),
         (
+            'servers: ["a:65536"]',
+            "job.yaml:3:1: servers: port 65536 is none: ports go from 1 to 65535, found ['a:65536']",
+        ),
+        (
             'servers: ["a:1", "b:1"]',
             "job.yaml: on several hosts servers and trainers must both be lists of host:port, or both numbers",
         ),

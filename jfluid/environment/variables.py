@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from jfluid import errors, field_types
+from jfluid.endpoints import fault_of
 from jfluid.field_types import Expected, expected
 
 
@@ -29,8 +30,8 @@ def _parts(value: Any) -> Any:
 
 def _endpoints(value: Any) -> Any:
     found = _parts(value)
-    if any(":" not in endpoint for endpoint in found) or len(set(found)) < len(found):
-        raise ValueError("different endpoints")
+    if found and (wrong := fault_of(found)):
+        raise ValueError(wrong)
     return found
 
 
@@ -47,7 +48,7 @@ Gpus = Annotated[
 Endpoints = Annotated[
     tuple[str, ...],
     BeforeValidator(_endpoints),
-    Expected("different endpoints such as 10.0.0.1:6170,10.0.0.2:6170"),
+    Expected("different endpoints with ports up to 65535, such as 10.0.0.1:6170,10.0.0.2:6170"),
 ]
 
 

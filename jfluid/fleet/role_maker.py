@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import errors, processes
+from jfluid.endpoints import fault_of
 
 if TYPE_CHECKING:
     from jfluid.environment.process import RoleVariables
@@ -370,10 +371,8 @@ def _checked_endpoints(what: str, value: Any) -> list[str]:
         raise TypeError(
             f'{what}: expected a list of strings such as "10.0.0.1:6170", found {value!r}'
         )
-    if not value or len(set(value)) < len(value):
-        raise errors.ProgramError(
-            f"{what}: expected at least one endpoint and none twice, found {value}"
-        )
+    if wrong := fault_of(value):
+        raise errors.ProgramError(f"{what}, found {value}: {wrong}")
     return value
 
 

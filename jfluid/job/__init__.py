@@ -31,7 +31,7 @@ keys, tags and aliases are refused. Every error names file, line and column.
 
 from jfluid.job.document import read_yaml
 from jfluid.job.errors import JobError
-from jfluid.job.fields import Endpoint, address, endpoint
+from jfluid.job.fields import Endpoint, address
 from jfluid.job.model import (
     JOBS,
     CollectiveJob,
@@ -55,7 +55,6 @@ __all__ = [
     "Restarts",
     "Snapshots",
     "address",
-    "endpoint",
     "read_job",
     "read_yaml",
     "script_job",

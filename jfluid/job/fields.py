@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from jfluid.endpoints import host_and_port
 from jfluid.field_types import Expected
 
 
@@ -82,19 +83,6 @@ def _ranks(value: Any) -> Any:
     raise ValueError("must be a list of ranks such as [0, 3], or all")
 
 
-def endpoint(text: str) -> tuple[str, int]:
-    """Return the host and the port of `host:port`. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if (
-        not colon
-        or not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:]+\]", host)
-        or not port.isdecimal()
-        or not 0 < int(port) < 65536
-    ):
-        raise ValueError("must have the form host:port")
-    return host, int(port)
-
-
 def address(text: str) -> str:
     """Return a host's name or address as it stands in `host:port`: one of IPv6 in brackets. Raises
     ValueError.
@@ -108,7 +96,7 @@ def address(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    endpoint(text)
+    host_and_port(text)
     return text
 
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from jfluid.endpoints import host_and_port
 from jfluid.environment.process import ASSIGNED, SnapshotVariables
 from jfluid.errors import SecretError
 from jfluid.field_types import Count, FiniteSeconds, Natural
@@ -29,7 +30,6 @@ from jfluid.job.fields import (
     Places,
     Ranks,
     StartedPort,
-    endpoint,
 )
 from jfluid.security import secret
 
@@ -356,7 +356,7 @@ class ParameterServerJob(GangJob):
     def hosts(self) -> list[str]:
         """Return the hosts of the lists of endpoints, if there are several, in order."""
         hosts = list(
-            dict.fromkeys(endpoint(place)[0] for places in self._lists() for place in places)
+            dict.fromkeys(host_and_port(place)[0] for places in self._lists() for place in places)
         )
         return hosts if len(hosts) > 1 else []
 

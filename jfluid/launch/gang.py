@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jfluid.endpoints import host_and_port
 from jfluid.environment import OLDER_JOB_TOKEN
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
-from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 
 # Proxies, which gRPC would use between hosts; the older name of a variable that members get.
 _NOT_FOR_MEMBERS = ("http_proxy", "https_proxy", OLDER_JOB_TOKEN)
@@ -127,7 +128,7 @@ def parameter_server_gang(
 
 def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvironment:
     """The environment of a process at the endpoint `own` of a job with parameter servers."""
-    host, port = endpoint(own)
+    host, port = host_and_port(own)
     return common.model_copy(update={"current_endpoint": own, "host": host, "port": port, **fields})
 
 

@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jfluid.job import GangJob, JobError, ParameterServerJob, endpoint
+from jfluid.endpoints import host_and_port
+from jfluid.job import GangJob, JobError, ParameterServerJob
 from jfluid.launch.schedulers import (
     FluidVariables,
     KubernetesVariables,
@@ -84,7 +85,7 @@ def find_node(
             )
         node = placed or node
     if job.coordinator is not None:
-        node = replace(node, coordinator=endpoint(job.coordinator))
+        node = replace(node, coordinator=host_and_port(job.coordinator))
     if job.started_port is not None:
         node = replace(node, first_port=job.started_port)
     return _checked(node, options, count, _saying(said))
@@ -193,7 +194,7 @@ def _of_paddlecloud(cloud: PaddleCloudVariables, first_port: int | None) -> Node
         cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT
     )
     if cloud.endpoints:
-        ports = [endpoint(text)[1] for text in cloud.endpoints]
+        ports = [host_and_port(text)[1] for text in cloud.endpoints]
         share = len(ports) // len(cloud.trainers)
         node = replace(node, ports=tuple(ports[node.rank * share : (node.rank + 1) * share]))
     return replace(node, host=cloud.host)

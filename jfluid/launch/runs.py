@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from jfluid import errors, startup
+from jfluid.endpoints import host_and_port
 from jfluid.environment.process import ProcessEnvironment
-from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
 from jfluid.launch.free_ports import free_ports
@@ -170,7 +171,7 @@ class _GangRunner(_Runner):
             here = [
                 own
                 for own in servers + trainers
-                if self.peers is None or endpoint(own)[0] == self.node.host
+                if self.peers is None or host_and_port(own)[0] == self.node.host
             ]
         return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)
 

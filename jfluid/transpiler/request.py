@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jfluid import errors
+from jfluid.endpoints import fault_of
 from jfluid.ir.program import Program
 from jfluid.transpiler.config import DistributeTranspilerConfig
 
@@ -56,13 +57,11 @@ class Request:
         """Return the servers' endpoints. Raises ProgramError when `pservers` does not contain them."""
         given = self.pservers.split(",") if isinstance(self.pservers, str) else []
         found = [e.strip() for e in given]
-        if not found or not all(":" in e and e.rsplit(":", 1)[1].isdigit() for e in found):
+        if wrong := fault_of(found):
             raise errors.ProgramError(
                 'pservers: expected the servers\' endpoints, such as "10.0.0.1:6174,10.0.0.2:6174"; '
-                f"found {self.pservers!r}"
+                f"found {self.pservers!r}: {wrong}"
             )
-        if len(set(found)) < len(found):
-            raise errors.ProgramError(f"pservers: an endpoint stands twice in {found}")
         return found
 
     def trainer_count(self) -> int:

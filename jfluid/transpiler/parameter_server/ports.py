@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jfluid import flags
+from jfluid.endpoints import host_and_port
 
 _PAUSE_S = 0.2
 _TELL_EVERY_S = 10.0
@@ -13,30 +14,32 @@ _LOG = logging.getLogger(__name__)
 
 
 def wait_until_listening(endpoints: Sequence[str]) -> None:
-    """Return when all servers accept connections; tells every ten seconds who is missing.
+    """Return when all servers accept connections; tells every ten seconds who is missing, and why.
 
     Raises TimeoutError, naming the missing ones, after FLAGS_rpc_deadline milliseconds.
     """
     limit = flags.get("FLAGS_rpc_deadline") / 1000
     started = told = time.monotonic()
-    missing = list(endpoints)
-    while missing := [e for e in missing if not _listens(e)]:
+    missing = dict.fromkeys(endpoints, "")
+    while missing := {e: why for e in missing if (why := _fault(e))}:
         now = time.monotonic()
+        named = ", ".join(f"{endpoint} ({why})" for endpoint, why in missing.items())
         if now - started > limit:
             raise TimeoutError(
-                f"parameter servers {', '.join(missing)} do not listen after {limit:g} s (FLAGS_rpc_deadline); "
+                f"parameter servers do not listen after {limit:g} s (FLAGS_rpc_deadline): {named}; "
                 "start them, or look into their logs"
             )
         if now - told > _TELL_EVERY_S:
             told = now
-            _LOG.warning("waiting for parameter servers %s", ", ".join(missing))
+            _LOG.warning("waiting for parameter servers %s", named)
         time.sleep(_PAUSE_S)
 
 
-def _listens(endpoint: str) -> bool:
-    host, port = endpoint.rsplit(":", 1)
+def _fault(endpoint: str) -> str | None:
+    """Why nobody accepts a connection there; None where a server does."""
+    host, port = host_and_port(endpoint)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
+        socket.create_connection((host.strip("[]"), port), timeout=1).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
