@@ -53,10 +53,13 @@ _PRINTED_TYPES = {
 
 
 class MeasuredLod(list[Any]):
-    """Offsets of sequences, level by level, each from 0 on and never falling, in arrays that nobody
-    changes.
+    """Offsets of sequences, level by level, in arrays that nobody changes.
 
     What steps ask of them is found while they are made: later they are no longer in the processor's caches.
+
+    Args:
+        levels: int64 [sequences + 1] each.
+        longest: sequence of the last level; None where that is not known.
 
     Attributes:
         longest: sequence of the last level.
@@ -68,10 +71,13 @@ class MeasuredLod(list[Any]):
     rows: int
     packed: bytes
 
-    def __init__(self, levels: Sequence[np.ndarray], longest: int):
+    def __init__(self, levels: Sequence[np.ndarray], longest: int | None = None):
         super().__init__(levels)
-        self.longest, self.rows = longest, levels[-1].item(-1) if levels else 0
-        self.packed = levels[0].astype(np.int32).tobytes() if len(levels) == 1 else b""
+        last = levels[-1]
+        if longest is None:
+            longest = int(np.maximum.reduce(last[1:] - last[:-1], initial=0))
+        self.longest, self.rows = longest, last.item(-1) if len(last) else 0
+        self.packed = last.astype(np.int32).tobytes() if len(levels) == 1 else b""
 
 
 class _Value:
@@ -105,9 +111,13 @@ class LoDTensor:
 
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
         self.value = value
-        self._lod: list[np.ndarray] = (
-            lod if type(lod) is MeasuredLod else [np.asarray(level, np.int64) for level in lod]
-        )
+        self._lod: list[np.ndarray] = []
+        if len(lod):
+            self._lod = (
+                lod
+                if type(lod) is MeasuredLod
+                else MeasuredLod([np.array(level, np.int64) for level in lod])
+            )
         self._pending: Pending | None = None
 
     def expect(self, pending: Pending) -> None:
@@ -174,7 +184,7 @@ class LoDTensor:
                 "lod: each level must end at the number of sequences of the next, the last one at "
                 f"the number of rows, found {[level.tolist() for level in levels]}{rows}"
             )
-        self._lod = MeasuredLod(levels, longest)
+        self._lod = MeasuredLod(levels, longest) if levels else []
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the lengths of the sequences, one list for each level."""

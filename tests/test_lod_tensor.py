@@ -5,6 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
+from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 
 def test_lengths_and_offsets():
@@ -28,6 +29,28 @@ def test_lengths_and_offsets():
     copy = np.array(tensor)
     copy[:] = 9
     assert np.array(tensor)[0] == 0
+
+
+def test_offsets_are_the_tensors_own():
+    offsets = np.array([0, 1, 4])
+    tensor = LoDTensor(np.zeros((4, 1)), [offsets])
+    offsets[1] = 3
+    assert tensor.lod() == [[0, 1, 4]]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows, offsets: LoDTensor(rows, [offsets]),
+        lambda rows, offsets: fluid.create_lod_tensor(rows, [np.diff(offsets).tolist()]),
+        lambda rows, offsets: LoDTensor(rows, [[0, len(offsets) - 1], offsets]),
+    ],
+)
+def test_offsets_are_measured_as_they_are_set(made):
+    lod = made(np.zeros((5, 1)), [0, 1, 1, 5])._lod
+    assert (lod.longest, lod.rows) == (4, 5)
+    assert np.frombuffer(lod.packed, np.int32).tolist() == ([0, 1, 1, 5] if len(lod) == 1 else [])
+    assert MeasuredLod([np.array([], np.int64)]).rows == 0
 
 
 def test_text():

@@ -116,12 +116,12 @@ class Slots:
 
     def _measure(self, lods: list[Any], rows: list[int]) -> Measured | None:
         """Measure sequences. None where slots have other rows, or replicas different numbers of
-        sequences. Raises ValueError where slots have other levels, or different numbers of sequences.
+        sequences. Raises ValueError where slots have different numbers of sequences or of levels.
         """
-        packed, ends, longest = _measures(lods)
-        latest = self._latest  # another thread may change it
-        if ends != rows:
+        if list(map(_ROWS, lods)) != rows:
             return None
+        packed, longest = list(map(_PACKED, lods)), list(map(_LONGEST, lods))
+        latest = self._latest  # another thread may change it
         if latest is not None and latest[0] == packed:
             return latest[1]
         (size,) = set(map(len, packed))
@@ -139,20 +139,6 @@ class Slots:
         found = Measured(together, number, rows, sum(rows), longest, cuts)
         self._latest = packed, found
         return found
-
-
-def _measures(lods: Sequence[Any]) -> tuple[list[bytes], list[int], list[int]]:
-    """Return the offsets of each slot as int32, where the last sequence ends, and the longest. Raises
-    ValueError for lods of more levels, or with different numbers of sequences.
-    """
-    try:
-        return list(map(_PACKED, lods)), list(map(_ROWS, lods)), list(map(_LONGEST, lods))
-    except AttributeError:  # one is no `MeasuredLod`
-        together = np.array([level for (level,) in lods], np.int32)
-    if not together.size:
-        raise ValueError
-    longest = np.maximum.reduce(together[:, 1:] - together[:, :-1], 1, initial=0).tolist()
-    return [level.tobytes() for level in together], together[:, -1].tolist(), longest
 
 
 def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:

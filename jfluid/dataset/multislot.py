@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from jfluid.lod_tensor import LoDTensor
+from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 # Errors of a line; the parser reports one of these numbers.
 (
@@ -554,12 +554,13 @@ class Parser:
         )
         offsets = np.zeros((len(self.slots), len(order) + 1), np.int64)
         np.cumsum(lengths.T, axis=1, out=offsets[:, 1:])
+        longest = lengths.max(0, initial=0).tolist()
         feed: dict[str, Any] = {}
         for i, slot in enumerate(self.slots):
             if slot.used:
                 rows = (numbers if slot.decimal else wholes)[begins[i] : ends[i]]
                 feed[slot.name] = (
-                    LoDTensor(rows.reshape(-1, 1), [offsets[i]])
+                    LoDTensor(rows.reshape(-1, 1), MeasuredLod([offsets[i]], longest[i]))
                     if slot.shape is None
                     else self._filled(slot, rows, lengths[:, i])
                 )

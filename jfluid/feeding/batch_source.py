@@ -14,7 +14,7 @@ from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
 from jfluid.feeding.prefetch import Prefetch
 from jfluid.feeding.reader import Reader, batch
 from jfluid.feeding.worker import Worker
-from jfluid.lod_tensor import LoDTensor, MeasuredLod
+from jfluid.lod_tensor import LoDTensor
 
 Convert = Callable[[Any], Feed]
 
@@ -188,8 +188,7 @@ def _tensor(slot: Slot, value: Any) -> LoDTensor:
             f"feed {slot.name}: expected rank {len(slot.shape)} (shape {list(slot.shape)}), found shape "
             f"{list(array.shape)}"
         )
-    tensor = LoDTensor(array)
-    tensor._lod = lod if type(lod) is MeasuredLod else [level.copy() for level in lod]
+    tensor = LoDTensor(array, lod)
     if not tensor.has_valid_recursive_sequence_lengths():
         raise errors.FeedError(
             f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows"

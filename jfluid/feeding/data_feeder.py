@@ -142,7 +142,7 @@ def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Fe
 
 
 def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
-    lod: list[list[int]] = []
+    lod: list[np.ndarray] = []
     for level in range(slot.lod_level):
         flat = next((field for field in fields if not hasattr(field, "__len__")), None)
         if flat is not None:
@@ -150,7 +150,7 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
                 f"feed {slot.name}: its lod_level is {slot.lod_level}, expected a sequence at "
                 f"level {level}, found {flat!r}"
             )
-        lod.append(np.cumsum([0, *map(len, fields)]).tolist())
+        lod.append(np.cumsum([0, *map(len, fields)]))
         fields = [item for field in fields for item in field]
     shape = [len(fields), *slot.shape[1:]]
     try:
