@@ -1,7 +1,7 @@
-"""Slots: feeds in sequences of one element type and row shape, of which click models have dozens.
+"""Slots: feeds in sequences of one level, of which click models have dozens.
 
-They are checked in one pass and go to XLA as one array, which the compiled step divides: an argument costs
-a step microseconds, and so does each call of NumPy.
+Those of one element type and row shape are checked in one pass and go to XLA as one array, which the
+compiled step divides: an argument costs a step microseconds, and so does each call of NumPy.
 """
 
 import functools
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter, itemgetter, le, sub
+from operator import attrgetter, le, sub
 from typing import Any, NamedTuple
 
 import jax
@@ -89,7 +89,7 @@ class Slots:
         replicas: int | None = None,
     ):
         self.names, self._replicas = tuple(names), replicas
-        self._take, self._dtype, self._row = itemgetter(*names), dtype, list(row)
+        self._dtype, self._row = dtype, list(row)
         self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
     def read(self, feed: Mapping[str, Any]) -> Batch | None:
@@ -98,7 +98,7 @@ class Slots:
         """
         dtype, row, values, lods, rows = self._dtype, self._row, [], [], []
         try:
-            tensors = self._take(feed)
+            tensors = [feed[name] for name in self.names]
             for tensor in tensors:
                 value = tensor.value
                 if type(value) is not np.ndarray or type(tensor) is not LoDTensor:
@@ -142,7 +142,7 @@ class Slots:
 
 
 def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
-    """Return the slots among feeds, checked or not; those that are alone of their kind are none.
+    """Return the slots among feeds, checked or not: all that are in sequences of one level.
 
     Args:
         replicas: as of `Slots`.
@@ -154,11 +154,7 @@ def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
             if type(array) is np.ndarray and array.ndim:
                 kind = array.dtype, array.shape[1:], len(value._lod[0])
                 kinds.setdefault(kind, []).append(name)
-    return [
-        Slots(sorted(names), dtype, row, replicas)
-        for (dtype, row, _), names in kinds.items()
-        if len(names) > 1
-    ]
+    return [Slots(sorted(names), dtype, row, replicas) for (dtype, row, _), names in kinds.items()]
 
 
 class Layout:
@@ -247,7 +243,10 @@ def joined(batch: Batch, layout: Layout) -> Joined:
         begins: Iterable[Sequence[int]] = [c[:-1] for c in cuts] if cuts else repeat((0,))
         values = _padded(values, begins, layout.rows)
     small = layout.room * values[0].strides[0] <= _SMALL
-    together = np.concatenate(values, out=None if small else _empty(layout.room, values[0]))
+    if len(values) == 1:
+        (together,) = values
+    else:
+        together = np.concatenate(values, out=None if small else _empty(layout.room, values[0]))
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
