@@ -37,6 +37,17 @@ def test_items_come_in_order_and_no_more_wait_than_there_is_room_for():
     assert _ended(threads) and max(most) <= 3 and queue.size() == 0
 
 
+def test_who_waits_for_room_is_woken_when_half_of_the_items_are_taken():
+    queue = ClosableQueue(4)
+    for i in range(4):
+        queue.put(i)
+    waking = []
+    for _ in range(4):
+        queue.get()
+        waking.append(queue._room.qsize())
+    assert waking == [0, 1, 1, 2]
+
+
 def test_whoever_waits_hears_that_it_was_closed():
     full, empty, heard = ClosableQueue(1), ClosableQueue(1), []
     assert full.put(0)

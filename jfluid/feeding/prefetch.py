@@ -20,8 +20,11 @@ class Closable(Protocol):
 
 
 class ClosableQueue(Generic[T]):
-    """A queue of at most `capacity` items between threads. Once closed it is empty and refuses
+    """A queue of at most `capacity` items from one thread to others. Once closed it is empty and refuses
     items.
+
+    Who waits for room in a full queue is woken when it is half empty: to wake a thread for each item takes
+    longer than to take it, and has the one that takes wait for the interpreter.
 
     It is made of queues in C, which hand an item over in less time than a lock and a condition of
     Python, and so that the collector may close it within any of its methods.
@@ -30,13 +33,17 @@ class ClosableQueue(Generic[T]):
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._items: SimpleQueue[Any] = SimpleQueue()
-        self._puts = itertools.count()
-        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for each item that was taken
+        self._puts, self._gets = itertools.count(), itertools.count(1)
+        self._half = max(capacity // 2, 1)
+        self._room: SimpleQueue[None] = (
+            SimpleQueue()
+        )  # an entry for every `_half` items that were taken
         self._closed = False
 
     def put(self, item: T) -> bool:
         """Wait for room; False when the queue was closed instead."""
-        if next(self._puts) >= self._capacity:
+        above = next(self._puts) - self._capacity
+        if above >= 0 and not above % self._half:
             self._room.get()
         if not self._closed:
             self._items.put(item)
@@ -50,7 +57,8 @@ class ClosableQueue(Generic[T]):
         if self._closed:
             self.close()
             raise StopIteration
-        self._room.put(None)
+        if not next(self._gets) % self._half:
+            self._room.put(None)
         return item
 
     def close(self) -> None:
