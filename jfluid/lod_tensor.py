@@ -1,5 +1,6 @@
 """LoDTensor: an array with the offsets of its sequences."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -119,6 +120,7 @@ class LoDTensor:
                 else MeasuredLod([np.array(level, np.int64) for level in lod])
             )
         self._pending: Pending | None = None
+        self._dims: list[int] | None = None
 
     def expect(self, pending: Pending) -> None:
         """From now on, take the value that `pending` brings, unless one is set before."""
@@ -144,6 +146,74 @@ class LoDTensor:
         return [0] if self.value is None else list(self.value.shape)
 
     _get_dims = shape
+
+    # Tensors by element, as scripts that check gradients by differences fill and read them
+    def _set_dims(self, dims: Sequence[int]) -> None:
+        """Set the dimensions; `_alloc_float` and its like then give zeros of that shape. Raises
+        ShapeError where the tensor holds another number of elements.
+        """
+        wanted = [int(d) for d in dims]
+        if self.value is not None:
+            if self.value.size != math.prod(wanted):
+                raise errors.ShapeError(
+                    f"_set_dims: the tensor holds {self.value.size} elements of {self.shape()}, and "
+                    f"{wanted} needs another number: clear it with _clear() first"
+                )
+            self.value = self.value.reshape(wanted)
+        self._dims = wanted
+
+    def _clear(self) -> None:
+        """Drop the value."""
+        self.value = None
+
+    def _alloc(self, dtype: str) -> None:
+        if self._dims is None and self.value is None:
+            raise errors.UninitializedError("the tensor has no dimensions yet: call _set_dims")
+        self.value = np.zeros(self._dims if self.value is None else self.shape(), dtype)
+
+    def _alloc_float(self, place: Any = None) -> None:
+        """Fill the tensor with zeros of float32. `place` has no effect, as with `set`."""
+        self._alloc("float32")
+
+    def _alloc_double(self, place: Any = None) -> None:
+        """Fill the tensor with zeros of float64. `place` has no effect, as with `set`."""
+        self._alloc("float64")
+
+    def _alloc_int(self, place: Any = None) -> None:
+        """Fill the tensor with zeros of int32. `place` has no effect, as with `set`."""
+        self._alloc("int32")
+
+    def _elements(self, dtype: str, offset: int) -> np.ndarray:
+        """Return a copy of the value, flat, in which `offset` is an element. Raises DtypeError and
+        PositionError.
+        """
+        flat = np.array(self).ravel()
+        if flat.dtype.name != dtype:
+            raise errors.DtypeError(f"the tensor holds {flat.dtype.name}, and no {dtype}")
+        if not 0 <= offset < flat.size:
+            raise errors.PositionError(f"the tensor has {flat.size} elements, and none at {offset}")
+        return flat
+
+    def _set_element(self, dtype: str, offset: int, number: float) -> None:
+        flat = self._elements(dtype, offset)
+        flat[offset] = number
+        self.value = flat.reshape(self.shape())
+
+    def _get_float_element(self, offset: int) -> float:
+        """Return element `offset` of a float32 tensor, in the order of its rows."""
+        return float(self._elements("float32", offset)[offset])
+
+    def _get_double_element(self, offset: int) -> float:
+        """Return element `offset` of a float64 tensor, in the order of its rows."""
+        return float(self._elements("float64", offset)[offset])
+
+    def _set_float_element(self, offset: int, number: float) -> None:
+        """Set element `offset` of a float32 tensor."""
+        self._set_element("float32", offset, number)
+
+    def _set_double_element(self, offset: int, number: float) -> None:
+        """Set element `offset` of a float64 tensor."""
+        self._set_element("float64", offset, number)
 
     def _dtype(self) -> VarType:
         return VarType.FP32 if self.value is None else var_type(self.value.dtype)

@@ -7,24 +7,50 @@ import jax
 from jfluid import cpu_threads, environment, errors, flags, heap
 
 
-class _Questions:
-    """What scripts ask of the place of a tensor."""
+class Place:
+    """A device that programs run on. `core.Place()` is one that is told later: `set_place`."""
+
+    _told: "Place | None" = None
+
+    def set_place(self, place: "Place") -> None:
+        """Become this place. Raises PlaceError for what is no place, and on a CPUPlace, CUDAPlace
+        or CUDAPinnedPlace, which do not change.
+        """
+        if type(self) is not Place or not isinstance(place, Place):
+            raise errors.PlaceError(
+                f"set_place: expected a place such as CPUPlace() for a core.Place(), found {place!r} "
+                f"for {self!r}"
+            )
+        self._told = place.kind()
+
+    def kind(self) -> "Place":
+        """Return the CPUPlace, CUDAPlace or CUDAPinnedPlace that this is. Raises PlaceError for a
+        `core.Place()` that was not told yet.
+        """
+        place = self if type(self) is not Place else self._told
+        if place is None:
+            raise errors.PlaceError("core.Place(): no place yet: call set_place(CPUPlace()) on it")
+        return place
+
+    def device(self) -> jax.Device:
+        """Return the JAX device."""
+        return self.kind().device()
 
     def is_cpu_place(self) -> bool:
-        return isinstance(self, CPUPlace)
+        return isinstance(self.kind(), CPUPlace)
 
     def is_gpu_place(self) -> bool:
-        return isinstance(self, CUDAPlace)
+        return isinstance(self.kind(), CUDAPlace)
 
     def is_cuda_pinned_place(self) -> bool:
-        return isinstance(self, CUDAPinnedPlace)
+        return isinstance(self.kind(), CUDAPinnedPlace)
 
     def _equals(self, other: "Place") -> bool:
-        return self == other
+        return self.kind() == other.kind()
 
 
 @dataclass(frozen=True)
-class CPUPlace(_Questions):
+class CPUPlace(Place):
     """The CPUs of this host."""
 
     def device(self) -> jax.Device:
@@ -41,7 +67,7 @@ class CPUPlace(_Questions):
 
 
 @dataclass(frozen=True)
-class CUDAPlace(_Questions):
+class CUDAPlace(Place):
     """The GPU of index `id` among those that JAX sees."""
 
     id: int = 0
@@ -66,7 +92,7 @@ class CUDAPlace(_Questions):
 
 
 @dataclass(frozen=True)
-class CUDAPinnedPlace(_Questions):
+class CUDAPinnedPlace(Place):
     """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like
     any other.
     """
@@ -75,17 +101,15 @@ class CUDAPinnedPlace(_Questions):
         return jax.local_devices(backend="cpu")[0]
 
 
-Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
-
-
 def place_to_run(place: Place | None) -> Place:
     """Return the place that programs run on: this one, or for None the first GPU that JAX sees,
     else the CPU. Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
     if place is None:
         place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()
-    if not hasattr(place, "device"):
+    if not isinstance(place, Place):
         raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {place!r}")
+    place = place.kind()
     if not isinstance(place, CPUPlace):
         place.device()  # an absent GPU is an error here
     return place

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from jfluid import errors
 from jfluid.lod_tensor import LoDTensor, SelectedRows
 
 
@@ -22,6 +23,40 @@ class ScopeVariable:
         self._rows: SelectedRows | None = None
         self.row_initializer: tuple[Any, int] | None = None
         self.saved = ""
+        self._number: int | float | None = None
+
+    def set_int(self, value: int) -> None:
+        """Let the variable hold an integer, beside its tensor."""
+        self._number = int(value)
+
+    def set_float(self, value: float) -> None:
+        """Let the variable hold a number with a fraction, beside its tensor."""
+        self._number = float(value)
+
+    def is_int(self) -> bool:
+        return isinstance(self._number, int)
+
+    def is_float(self) -> bool:
+        return isinstance(self._number, float)
+
+    def get_int(self) -> int:
+        """Return what `set_int` set. Raises UninitializedError where it was not the last to set."""
+        if not isinstance(self._number, int):
+            raise errors.UninitializedError(
+                f"{self.name} holds {self._held()} and no integer: call set_int first"
+            )
+        return self._number
+
+    def get_float(self) -> float:
+        """Return what `set_float` set. Raises UninitializedError where it was not the last to set."""
+        if not isinstance(self._number, float):
+            raise errors.UninitializedError(
+                f"{self.name} holds {self._held()} and no float: call set_float first"
+            )
+        return self._number
+
+    def _held(self) -> str:
+        return repr(self.tensor if self._number is None else self._number)
 
     def get_tensor(self) -> LoDTensor:
         """Return the tensor; setting its value sets the variable."""

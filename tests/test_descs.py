@@ -3,7 +3,7 @@
 import pytest
 
 import jfluid as fluid
-from jfluid import core, debugger
+from jfluid import core, debugger, errors
 from jfluid.ir import framework_pb2 as pb
 
 
@@ -66,3 +66,32 @@ def test_targets_of_a_program_that_was_saved(image, tmp_path):
     loaded, _, (target,) = fluid.io.load_inference_model(str(tmp_path), exe)
     assert loaded.desc.get_feed_target_names() == ["image"]
     assert loaded.desc.get_fetch_target_names() == [target.name]
+
+
+def test_removed_attributes_have_their_defaults_again(image):
+    op = image.block.ops[0]
+    assert op.attr("x_num_col_dims") == 2
+    op._remove_attr("x_num_col_dims")
+    image.block._sync_with_cpp()
+    image.block.program._sync_with_cpp()
+    assert op.attr("x_num_col_dims") == 1
+    op._remove_attr("no_such_attribute")
+
+
+def test_printed_variables_and_operators_are_messages(image):
+    assert str(image) == image.to_string(True) and 'name: "image"' in f"{image}"
+    assert repr(image) == "<Variable image: FP32 [-1, 3, 8]>"
+    op = image.block.ops[0]
+    assert str(op) == op.to_string(True) and 'type: "mul"' in str(op)
+
+
+def test_numbers_in_a_scope():
+    variable = fluid.Scope().var("count")
+    variable.set_int(3)
+    assert variable.is_int() and variable.get_int() == 3
+    with pytest.raises(errors.UninitializedError, match="count holds 3 and no float"):
+        variable.get_float()
+    variable.set_float(0.5)
+    assert variable.is_float() and variable.get_float() == 0.5
+    with pytest.raises(errors.UninitializedError, match=r"count holds 0.5 and no integer"):
+        variable.get_int()

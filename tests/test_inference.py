@@ -198,6 +198,15 @@ def test_buffers():
 def test_the_rest_of_core():
     assert core.AttrType.LONGS == 11 and not core.PassVersionChecker.IsCompatible("fc_fuse_pass")
     assert core._Scope is fluid.Scope and isinstance(fluid.CPUPlace(), core.Place)
+    place = core.Place()
+    with pytest.raises(errors.PlaceError, match="call set_place"):
+        place.is_cpu_place()
+    place.set_place(fluid.CPUPlace())
+    assert place.is_cpu_place() and not place.is_gpu_place() and place._equals(fluid.CPUPlace())
+    assert fluid.Executor(place).place == fluid.CPUPlace()
+    for told, what in ((place, "cpu"), (fluid.CPUPlace(), place)):
+        with pytest.raises(errors.PlaceError, match="expected a place"):
+            told.set_place(what)
     before = core.globals()["FLAGS_check_nan_inf"]
     core.globals()["FLAGS_check_nan_inf"] = True
     assert fluid.get_flags("FLAGS_check_nan_inf") == {"FLAGS_check_nan_inf": True}

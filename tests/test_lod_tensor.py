@@ -66,6 +66,38 @@ def test_text():
     assert str(fluid.LoDTensor()) == "<LoDTensor uninitialized lod=[]>"
 
 
+def test_elements():
+    tensor = fluid.LoDTensor()
+    tensor._set_dims([2, 3])
+    tensor._alloc_float(fluid.CPUPlace())
+    tensor._set_float_element(4, 1.5)
+    assert np.array(tensor).tolist() == [[0, 0, 0], [0, 1.5, 0]]
+    assert tensor._get_float_element(4) == 1.5
+    with pytest.raises(errors.DtypeError, match="holds float32, and no float64"):
+        tensor._get_double_element(0)
+    with pytest.raises(errors.PositionError, match="has 6 elements, and none at 6"):
+        tensor._set_float_element(6, 0.0)
+    tensor._set_dims([3, 2])
+    assert tensor.shape() == [3, 2] and tensor._get_float_element(4) == 1.5
+    with pytest.raises(errors.ShapeError, match=r"holds 6 elements of \[3, 2\]"):
+        tensor._set_dims([4])
+    tensor._clear()
+    tensor._alloc_double(fluid.CPUPlace())
+    tensor._set_double_element(1, 2.5)
+    assert tensor._get_double_element(1) == 2.5 and tensor.shape() == [3, 2]
+    tensor._alloc_int(fluid.CPUPlace())
+    assert np.array(tensor).dtype == np.int32
+    with pytest.raises(errors.UninitializedError, match="_set_dims"):
+        fluid.LoDTensor()._alloc_float(fluid.CPUPlace())
+
+
+def test_setting_an_element_leaves_other_holders_of_the_array_alone():
+    array = np.zeros(3, "float32")
+    tensor = fluid.LoDTensor(array)
+    tensor._set_float_element(0, 1.0)
+    assert array.tolist() == [0, 0, 0] and np.array(tensor).tolist() == [1, 0, 0]
+
+
 def test_from_lists_and_random():
     tensor = fluid.create_lod_tensor([[1, 2], [3]], [[2, 1]], fluid.CPUPlace())
     assert np.array(tensor).tolist() == [[1], [2], [3]]

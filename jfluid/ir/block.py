@@ -263,6 +263,9 @@ class Block:
 
     _clone_variable = clone_variable
 
+    def _sync_with_cpp(self) -> None:
+        """No effect: `block.desc` describes this block itself, so both always agree."""
+
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
         """Return the block in Fluid's format of program files, as text; `with_details` adds what no
         file has of its variables.

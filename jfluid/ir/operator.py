@@ -201,6 +201,13 @@ class Operator:
 
     _set_attr = set_attr
 
+    def remove_attr(self, name: str) -> None:
+        """Remove an attribute: the operator takes its default. One that it lacks is no error."""
+        self.attrs.pop(name, None)
+        self.block.program._touch()
+
+    _remove_attr = remove_attr
+
     def sub_blocks(self) -> list["Block"]:
         """Return the blocks that the attributes of this operator name."""
         kind = type(self.block)
@@ -282,9 +289,10 @@ class Operator:
         op.attr_kinds = record.attr_kinds
         return op
 
+    def __str__(self) -> str:
+        return self.to_string(True)
+
     def __repr__(self) -> str:
         ins = ", ".join(f"{s}={n}" for s, n in self.inputs.items())
         outs = ", ".join(f"{s}={n}" for s, n in self.outputs.items())
         return f"{{{outs}}} = {self.type}({ins})"
-
-    __str__ = __repr__

@@ -319,6 +319,9 @@ class Program:
         return self
 
     # Texts and bytes
+    def _sync_with_cpp(self) -> None:
+        """No effect: `program.desc` describes this program itself, so both always agree."""
+
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
         """Return the program in Fluid's format of program files, as text; `with_details` adds what
         no file has.

@@ -217,7 +217,8 @@ class Variable:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {self.dtype.name} {list(self.shape)}>"
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return self.to_string(True)
 
     if TYPE_CHECKING:  # jfluid.layers.math_op_patch installs these; == and != build operators too
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jfluid import flags
 from jfluid.compat.fluid.framework import get_all_op_protos
-from jfluid.places import CPUPlace, CUDAPinnedPlace, CUDAPlace
+from jfluid.places import Place
 from jfluid.scope import Scope, ScopeVariable
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
 
 _Scope = Scope
 Variable = ScopeVariable
-Place = (CPUPlace, CUDAPlace, CUDAPinnedPlace)  # for isinstance
 
 
 class AttrType(enum.IntEnum):
