@@ -77,6 +77,20 @@ def test_tensors_by_name(model, predictor):
         other.run([core.PaddleTensor(X, "x"), core.PaddleTensor(X, "y")])
 
 
+def test_the_only_input_needs_no_name(tmp_path):
+    x = fluid.data("x", [None, 4])
+    executor = fluid.Executor(fluid.CPUPlace())
+    fluid.io.save_inference_model(str(tmp_path), ["x"], [fluid.layers.scale(x, 2.0)], executor)
+    config = core.AnalysisConfig(str(tmp_path))
+    config.switch_specify_input_names(True)
+    predictor = core.create_paddle_predictor(config)
+    for name in ("", "x"):
+        (found,) = predictor.run([core.PaddleTensor(X, name)])
+        np.testing.assert_array_equal(found.as_ndarray(), 2 * X)
+    with pytest.raises(errors.FeedError, match=r"with the names \('x',\), found \['y'\]"):
+        predictor.run([core.PaddleTensor(X, "y")])
+
+
 def run(predictor):
     predictor.get_input_tensor("x").copy_from_cpu(X)
     ids = predictor.get_input_tensor("ids")

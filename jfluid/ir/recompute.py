@@ -5,6 +5,7 @@ A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them l
 runs again, so there nothing is saved (`jax.checkpoint` fares the same).
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,8 +32,9 @@ def segments(
 ) -> list[Segment]:
     """Divide `path` at the operators that write `checkpoints`.
 
-    Operators after the last checkpoint need no recomputing: their backward pass comes first. Raises
-    ProgramError when the path does not compute a checkpoint.
+    Operators after the last checkpoint need no recomputing: their backward pass comes first. A
+    checkpoint that the path does not compute has no effect, which a RuntimeWarning says where it is
+    no input of the program. Raises ProgramError for a name that the program does not have.
     """
     names = {c if isinstance(c, str) else c.name for c in checkpoints}
     cuts, found = [], set()
@@ -40,10 +42,16 @@ def segments(
         if hit := names & set(op.output_arg_names):
             cuts.append(i + 1)
             found |= hit
-    if names - found:
-        raise errors.ProgramError(
-            f"checkpoints: the loss does not depend on {', '.join(sorted(names - found))}"
-        )
+    for name in sorted(names - found):
+        var = block.find_var_recursive(name)
+        if var is None:
+            raise errors.ProgramError(f"checkpoints: the program has no variable {name}")
+        if not (var.is_data or var.persistable):  # those are kept anyway
+            warnings.warn(
+                f"checkpoints: the loss does not depend on {name}, which has no effect",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     parts = [Segment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
     for part in parts:
         kept = {n for n in names if part.ops and n in part.ops[-1].output_arg_names}

@@ -15,6 +15,15 @@ __all__ = ["conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose"]
 Size = int | Sequence[int]
 
 
+def _groups(layer: str, groups: int | None) -> int:
+    """Return the number of groups; 1 for None. Raises ShapeError for one below 1."""
+    if groups is not None and groups < 1:
+        raise errors.ShapeError(
+            f"layers.{layer}: groups {groups}, expected at least 1 (None is one group)"
+        )
+    return groups or 1
+
+
 def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
     """Return (the number of channels of x, whether they are its last dimension). Raises ShapeError
     or ProgramError where x or its format is not one of this layer's.
@@ -56,7 +65,7 @@ def _conv(
 ) -> Variable:
     layer = f"conv{rank}d"
     channels, last = _channels(layer, input, data_format, rank)
-    groups = groups or 1
+    groups = _groups(layer, groups)
     if channels % groups or num_filters % groups:
         raise errors.ShapeError(
             f"layers.{layer}: groups {groups} must divide the {channels} channels of the input "
@@ -209,7 +218,7 @@ def _conv_transpose(
 ) -> Variable:
     layer = f"conv{rank}d_transpose"
     channels, last = _channels(layer, input, data_format, rank)
-    groups = groups or 1
+    groups = _groups(layer, groups)
     op_type = layer
     if rank == 2 and channels == groups and num_filters == channels and not use_cudnn:
         op_type = "depthwise_conv2d_transpose"

@@ -199,6 +199,7 @@ def test_conv3d_transpose(data_format):
     ("arguments", "message"),
     [
         ({"groups": 3}, "groups 3 must divide"),
+        ({"groups": 0}, "conv2d: groups 0, expected at least 1"),
         ({"data_format": "NCDHW"}, "expected NCHW or NHWC"),
         ({"padding": "full"}, "SAME"),
         ({"padding": [1, 2, 3]}, "padding"),

@@ -100,7 +100,8 @@ class AnalysisPredictor:
         """Run the model; the outputs, in order.
 
         Args:
-            inputs: in the order of `get_input_names()`, or with names, if the config says so.
+            inputs: in the order of `get_input_names()`, or with names, if the config says so (the
+                only input of a model may go without).
 
         Raises FeedError where they are not as many as the model has or a name is wrong, FetchError
         for an output that no PaddleTensor can hold, and what `Executor.run` raises.
@@ -108,8 +109,10 @@ class AnalysisPredictor:
         names = self._model.inputs
         if len(inputs) != len(names):
             raise FeedError(f"run: expected {len(names)} inputs, {names}, found {len(inputs)}")
-        fed = {tensor.name: tensor for tensor in inputs} if self._by_name else {}
-        if self._by_name and set(fed) != set(names):
+        # the only input needs no name: in Fluid a nameless tensor is the first one
+        by_name = self._by_name and (len(names) > 1 or bool(inputs[0].name))
+        fed = {tensor.name: tensor for tensor in inputs} if by_name else {}
+        if by_name and set(fed) != set(names):
             raise FeedError(f"run: expected inputs with the names {names}, found {[*fed]}")
         given = fed or dict(zip(names, inputs, strict=True))
         found = self._run({n: LoDTensor(t.as_ndarray(), t.lod) for n, t in given.items()})
