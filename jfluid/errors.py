@@ -89,6 +89,10 @@ class DataError(JFluidError, ValueError):
     """Data cannot be read: a file, a line of it, or the command that it goes through."""
 
 
+class NoSuchFileError(FileFormatError, FileNotFoundError):
+    """A file that is to be read is not there: scripts that begin anew then catch IOError."""
+
+
 class DownloadError(JFluidError, RuntimeError):
     """A file of a data set is not there, and cannot be downloaded."""
 

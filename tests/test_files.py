@@ -282,6 +282,17 @@ def test_a_combined_file_of_another_program_is_refused(exe, tmp_path):
             io.load_persistables(exe, str(tmp_path), program, "params")
 
 
+def test_scripts_that_begin_anew_without_a_file_catch_what_they_catch_of_fluid(exe, tmp_path):
+    """`except IOError` around fluid.load and load_inference_model, in Fluid Python's own error."""
+    for load in (
+        lambda: fluid.load(fluid.default_main_program(), str(tmp_path / "none"), exe),
+        lambda: io.load_inference_model(str(tmp_path), exe),
+    ):
+        with pytest.raises(FileNotFoundError, match="none|__model__") as caught:
+            load()
+        assert isinstance(caught.value, errors.NoSuchFileError)
+
+
 def test_a_folder_without_a_model_is_refused(exe, tmp_path):
     with pytest.raises(errors.FileFormatError, match="there is no such folder"):
         io.load_inference_model(str(tmp_path / "none"), exe)

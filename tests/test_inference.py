@@ -202,6 +202,7 @@ def test_buffers():
     assert tensor.as_ndarray().tolist() == [1, 2] and tensor.data.length() == 8
     tensor.data.reset(np.array([3, 4], np.int32))
     tensor.dtype = core.PaddleDType.INT32
+    assert str(tensor.dtype) == f"{tensor.dtype}" == "PaddleDType.INT32"
     assert tensor.as_ndarray().tolist() == tensor.data.int32_data() == [3, 4]
     assert core.paddle_tensor_to_bytes(tensor) == np.array([3, 4], np.int32).tobytes()
     assert core.PaddleBuf(0).empty()

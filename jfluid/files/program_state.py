@@ -115,7 +115,7 @@ def _load_tensor_files(
     elif os.path.isfile(path):
         found = [(v, t, path) for v, t in _combined(path, var_list)]
     else:
-        raise errors.FileFormatError(
+        raise errors.NoSuchFileError(
             f"{path}: there is neither {path}.pdparams nor a folder or file of that name"
         )
     for var, tensor, file in found:
@@ -164,7 +164,7 @@ def load_program_state(
         }
     if os.path.isfile(model_path):
         return {v.name: t.value for v, t in _combined(model_path, var_list)}
-    raise errors.FileFormatError(
+    raise errors.NoSuchFileError(
         f"{model_path}: there is neither {model_path}.pdparams nor a folder or file of that name"
     )
 

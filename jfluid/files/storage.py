@@ -210,8 +210,8 @@ class BoundedReader:
 
 @contextlib.contextmanager
 def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
-    """Open `path` for reading. Raises FileFormatError when it is missing or no regular file (a pipe
-    or device would be waited for, or not end)."""
+    """Open `path` for reading. Raises NoSuchFileError when there is none, FileFormatError when it
+    is no regular file (a pipe or device would be waited for, or not end)."""
     name = os.fspath(path)
     try:
         file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
@@ -220,7 +220,9 @@ def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
     except OSError as e:
         if e.errno not in _WRONG_PATH:
             raise
-        raise errors.FileFormatError(f"{name}: {e.strerror}") from e
+        missing = isinstance(e, FileNotFoundError)
+        kind = errors.NoSuchFileError if missing else errors.FileFormatError
+        raise kind(f"{name}: {e.strerror}") from e
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise errors.FileFormatError(f"{name}: expected a regular file")

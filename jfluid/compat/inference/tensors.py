@@ -20,6 +20,9 @@ class PaddleDType(enum.IntEnum):
     INT64 = 1
     INT32 = 2
 
+    def __str__(self) -> str:
+        return f"PaddleDType.{self.name}"
+
 
 class PaddlePlace(enum.IntEnum):
     """Where a tensor lies."""
