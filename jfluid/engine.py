@@ -316,8 +316,11 @@ class Engine:
                 first = feed[0] if isinstance(feed, (list, tuple)) and feed else feed
                 parallel = parallel.other(self._prune(program, feeding.named(first), targets))
             return *parallel.read(self.reader_feeds, parallel.rewritten(), feed), parallel
-        if "device" not in vars(self) and (group := process_group(program)) is not None:
-            processes.join(*group)  # before JAX starts
+        if "device" not in vars(self):  # before JAX starts
+            if (group := process_group(program)) is not None:
+                processes.join(*group)
+            else:
+                processes.join_job()
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # the form that a DataLoader with one place yields
         program, feed = self.reader_feeds.feed(program, feed, self.device)

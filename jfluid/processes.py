@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors
+from jfluid import environment, errors
 from jfluid.places import selected_gpus
 
 _joined: tuple[list[str], int] | None = None
@@ -70,6 +70,36 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
             ) from error
         raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
     _joined = endpoints, trainer_id
+    environment.tell_children(environment.JOINED, "1")
+
+
+def join_job() -> None:
+    """Join the other trainers of a collective job, if the environment says that this process is one
+    of them, and JAX has not started: it calls this before it asks for a device.
+
+    Scripts run their startup program before they say how they train: then it would be too late.
+
+    Raises PlaceError where the others do not come.
+    """
+    if not environment.text(environment.TRAINER_ENDPOINTS) or joined():
+        return
+    from jfluid.environment.process import RoleVariables
+
+    role = RoleVariables.from_env()
+    alone = len(role.trainer_endpoints) < 2 or role.trainer_id is None
+    if not alone and not role.pserver_endpoints and not role.joined and not _has_started():
+        join(role.trainer_endpoints, role.trainer_id or 0)
+
+
+def _has_started() -> bool:
+    """Whether JAX has its devices, and no process can be joined any more."""
+    before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    try:  # JAX refuses another number once it has started
+        jax.config.update("jax_num_cpu_devices", max(before, 0) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", before)
+    return False
 
 
 def _check_address(endpoint: str) -> None:

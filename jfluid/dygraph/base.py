@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors, places
+from jfluid import errors, places, processes
 from jfluid.dygraph.eager_program import EagerProgram
-from jfluid.dygraph.job import join_job
 from jfluid.dygraph.values import constant, copied
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
@@ -95,7 +94,7 @@ enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 
 def _program(place: Any) -> EagerProgram:
     places.prepare_cpus(places.cpu_number())
-    join_job()
+    processes.join_job()
     return EagerProgram(places.place_to_run(place))
 
 

@@ -1,11 +1,9 @@
 """The job that this process is one of, as the launcher's variables tell it."""
 
-import jax
-
 from jfluid import errors, processes
 from jfluid.environment.process import DeviceVariables, RoleVariables
 
-__all__ = ["Env", "ParallelEnv", "ParallelStrategy", "join_job"]
+__all__ = ["Env", "ParallelEnv", "ParallelStrategy"]
 
 
 class ParallelEnv:
@@ -64,30 +62,6 @@ class ParallelStrategy:
         self.nranks, self.local_rank = 1, 0
         self.trainer_endpoints: list[str] = []
         self.current_endpoint = ""
-
-
-def join_job() -> None:
-    """Join the other trainers of a collective job, if this is one; `guard` calls it before it asks
-    for a device, since JAX must not have started.
-
-    Raises PlaceError where the others do not come.
-    """
-    role = RoleVariables.from_env()
-    together = len(role.trainer_endpoints) > 1 and not role.pserver_endpoints
-    if together and role.trainer_id is not None and not processes.joined() and not _has_started():
-        processes.join(role.trainer_endpoints, role.trainer_id)
-
-
-def _has_started() -> bool:
-    """Whether JAX has its devices, and no process can be joined any more (`prepare_context` says
-    so then).
-    """
-    before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
-    try:  # JAX refuses this once it has started
-        jax.config.update("jax_num_cpu_devices", before)
-    except RuntimeError:
-        return True
-    return False
 
 
 def joined_as(strategy: ParallelStrategy) -> None:

@@ -11,6 +11,13 @@ JOB_TOKEN = "JFLUID_JOB_TOKEN"
 OLDER_JOB_TOKEN = "JFLUID_PS_TOKEN"  # means the same where the other one is not set
 PROGRESS_CHANNEL = "JFLUID_PROGRESS_CHANNEL"
 DISABLE_PLOT = "DISABLE_PLOT"
+TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
+JOINED = "JFLUID_JOINED"
 DEFAULT_CPU_NUM = 1
 
 text = os.environ.get
+
+
+def tell_children(name: str, value: str) -> None:
+    """Set a variable for the processes that this one starts."""
+    os.environ[name] = value

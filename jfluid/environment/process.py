@@ -39,7 +39,7 @@ class RoleVariables(Variables):
         "PADDLE_NUM_TRAINERS", "the same, for scripts that read this name", by_launcher=True
     )
     trainer_endpoints: Endpoints = variable(
-        "PADDLE_TRAINER_ENDPOINTS", "where all trainers are", (), by_launcher=True
+        environment.TRAINER_ENDPOINTS, "where all trainers are", (), by_launcher=True
     )
     pserver_id: Natural | None = variable(
         "PADDLE_PSERVER_ID", "the number of this server", by_launcher=True
@@ -49,6 +49,11 @@ class RoleVariables(Variables):
     )
     current_endpoint: str | None = variable(
         "PADDLE_CURRENT_ENDPOINT", "the `host:port` of this process", by_launcher=True
+    )
+    joined: Switch = variable(
+        environment.JOINED,
+        "1 in what a trainer that has joined the others starts: such a process is no trainer of its number",
+        False,
     )
     host: str | None = variable("POD_IP", "its host", by_launcher=True)
     port: Port | None = variable("PADDLE_PORT", "its port", by_launcher=True)

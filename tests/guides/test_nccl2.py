@@ -7,13 +7,12 @@ import pytest
 
 from tests.launch_case import launched
 
-SCRIPT = Path(__file__).parent / "nccl2.py"
-
 
 @pytest.mark.process
-def test_a_parallel_executor_right_after_transpile(tmp_path):
+@pytest.mark.parametrize("script", ["nccl2.py", "nccl2_after_startup.py"])
+def test_two_processes_train_as_one(tmp_path, script):
     log = "--log_dir", tmp_path / "log"
-    done = launched("--cpus", 2, *log, SCRIPT, tmp_path, forks=True)
+    done = launched("--cpus", 2, *log, Path(__file__).parent / script, tmp_path, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
     # The mean of both gradients, 2 (w x - y) x with all x alike, computed here.

@@ -190,3 +190,26 @@ def test_cpu_num_may_be_set_before_the_first_run():
         "5 replicas on the CPU were asked for, and JAX has started with 3 CPU device(s). Set"
         in done.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "joins"),
+    [
+        ({}, True),
+        ({"PADDLE_TRAINER_ENDPOINTS": "a:1"}, False),
+        ({"PADDLE_PSERVERS_IP_PORT_LIST": "c:1"}, False),
+        ({"JFLUID_JOINED": "1"}, False),  # started by one that has joined
+    ],
+)
+def test_a_trainer_joins_the_job_before_jax_starts(monkeypatch, variables, joins):
+    job = {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:1", "PADDLE_TRAINER_ID": "1"} | variables
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    monkeypatch.setattr(processes, "join", lambda endpoints, number: calls.append(number))
+    jax.devices()
+    processes.join_job()  # JAX has started: it is too late to join
+    assert calls == []
+    monkeypatch.setattr(processes, "_has_started", lambda: False)
+    processes.join_job()
+    assert calls == [1] * joins
