@@ -64,6 +64,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),
     "layers.device": ("compat.fluid.device",),
+    "layers.collective": ("compat.fluid.collective_layers",),
     "learning_rate_decay": ("layers.learning_rate_scheduler",),
     "layers.utils": ("compat.fluid.layers_utils",),
     "layers.layer_function_generator": ("compat.fluid.decorators",),

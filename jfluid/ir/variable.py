@@ -130,6 +130,14 @@ class Variable:
 
     _set_error_clip = set_error_clip
 
+    def _set_info(self, key: str, value: Any) -> None:
+        """Note something of a script's own, which nothing here reads."""
+        self.__dict__.setdefault("_info", {})[key] = value
+
+    def _get_info(self, key: str) -> Any:
+        """Return what `_set_info` has noted; None for nothing."""
+        return self.__dict__.get("_info", {}).get(key)
+
     def clone_into(self, block: "Block") -> "Variable":
         """Return a copy of this variable that belongs to `block`."""
         twin = object.__new__(type(self))
