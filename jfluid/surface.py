@@ -64,6 +64,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),
     "layers.device": ("compat.fluid.device",),
+    "distribute_lookup_table": ("compat.fluid.distribute_lookup_table",),
     "layers.collective": ("compat.fluid.collective_layers",),
     "learning_rate_decay": ("layers.learning_rate_scheduler",),
     "layers.utils": ("compat.fluid.layers_utils",),
