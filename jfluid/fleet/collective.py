@@ -170,7 +170,7 @@ class Collective(Fleet):
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
         """Find out the role of this process, and connect to the others. Call it before any program
-        runs.
+        runs, unless the environment says where the others are, as `jfluid-launch` does.
 
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.

@@ -122,7 +122,8 @@ class DistributeTranspiler:
         program is marked: run it with a ParallelExecutor or CompiledProgram whose BuildStrategy
         says `num_trainers` and `trainer_id`. With mode "collective" the program itself sums
         gradients (or parameters): run it with `Executor.run`. In both modes run the startup program
-        before any other program.
+        before any other program, unless the environment has said where the trainers are (as
+        `jfluid-launch` does): then other programs may run first.
 
         Args:
             trainer_id: which trainer this process is, counted from 0.
