@@ -207,6 +207,7 @@ def test_a_trainer_joins_the_job_before_jax_starts(monkeypatch, variables, joins
         monkeypatch.setenv(name, value)
     calls = []
     monkeypatch.setattr(processes, "join", lambda endpoints, number: calls.append(number))
+    monkeypatch.setattr(processes, "_joined", None)
     jax.devices()
     processes.join_job()  # JAX has started: it is too late to join
     assert calls == []
