@@ -146,9 +146,11 @@ def test_snapshots_and_restarts(folder):
 
 def test_members_get_the_secret_of_the_job_and_no_other(monkeypatch):
     monkeypatch.setenv("JFLUID_PS_TOKEN", "of the launcher's own")
+    monkeypatch.setenv("JFLUID_JOINED", "1")
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "of the launcher's own")
     for member in parameter_server_gang(job(), SERVERS, TRAINERS, SERVERS + TRAINERS, [], "secret"):
         assert member.env["JFLUID_JOB_TOKEN"] == "secret" and "JFLUID_PS_TOKEN" not in member.env
+        assert "JFLUID_JOINED" not in member.env
         assert not any("secret" in word for word in member.command), (
             "what others see in a list of processes"
         )

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from jfluid.endpoints import host_and_port
-from jfluid.environment import OLDER_JOB_TOKEN
+from jfluid.environment import JOINED, OLDER_JOB_TOKEN
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 
-# Proxies, which gRPC would use between hosts; the older name of a variable that members get.
-_NOT_FOR_MEMBERS = ("http_proxy", "https_proxy", OLDER_JOB_TOKEN)
+# Proxies, which gRPC would use between hosts; the older name of a variable that members get; what
+# the launcher's own parent has joined.
+_NOT_FOR_MEMBERS = ("http_proxy", "https_proxy", OLDER_JOB_TOKEN, JOINED)
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would
 # swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}

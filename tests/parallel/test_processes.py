@@ -142,6 +142,7 @@ def test_an_address_of_another_machine_is_refused(address, monkeypatch):
     )
     monkeypatch.setattr(processes, "_joined", None)
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:3")
+    monkeypatch.setenv("JFLUID_JOINED", "0")  # which this joining sets
     processes.join([f"{address}:1", "127.0.0.1:2"], 0)
     assert asked[0]["coordinator_bind_address"] == "127.0.0.1:3"
 
