@@ -12,10 +12,13 @@ from jax import Array
 
 from jfluid.machine_code import functions, processor, product_kernels
 from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
+from jfluid.machine_code.vector_functions import KINDS
 
-_MOST_TILES, _MOST_PANELS = 24, 8  # of a chunk: what is copied for it stays in a core's cache
+_MOST_MEMORY = 230_000  # float32 of a chunk: they stay in a core's cache
+_MOST_PARTS = 16  # of the rows, for each processor
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
-_COPY_X, _COPY_Y = 12, 20
+_COPY_X, _COPY_Y = 7, 13
+_UNEVEN = 0.15  # of a chunk, for which the other processors wait at the end
 # The library turns the first matrix round for sums over the rows of both, which pays where both sides of the
 # result are longer. Other products it reads as they are: it is as fast for larger results than these,
 # and where much of a tile would lie outside of the result.
@@ -27,24 +30,54 @@ _MOST_ROWS = 4096  # where some processors would have nothing to do
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """Return the product of two matrices, summed over dimension `over[0]` of x and `over[1]` of y."""
+    return _call(product_kernels.NAME, (x, y), over, product_kernels.PLAIN)
+
+
+def layer(x: Array, y: Array, bias: Array, activation: str, over: tuple[int, int]) -> Array:
+    """Return an activation of a product and a bias for each column."""
+    finish = product_kernels.ACTIVATION + KINDS.index(activation)
+    return _call(product_kernels.FINISHED, (x, y, bias), over, finish)
+
+
+def sloped(x: Array, y: Array, out: Array, activation: str, over: tuple[int, int]) -> Array:
+    """Return a product times the slope of an activation, which had the output `out`."""
+    finish = product_kernels.SLOPE + KINDS.index(activation)
+    return _call(product_kernels.FINISHED, (x, y, out), over, finish)
+
+
+def updated(x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int]) -> Array:
+    """Return a parameter less a product times a rate [1], in its place if nothing else reads it later."""
+    given = (x, y, parameter, rate)
+    return _call(product_kernels.UPDATE, given, over, product_kernels.RATE, {2: 0})
+
+
+def _call(
+    name: str,
+    given: tuple[Array, ...],
+    over: tuple[int, int],
+    finish: int,
+    aliases: dict[int, int] | None = None,
+) -> Array:
+    x, y = given[:2]
     depth, rows, columns = _sizes(x, y, over)
-    tiles, panels = _divided(-(-rows // TILE), -(-columns // WIDTH), os.cpu_count() or 1)
-    groups = -(-columns // (WIDTH * panels))
+    parts, groups = _divided(rows, columns, depth, os.cpu_count() or 1)
+    largest = product_kernels.largest(rows, columns, parts, groups)
     geometry = {
-        "chunks": groups * -(-rows // (TILE * tiles)),
-        "memory": product_kernels.memory(tiles, panels),
+        "chunks": parts * groups,
+        "memory": product_kernels.memory(*largest, depth),
         "depth": depth,
         "rows": rows,
         "columns": columns,
         "x_turned": over[0],
         "y_turned": over[1],
-        "tiles": tiles,
-        "panels": panels,
+        "parts": parts,
         "groups": groups,
+        "finish": finish,
     }
     numbers = np.array([geometry[name] for name in product_kernels.GEOMETRY], np.int32)
     shape = jax.ShapeDtypeStruct((rows, columns), np.float32)
-    out: Array = jax.ffi.ffi_call(product_kernels.NAME, shape)(x, y, numbers)
+    call = jax.ffi.ffi_call(name, shape, input_output_aliases=aliases)
+    out: Array = call(*given, numbers)
     return out
 
 
@@ -52,23 +85,22 @@ def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:
     return x.shape[over[0]], x.shape[1 - over[0]], y.shape[1 - over[1]]
 
 
-def _parts(rows: int, columns: int) -> int:
-    """Into how many chunks the work can be divided."""
-    return -(-rows // TILE) * -(-columns // WIDTH)
-
-
 @functools.cache
-def _divided(tiles: int, panels: int, processors: int) -> tuple[int, int]:
-    """How many tiles and panels a chunk has: so that the processor that has most to do is soonest ready."""
+def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int, int]:
+    """Into how many parts rows and columns are divided: so that the processor that has most to do is soonest
+    ready.
+    """
 
-    def cost(sizes: tuple[int, int]) -> tuple[bool, int]:
-        some, others = sizes
-        chunks = -(-tiles // some) * -(-panels // others)
-        one = TILE * some * others + _COPY_X * some + _COPY_Y * others
-        return chunks < processors, -(-chunks // processors) * one
+    def cost(divided: tuple[int, int]) -> tuple[bool, bool, float]:
+        parts, groups = divided
+        chunks, tiles, panels = parts * groups, *product_kernels.largest(rows, columns, *divided)
+        held = max(rows / parts, tiles * product_kernels.LOWEST)
+        one = held * panels + _COPY_X * tiles + _COPY_Y * panels
+        large = product_kernels.memory(tiles, panels, depth) > _MOST_MEMORY
+        return chunks < processors, large, (-(-chunks // processors) + _UNEVEN) * one
 
-    held = range(1, min(tiles, _MOST_TILES) + 1), range(1, min(panels, _MOST_PANELS) + 1)
-    return min(itertools.product(*held), key=cost)
+    most = min(-(-rows // TILE), _MOST_PARTS * processors), -(-columns // WIDTH)
+    return min(itertools.product(*(range(1, n + 1) for n in most)), key=cost)
 
 
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
@@ -83,7 +115,9 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
     return (
         faster
         and rows >= TILE
-        and (depth <= _MOST_ROWS or _parts(rows, columns) >= (os.cpu_count() or 1))
+        and (
+            depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1)
+        )
         and processor.has_wide_vectors()
         and functions.registered()
     )

@@ -13,13 +13,16 @@ from llvmlite import ir
 
 from jfluid.machine_code import processor
 
-I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 FLOAT, POINTER, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
 _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "malloc": (POINTER, (I64,)),
     "free": (VOID, (POINTER,)),
     "memset": (POINTER, (POINTER, I32, I64)),
     "memcpy": (POINTER, (POINTER, POINTER, I64)),
+    "pthread_key_create": (I32, (POINTER, POINTER)),
+    "pthread_getspecific": (POINTER, (I64,)),
+    "pthread_setspecific": (I32, (I64, POINTER)),
     "write": (I64, (I32, POINTER, I64)),
 }
 
@@ -178,6 +181,13 @@ class Function:
         kinds = [value.type, POINTER, I32, lanes.type]
         store = self.module.declare(f"llvm.masked.store.v{value.type.count}f32.p0", VOID, kinds)
         self.call(store, value, place, I32(4), lanes)
+
+    def prefetch(self, place: Any) -> None:
+        """Have what is at a place, if there is anything, brought to the core's second cache."""
+        kinds = [POINTER, I32, I32, I32]
+        self.call(
+            self.module.declare("llvm.prefetch.p0", VOID, kinds), place, I32(0), I32(2), I32(1)
+        )
 
     def call(self, function: Any, *arguments: Any) -> Any:
         return self.b.call(function, arguments)

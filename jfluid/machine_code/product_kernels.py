@@ -2,8 +2,9 @@
 
 A tile of the result stays in registers while the products that make it are added up: at each step some
 numbers of one matrix times vectors of the other. Both are copied together before, in the order in which
-they are read, the first once for many columns and the second once for many tiles: where matrices
-lie in memory, numbers of rows that follow one another would push each other out of a core's cache.
+they are read, the first tile by tile and the second once for many tiles: where matrices
+lie in memory, numbers of rows that follow one another would push each other out of a core's cache. What is
+done to each number of a result, as a layer's activation, is done while it is in the cache.
 """
 
 from typing import Any
@@ -11,17 +12,40 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import (
+    FLOAT,
+    I1,
+    I32,
+    I64,
+    POINTER,
+    VOID,
+    Function,
+    Module,
+    constants,
+)
+from jfluid.machine_code.vector_functions import KINDS, Vectors
 
-NAME = "jfluid_direct_product"
+# Functions for XLA: of x and y; also of a layer's bias [columns], or an array of the result's shape; and of a
+# parameter, which the result takes the place of, and a rate [1].
+NAME, FINISHED, UPDATE = (
+    "jfluid_direct_product",
+    "jfluid_direct_product_finished",
+    "jfluid_direct_product_update",
+)
 TILE, LANES = 14, 16  # rows of the result that are computed at a time, numbers in a vector
 WIDTH = 2 * LANES  # columns that are
-BLOCK = 256  # of how many rows products are added up before they are added to those of others
+LOWEST = TILE - 2
+_HEIGHTS = tuple(range(TILE, LOWEST - 1, -1))  # of tiles: few rows are computed twice
+BLOCK = 408  # rows, at most, whose products are added up before they are added to those of others
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns], or
-# the other way round if `x_turned`, `y_turned`. A chunk is `tiles` tiles of rows and `panels` panels of
-# columns, each of `WIDTH` or the last of `LANES`, or of fewer if there are no more. Those of the same
-# tiles follow one another, `groups` of them.
-GEOMETRY = "chunks memory depth rows columns x_turned y_turned tiles panels groups".split()
+# the other way round if `x_turned`, `y_turned`. A chunk is the tiles of one of `parts` parts of the rows, and the
+# panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
+# there are no more. What is done to the sums has a number, `finish`.
+GEOMETRY = "chunks memory depth rows columns x_turned y_turned parts groups finish".split()
+# Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
+# of which the output is given, a parameter less the sum times a rate.
+PLAIN, ACTIVATION, SLOPE, RATE = 0, 1, 1 + len(KINDS), 1 + 2 * len(KINDS)
+_SUMS = TILE * WIDTH  # numbers of a tile
 _LINE = 64  # bytes
 
 
@@ -32,33 +56,56 @@ def _apart(width: int) -> int:
     return BLOCK * width + 3 * LANES
 
 
-def memory(tiles: int, panels: int) -> int:
+def largest(rows: int, columns: int, parts: int, groups: int) -> tuple[int, int]:
+    """Return the most tiles and panels that a chunk has."""
+    return -(-(-(-rows // parts)) // TILE), -(-(-(-columns // WIDTH)) // groups)
+
+
+def memory(tiles: int, panels: int, depth: int) -> int:
     """Return how many float32 a thread needs for chunks of so many tiles and panels."""
-    return _apart(TILE) * tiles + _apart(WIDTH) * panels + TILE * tiles * WIDTH * panels + LANES
+    sums = tiles * panels if depth > BLOCK else 1
+    return _apart(TILE) + _apart(WIDTH) * panels + _SUMS * sums + LANES
 
 
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
-    return [NAME] if processor.has_wide_vectors() else []
+    return [NAME, FINISHED, UPDATE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
     """Write down the functions of all names."""
-    xla_tasks.define(module, NAME, _chunk(module))
+    chunk = _chunk(module)
+    for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
+        xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)
 
 
-def _tile(module: Module, width: int) -> Any:
-    """Adds to `sums` [TILE, width], or sets it unless `adds`, `numbers` [depth, TILE] times `others`
+def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
+    """A function that is given some of what a chunk is, and calls it."""
+    pointers = dict.fromkeys((*"xyer"[:given], "out", "geometry", "scratch"), POINTER)
+    f = Function(module, f"{name}_chunk", VOID, **pointers, chunk=I64)
+    nothing = ir.Constant(POINTER, None)
+    f.call(chunk, *(f.v.get(argument, nothing) for argument in chunk_arguments()), f.v["chunk"])
+    return f.end()
+
+
+def chunk_arguments() -> tuple[str, ...]:
+    """Names of the pointers that a chunk is given."""
+    return ("x", "y", "e", "r", "out", "geometry", "scratch")
+
+
+def _tile(module: Module, height: int, width: int) -> Any:
+    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, `numbers` [depth, TILE] times `others`
     [depth, width].
     """
     pointers = dict.fromkeys(("numbers", "others", "sums"), POINTER)
-    f = Function(module, f"product_tile_{width}", VOID, **pointers, depth=I64, adds=I1)
+    name = f"product_tile_{height}_{width}"
+    f = Function(module, name, VOID, **pointers, depth=I64, adds=I1)
     f.function.attributes.add("noinline")  # so that the loop has all registers
     vector = ir.VectorType(FLOAT, LANES)
     fma = module.declare(f"llvm.fma.v{LANES}f32", vector, [vector] * 3)
     v, parts = f.v, range(width // LANES)
-    zero = ir.Constant(vector, [0.0] * LANES)
-    sums = [[f.variable(vector, zero) for _ in parts] for _ in range(TILE)]
+    zero = constants(vector, *[0.0] * LANES)
+    sums = [[f.variable(vector, zero) for _ in parts] for _ in range(height)]
     places = [f.variable(POINTER, v[name]) for name in ("numbers", "others")]
     with f.loop(v["depth"]):
         numbers, others = (f.load(place, POINTER) for place in places)
@@ -70,8 +117,8 @@ def _tile(module: Module, width: int) -> Any:
         f.b.store(f.at(numbers, I64(TILE)), places[0])
         f.b.store(f.at(others, I64(width)), places[1])
     everywhere = [
-        (sums[i][j], f.at(v["sums"], I64(width * i + LANES * j)))
-        for i in range(TILE)
+        (sums[i][j], f.at(v["sums"], I64(WIDTH * i + LANES * j)))
+        for i in range(height)
         for j in parts
     ]
     with f.b.if_then(v["adds"]):
@@ -82,12 +129,64 @@ def _tile(module: Module, width: int) -> Any:
     return f.end()
 
 
+def _finish(module: Module) -> Any:
+    """Writes `sums` [rows, WIDTH] to out, of which rows are `pitch` numbers apart, and does to them what `finish`
+    says: only in columns from `first` to before `end`. `e` is a bias, or lies as out does.
+    """
+    pointers = dict.fromkeys(("sums", "out", "e", "r"), POINTER)
+    numbers = dict.fromkeys(("pitch", "rows", "first", "end", "finish"), I64)
+    f = Function(module, "product_finish", VOID, **pointers, **numbers)
+    v, b, vectors = f.v, f.b, Vectors(f)
+    vector, finish = ir.VectorType(FLOAT, LANES), v["finish"]
+    lanes = []
+    for j in range(0, WIDTH, LANES):
+        from_first = b.not_(f.lanes(vector, b.sub(v["first"], I64(j))))
+        lanes.append(b.and_(from_first, f.lanes(vector, b.sub(v["end"], I64(j)))))
+
+    def case(first: int, last: int) -> Any:
+        inside = b.icmp_signed(">=", finish, I64(first))
+        return b.if_then(b.and_(inside, b.icmp_signed("<=", finish, I64(last))))
+
+    rate = f.variable(FLOAT, ir.Constant(FLOAT, 0.0))
+    with case(RATE, RATE):
+        b.store(f.load(v["r"], FLOAT), rate)
+    rates = f.spread(f.load(rate, FLOAT), vector)
+    with f.loop(v["rows"]) as i:
+        here = f.product(i, v["pitch"])
+        for j, some in enumerate(lanes):
+            place = f.variable(
+                vector, f.load(f.at(v["sums"], f.product(i, I64(WIDTH)), I64(LANES * j)), vector)
+            )
+            x = f.load(place, vector)
+            with case(ACTIVATION, SLOPE - 1):
+                bias = f.load_lanes(f.at(v["e"], I64(LANES * j)), vector, some)
+                kind = b.sub(finish, I64(ACTIVATION))
+                b.store(vectors.activated(kind, b.fadd(x, bias)), place)
+            with case(SLOPE, RATE):
+                e = f.load_lanes(f.at(v["e"], here, I64(LANES * j)), vector, some)
+                with b.if_else(b.icmp_signed("==", finish, I64(RATE))) as (update, slope):
+                    with update:
+                        b.store(b.fsub(e, b.fmul(rates, x)), place)
+                    with slope:
+                        kind = b.sub(finish, I64(SLOPE))
+                        b.store(b.fmul(x, vectors.slope(kind, e)), place)
+            f.store_lanes(f.load(place, vector), f.at(v["out"], here, I64(LANES * j)), some)
+    return f.end()
+
+
 def _copy(f: Function, target: Any, source: Any, width: int, size: Any) -> None:
-    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector."""
-    vector = ir.VectorType(FLOAT, min(width, LANES))
-    if width == LANES:
-        lanes = f.lanes(vector, size)
-        f.store_lanes(f.load_lanes(source, vector, lanes), target, lanes)
+    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector. Those
+    of a tile's row may be followed by nothing, and are where the next row is written.
+    """
+    vector = ir.VectorType(FLOAT, LANES)
+    if width <= LANES:
+        lanes = f.lanes(vector, size if width == LANES else I64(width))
+        row = f.load_lanes(source, vector, lanes)
+        if width == LANES:
+            f.store_lanes(row, target, lanes)
+        else:
+            f.b.store(row, target, align=4)
+            f.prefetch(f.at(source, I64(2 * width)))  # of the tile beside, where it ends
         return
     for j in range(0, width, LANES):
         f.b.store(f.load(f.at(source, I64(j)), vector), f.at(target, I64(j)), align=4)
@@ -164,35 +263,6 @@ def _turned(f: Function, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _scatter(module: Module, width: int) -> Any:
-    """Copies `sums` [tiles, TILE, width] to the tiles from `first` to before `end` of out [rows, columns].
-
-    Another thread may write the rows and columns that two chunks have in common: the same numbers.
-    """
-    sizes = dict.fromkeys(("rows", "columns", "first", "end"), I64)
-    f = Function(module, f"product_scatter_{width}", VOID, sums=POINTER, out=POINTER, **sizes)
-    v = f.v
-    with f.loop(v["end"], v["first"]) as i:
-        out = f.at(v["out"], f.product(_start(f, i, v["rows"], TILE), v["columns"]))
-        sums = f.at(v["sums"], f.product(f.b.sub(i, v["first"]), I64(TILE * width)))
-        for j in range(TILE):
-            row = f.at(out, f.product(I64(j), v["columns"]))
-            _copy(f, row, f.at(sums, I64(width * j)), width, v["columns"])
-    return f.end()
-
-
-def _tiles(module: Module, width: int) -> Any:
-    """Adds to `sums` [tiles, TILE, width] the products of a block: of `numbers`, the tiles, with a panel."""
-    tile, pointers = _tile(module, width), dict.fromkeys(("numbers", "panel", "sums"), POINTER)
-    f = Function(module, f"product_tiles_{width}", VOID, **pointers, depth=I64, tiles=I64, adds=I1)
-    v = f.v
-    with f.loop(v["tiles"]) as i:
-        numbers = f.at(v["numbers"], f.product(i, I64(_apart(TILE))))
-        sums = f.at(v["sums"], f.product(i, I64(TILE * width)))
-        f.call(tile, numbers, v["panel"], sums, v["depth"], v["adds"])
-    return f.end()
-
-
 def _chunk(module: Module) -> Any:
     widths = (WIDTH, LANES)
     copies = {
@@ -202,76 +272,106 @@ def _chunk(module: Module) -> Any:
         ]
         for n in (TILE, *widths)
     }
-    multiply = [_tiles(module, width) for width in widths]
-    scatter = [_scatter(module, width) for width in widths]
-    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    tiles = {width: [_tile(module, height, width) for height in _HEIGHTS] for width in widths}
+    finish = _finish(module)
+    pointers = dict.fromkeys(chunk_arguments(), POINTER)
     f = Function(module, "product_chunk", VOID, **pointers, chunk=I64)
     v, b = f.v, f.b
     for i, name in enumerate(GEOMETRY):
         place = f.at(v["geometry"], I64(i), kind=I32)
         v[name] = b.sext(f.load(place, I32), I64)
-    scratch = b.ptrtoint(v["scratch"], I64)
-    others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
-    numbers = f.at(others, f.product(v["panels"], I64(_apart(WIDTH))))
-    sums = f.at(numbers, f.product(v["tiles"], I64(_apart(TILE))))
-    every = b.sdiv(f.sum(v["rows"], I64(TILE - 1)), I64(TILE))
-    first = f.product(b.sdiv(v["chunk"], v["groups"]), v["tiles"])
-    end = f.least(f.sum(first, v["tiles"]), every)
+
+    def part(i: Any, size: Any, count: Any) -> Any:
+        """Where one of `count` parts begins."""
+        return b.sdiv(f.product(i, size), count)
+
+    def parts_of(size: Any, most: int) -> Any:
+        return b.sdiv(f.sum(size, I64(most - 1)), I64(most))
+
+    blocks = parts_of(v["depth"], BLOCK)
+    i = b.sdiv(v["chunk"], v["groups"])
+    first, end = (part(n, v["rows"], v["parts"]) for n in (i, f.sum(i, I64(1))))
+    rows = b.sub(end, first)
+    high = parts_of(rows, TILE)  # tiles
     # Part of the columns overlap with those before, unless they are a multiple of a vector.
     wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
-    every = b.sdiv(f.sum(v["columns"], I64(WIDTH - 1)), I64(WIDTH))
-    start = f.product(b.srem(v["chunk"], v["groups"]), v["panels"])
-    stop = f.least(f.sum(start, v["panels"]), every)
-
+    i, panels = b.srem(v["chunk"], v["groups"]), parts_of(v["columns"], WIDTH)
+    start, stop = (part(n, panels, v["groups"]) for n in (i, f.sum(i, I64(1))))
+    scratch = b.ptrtoint(v["scratch"], I64)
+    others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
+    numbers = f.at(others, f.product(b.sub(stop, start), I64(_apart(WIDTH))))
+    sums = f.at(numbers, I64(_apart(TILE)))
+    # Sums of one block are written as they are ready; others are kept until the last block.
+    several = b.select(b.icmp_signed(">", blocks, I64(1)), I64(_SUMS), I64(0))
     turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
 
-    def copy(name: str, width: int, done: Any, to: Any, first: Any, end: Any) -> None:
-        """Write down the copying of parts of a block, which begins at `done`."""
-        size = v["rows" if name == "x" else "columns"]
-        places = [f.at(v[name], start) for start in (done, f.product(done, size))]
+    def copy(name: str, width: int, at: Any, to: Any, size: Any, first: Any, end: Any) -> None:
+        """Write down the copying of parts of a block, which begins at `done`, from row or column `at` on."""
+        pitch = v["rows" if name == "x" else "columns"]
+        places = [
+            f.at(v[name], done, f.product(at, v["depth"])),
+            f.at(v[name], at, f.product(done, pitch)),
+        ]
         with b.if_else(turned[name]) as cases:
-            for case, copying, place, pitch in zip(
-                cases, copies[width], places, (v["depth"], size)
+            for case, copying, place, apart in zip(
+                cases, copies[width], places, (v["depth"], pitch)
             ):
                 with case:
-                    f.call(copying, place, to, depth, pitch, size, first, end)
+                    f.call(copying, place, to, depth, apart, size, first, end)
 
-    def each_panel(work: Any) -> None:
-        """Write down what is done for a panel of either width, its column and number among the chunk's."""
-        with f.loop(stop, start) as panel:
-            with b.if_else(b.icmp_signed("<", panel, wide)) as cases:
-                for which, case in enumerate(cases):
-                    with case:
-                        column = f.product(panel, I64(WIDTH))
-                        last = f.greatest(b.sub(v["columns"], I64(widths[which])), I64(0))
-                        column = f.least(column, last)
-                        work(which, column, b.sub(panel, start))
+    def of_panel(panel: Any, width: int) -> tuple[Any, Any]:
+        """Its first column, and how many of its columns the panel before has."""
+        column = f.product(panel, I64(WIDTH))
+        inside = f.least(column, f.greatest(b.sub(v["columns"], I64(width)), I64(0)))
+        return inside, b.sub(column, inside)
 
-    def of_panel(array: Any, i: Any, apart: Any) -> Any:
-        return f.at(array, f.product(i, apart))
-
-    def sums_of(i: Any) -> Any:
-        return of_panel(sums, i, f.product(v["tiles"], I64(TILE * WIDTH)))
-
-    with f.loop(b.sdiv(f.sum(v["depth"], I64(BLOCK - 1)), I64(BLOCK))) as block:
-        done = f.product(block, I64(BLOCK))
-        depth = f.least(I64(BLOCK), b.sub(v["depth"], done))
-        copy("x", TILE, done, numbers, first, end)
-        copy("y", WIDTH, done, others, start, f.least(stop, wide))
+    with f.loop(blocks) as block:
+        done = part(block, v["depth"], blocks)
+        depth = b.sub(part(f.sum(block, I64(1)), v["depth"], blocks), done)
+        copy("y", WIDTH, I64(0), others, v["columns"], start, f.least(stop, wide))
         with b.if_then(b.icmp_signed(">", stop, wide)):
-            last = of_panel(others, b.sub(wide, start), I64(_apart(WIDTH)))
-            copy("y", LANES, done, last, v["columns"], f.sum(v["columns"], I64(1)))
-        adds, tiles = b.icmp_signed(">", block, I64(0)), b.sub(end, first)
-
-        def products(which: Any, column: Any, i: Any) -> None:
-            panel = of_panel(others, i, I64(_apart(WIDTH)))
-            f.call(multiply[which], numbers, panel, sums_of(i), depth, tiles, adds)
-
-        each_panel(products)
-
-    def results(which: Any, column: Any, i: Any) -> None:
-        out = f.at(v["out"], column)
-        f.call(scatter[which], sums_of(i), out, v["rows"], v["columns"], first, end)
-
-    each_panel(results)
+            last = f.at(others, f.product(b.sub(wide, start), I64(_apart(WIDTH))))
+            size = v["columns"]
+            copy("y", LANES, I64(0), last, size, size, f.sum(size, I64(1)))
+        adds = b.icmp_signed(">", block, I64(0))
+        is_last = b.icmp_signed("==", f.sum(block, I64(1)), blocks)
+        with f.loop(high) as i:
+            row, after = (f.sum(first, part(n, rows, high)) for n in (i, f.sum(i, I64(1))))
+            count = b.sub(after, row)
+            copied = f.least(row, b.sub(v["rows"], I64(TILE)))
+            copy("x", TILE, copied, numbers, I64(TILE), I64(0), I64(1))
+            height = f.greatest(count, I64(_HEIGHTS[-1]))
+            begin = f.least(row, b.sub(v["rows"], height))
+            given = f.at(numbers, b.sub(begin, copied))
+            with f.loop(stop, start) as panel:
+                place = f.sum(f.product(b.sub(panel, start), high), i)
+                place = f.at(sums, f.product(place, several))
+                held = f.at(others, f.product(b.sub(panel, start), I64(_apart(WIDTH))))
+                narrow = b.icmp_signed(">=", panel, wide)
+                with b.if_else(narrow) as cases:
+                    for case, width in zip(cases, (LANES, WIDTH)):
+                        with case:
+                            tile = tiles[width][-1]
+                            for n, other in list(zip(_HEIGHTS, tiles[width]))[:-1]:
+                                tile = b.select(b.icmp_signed("==", height, I64(n)), other, tile)
+                            f.call(tile, given, held, place, depth, adds)
+                            with b.if_then(is_last):
+                                column, skipped = of_panel(panel, width)
+                                here = f.sum(f.product(row, v["columns"]), column)
+                                of_rows = b.icmp_signed(">=", v["finish"], I64(SLOPE))
+                                beside = f.at(v["e"], b.select(of_rows, here, column))
+                                before = f.at(place, f.product(b.sub(row, begin), I64(WIDTH)))
+                                stop_at = f.least(I64(width), b.sub(v["columns"], column))
+                                f.call(
+                                    finish,
+                                    before,
+                                    f.at(v["out"], here),
+                                    beside,
+                                    v["r"],
+                                    v["columns"],
+                                    count,
+                                    skipped,
+                                    stop_at,
+                                    v["finish"],
+                                )
     return f.end()

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import I1, I8, I32, I64, POINTER, VOID, Function, Module
 
 # Offsets in bytes in the structures of XLA's interface for foreign functions, and its version.
 _VERSION = (0, 3)
@@ -21,6 +21,7 @@ _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS, _CREATE_FUTURE, _SET_AVAILABLE = 64, 13
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
+_HEADER = 64  # bytes before a thread's memory: how much there is
 _NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _ARRAYS = range(9)
 
 
@@ -65,7 +66,7 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     arrays = [f.load(_part(f, call, _ARRAYS + i), POINTER) for i in range(count)]
     numbers = f.load(_part(f, call, _NUMBERS), POINTER)
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
-    memory, last = f.c("malloc", size), f.variable(I1, I1(0))
+    memory, last = f.call(_own_memory(module), size), f.variable(I1, I1(0))
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
@@ -73,8 +74,44 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
         before = f.b.atomic_rmw("add", _part(f, call, _DONE), I64(1), "acq_rel")
         with f.b.if_then(f.b.icmp_signed("==", f.sum(before, I64(1)), chunks)):
             f.b.store(I1(1), last)
-    f.c("free", memory)
     return f.end(f.b.load(last, typ=I1))
+
+
+def _own_memory(module: Module) -> Any:
+    """The memory of the thread that asks, of at least so many bytes, which it keeps. Of memory that
+    goes from hand to hand a core has to fetch what another one has written there.
+    """
+    found = module.find("own_memory")
+    if found:
+        return found
+    key = ir.GlobalVariable(module.module, I64, "own_memory_key")
+    key.linkage, key.initializer = "internal", I64(-1)
+    _make_key(module, key)
+    f = Function(module, "own_memory", POINTER, size=I64)
+    f.function.linkage = "internal"
+    size, held = f.v["size"], f.variable(POINTER, f.c("pthread_getspecific", f.load(key, I64)))
+    old = f.load(held, POINTER)
+    small = f.variable(I1, I1(1))
+    with f.b.if_then(f.b.icmp_unsigned("!=", old, ir.Constant(POINTER, None))):
+        f.b.store(f.b.icmp_signed("<", f.load(old, I64), size), small)
+    with f.b.if_then(f.b.load(small, typ=I1)):
+        new = f.c("malloc", f.sum(size, I64(_HEADER)))
+        f.b.store(size, new)
+        f.c("pthread_setspecific", f.load(key, I64), new)
+        f.c("free", old)
+        f.b.store(new, held)
+    return f.end(f.at(f.load(held, POINTER), I64(_HEADER), kind=I8))
+
+
+def _make_key(module: Module, key: Any) -> None:
+    """Write down what finds a thread's memory: it is called once, before the first thread asks."""
+    f = Function(module, "make_memory_key", VOID)
+    f.function.linkage = "internal"
+    with f.b.if_then(f.b.icmp_signed("==", f.load(key, I64), I64(-1))):
+        made = f.variable(I64, I64(0))
+        f.c("pthread_key_create", made, module.declare("free", VOID, [POINTER]))
+        f.b.store(f.b.load(made, typ=I64), key)
+    f.end()
 
 
 def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
@@ -99,6 +136,7 @@ def _handler(
     with b.if_then(b.icmp_unsigned("!=", extension, nothing)):
         with b.if_then(b.icmp_signed("==", f.field(extension, _TYPE, I32), I32(_OF_METADATA))):
             metadata = f.field(extension, _METADATA)
+            f.call(module.find("make_memory_key"))
             for offset, value in ((_MAJOR, _VERSION[0]), (_MINOR, _VERSION[1]), (_TRAITS, 0)):
                 b.store(I32(value), f.at(metadata, I64(offset), kind=ir.IntType(8)))
             b.ret(nothing)
