@@ -168,23 +168,22 @@ def test_steps_use_it_for_layers_and_their_gradients_and_turn_nothing_round():
     [
         ((128, 200), (200, 10), jnp.float32, 3),
         ((128, 10), (10, 200), jnp.float32, 3),
-        ((128, 32), (32, 64), jnp.float32, 3),
-        ((128, 500), (500, 500), jnp.float32, 1),
-        ((1024, 512), (512, 512), jnp.float32, 3),
+        ((64, 32), (32, 64), jnp.float32, 3),
+        ((512, 2048), (2048, 4096), jnp.float32, 1),
         ((17, 400), (400, 500), jnp.float32, 2),
         ((128, 200), (200, 100), jnp.bfloat16, 3),
     ],
-    ids="few columns,few rows,small,long sides,large results,rows beside tiles,bfloat16".split(","),
+    ids="few columns,few rows,small,large results,rows beside tiles,bfloat16".split(","),
 )
 def test_steps_leave_other_products_to_the_library(x, w, dtype, left):
     names = _primitives(x, w, dtype)
     assert names.count("dot_general") == left and names.count("ffi_call") == 3 - left
 
 
-def test_a_narrow_layer_has_no_product_that_the_library_sums_on_one_thread():
-    """The library's is faster forward; what goes back adds up two numbers, in the loop that reads it."""
+def test_a_narrow_layer_has_no_product_of_the_library():
+    """What goes back adds up two numbers, in the loop that reads it."""
     names = _primitives((1024, 400), (400, 2))
-    assert names.count("dot_general") == names.count("ffi_call") == 1
+    assert names.count("dot_general") == 0 and names.count("ffi_call") == 2
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

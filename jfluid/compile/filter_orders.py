@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from jfluid.compile.image_convolution import HELD
-from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.plan import Plan
+from jfluid.compile.traced_value import Order, inverse
 from jfluid.ir.operator import Operator
 from jfluid.lod_tensor import LoDTensor
 

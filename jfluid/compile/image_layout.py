@@ -9,7 +9,7 @@ the weights of products are computed the way round that the step wants them (`pr
 which products are computed by machine code of our own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,10 +17,9 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import columns, image_convolution, products, slot_rows
-from jfluid.compile.columns import Columns, Strips
+from jfluid.compile import columns, finished_products, image_convolution, products, slot_rows
 from jfluid.compile.image_convolution import HELD, Filter
-from jfluid.compile.slot_rows import Taken
+from jfluid.compile.traced_value import TURNED, Order, Value, inverse, permuted
 from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
 # Primitives that work on elements: the order of dimensions does not matter.
@@ -53,9 +52,6 @@ _CALLS = {
 
 
 _RANKS = (4, 5)  # of images and of volumes
-_TURNED = (1, 0)  # the order of a matrix that is turned round
-_MADE = {**HELD, len(_TURNED): _TURNED}  # orders that values may be computed in
-Order = tuple[int, ...]  # the dimensions of an array, as they are held in another order
 
 
 def _last(rank: int, lead: int = 1) -> Order:
@@ -67,85 +63,15 @@ def _last(rank: int, lead: int = 1) -> Order:
     return (*range(lead), *range(lead + 1, rank), lead)
 
 
-def inverse(order: Order) -> Order:
-    """Return where each dimension is in an order."""
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
-class _Value:
-    """An array as the program has it (`given`), or in another order of its dimensions, or both.
-
-    Args:
-        laid: it, in `order`.
-        make: computes it, as the program has it or in the other order that it may be computed in,
-            whichever is asked for first.
-
-    Attributes:
-        order: that what is computed from it should have; None for the program's.
-        broadcast: of a value that is a broadcast: its parameters and its operand.
-        mirror: the filter that this one is, turned round in its windows.
-        columns: those of a matrix that this is.
-        strips: those of a matrix that this is.
-        taken: the rows of a table that this is.
-    """
-
-    def __init__(
-        self,
-        given: Any = None,
-        laid: Array | None = None,
-        order: Order | None = None,
-        make: Callable[[bool], Array] | None = None,
-    ):
-        self._given, self._laid, self._laid_order, self.order = given, laid, order, order
-        self._make = make
-        self.broadcast: tuple[Any, Any] | None = None
-        self.mirror: _Value | None = None
-        self.columns: Columns | None = None
-        self.strips: Strips | None = None
-        self.taken: Taken | None = None
-
-    def given(self) -> Any:
-        if self._given is None and self._laid is not None:
-            assert self._laid_order is not None  # what is laid has one
-            self._given = lax.transpose(self._laid, inverse(self._laid_order))
-        elif self._given is None:
-            assert self._make is not None  # one of the three is there
-            self._given = self._make(False)
-        return self._given
-
-    def laid(self, order: Order) -> Array:
-        if self._laid is None or self._laid_order != order:
-            if self._given is None and self._make is not None and order == _MADE.get(len(order)):
-                self._laid = self._make(True)
-            elif self.broadcast:
-                self._laid = _laid_broadcast(*self.broadcast, order)
-            else:
-                self._laid = lax.transpose(self.given(), order)
-            self._laid_order = order
-        return self._laid
-
-
-def _laid_broadcast(params: dict[str, Any], operand: Any, order: Order) -> Array:
-    """Return a broadcast in another order: XLA makes no array of it, but would of its transpose."""
-    places = [inverse(order)[d] for d in params["broadcast_dimensions"]]
-    turned = sorted(range(len(places)), key=places.__getitem__)
-    if turned != list(range(len(turned))):
-        operand = lax.transpose(operand, turned)
-    return lax.broadcast_in_dim(operand, _permuted(params["shape"], order), sorted(places))
-
-
-def _permuted(sequence: Any, order: Order) -> tuple[Any, ...]:
-    return tuple(sequence[d] for d in order)
-
-
-def _result(array: Array, order: Order) -> list[_Value]:
-    return [_Value(laid=array, order=order)]
+def _result(array: Array, order: Order) -> list[Value]:
+    return [Value(laid=array, order=order)]
 
 
 def channels_last(
     function: Callable[[dict[str, Any]], dict[str, Any]],
     held: Mapping[str, tuple[Array, Order]] = MappingProxyType({}),
     orders: Mapping[str, Order] = MappingProxyType({}),
+    wanted: Container[str] | None = None,
 ) -> dict[str, Any]:
     """Call a function under a trace of `jax.jit` for a CPU, with images channels last inside it.
 
@@ -155,9 +81,11 @@ def channels_last(
     Args:
         held: arguments by name that are held in another order.
         orders: of results by name, of those that come out in another order.
+        wanted: names of results that are read; None for all.
     """
     leaves: list[Any] = []
     names: list[str | None] = []
+    read: list[bool] = []  # which results are
     structure: Any = None
 
     def traced(arguments: dict[str, Any]) -> list[Any]:
@@ -168,17 +96,18 @@ def channels_last(
             leaves.append(leaf)
             if isinstance(leaf, jax.core.Tracer):
                 key = path[0].key
+                read.append(wanted is None or key in wanted)
                 names.append(key if key in orders and len(path) == 1 else None)
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 
     shapes = {
-        name: jax.ShapeDtypeStruct(_permuted(array.shape, inverse(order)), array.dtype)
+        name: jax.ShapeDtypeStruct(permuted(array.shape, inverse(order)), array.dtype)
         for name, (array, order) in held.items()
     }
     image_convolution.expect([shape.shape for shape in shapes.values()])
     recorded = jax.make_jaxpr(traced)(shapes)
-    arguments = [_Value(laid=held[name][0], order=held[name][1]) for name in sorted(held)]
-    found = iter(_evaluate(recorded.jaxpr, recorded.consts, arguments))
+    arguments = [Value(laid=held[name][0], order=held[name][1]) for name in sorted(held)]
+    found = iter(_evaluate(recorded.jaxpr, recorded.consts, arguments, read))
     places = iter(names)
 
     def result(leaf: Any) -> Any:
@@ -190,23 +119,33 @@ def channels_last(
     return jax.tree.unflatten(structure, [result(leaf) for leaf in leaves])  # type: ignore[no-any-return]
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
+def _evaluate(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Value],
+    results_read: Sequence[bool] | None = None,
+) -> list[Value]:
     from jax.extend import core  # it comes with Pallas, which a second start does without
 
-    env: dict[Any, _Value] = dict(zip(jaxpr.constvars, map(_Value, consts)))
+    readers = finished_products.readers(jaxpr, results_read)
+    env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(Value, consts)))
     env.update(zip(jaxpr.invars, arguments, strict=True))
 
-    def read(atom: Any) -> _Value:
-        return _Value(atom.val) if isinstance(atom, core.Literal) else env[atom]
+    def read(atom: Any) -> Value:
+        return Value(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
+    for variable, value in zip(jaxpr.invars, arguments):
+        value.readers += readers.get(variable, ())
     for equation in jaxpr.eqns:
         with jax.named_scope(str(equation.source_info.name_stack)):
             results = _apply(equation, [read(a) for a in equation.invars])
-        env.update(zip(equation.outvars, results))
+        for variable, value in zip(equation.outvars, results):
+            value.readers += readers.get(variable, ())
+            env[variable] = value
     return [read(a) for a in jaxpr.outvars]
 
 
-def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
+def _apply(equation: Any, values: list[Value]) -> list[Value]:
     """Apply a primitive, to images with channels last where that is possible."""
     name, params = equation.primitive.name, equation.params
     if name in _CALLS:
@@ -214,19 +153,25 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         if sums is not None:
             return sums
         inner = params[_CALLS[name]]
+        if finished_products.waits(equation):
+            values = [Value(finished_products.awaited(v).given()) for v in values]
+        for value in values:  # its readers are among the equations inside
+            value.readers = [r for r in value.readers if r is not equation]
         return _evaluate(inner.jaxpr, inner.consts, values)
     if name == "platform_index":
         cpu = [i for i, names in enumerate(params["platforms"]) if names and "cpu" in names]
-        return [_Value(np.int32(cpu[0] if cpu else len(params["platforms"]) - 1))]
+        return [Value(np.int32(cpu[0] if cpu else len(params["platforms"]) - 1))]
     if name == "cond" and isinstance(values[0].given(), np.integer):
         branch = params["branches"][int(values[0].given())]
         return _evaluate(branch.jaxpr, branch.consts, values[1:])
+    if (finished := finished_products.apply(equation, values)) is not None:
+        return [finished]
     if name == "conv_general_dilated":
         found = _convolution(values, params)
     elif name == "dot_general":
         found = _product(equation, values)
-    elif name == "transpose" and values[0].order is None and params["permutation"] == _TURNED:
-        found = [_Value(values[0].laid(_TURNED))]
+    elif name == "transpose" and values[0].order is None and params["permutation"] == TURNED:
+        found = [Value(values[0].laid(TURNED))]
     elif name == "concatenate" and (joined := _joined(equation, values)) is not None:
         found = [joined]
     elif name in slot_rows.CALL and (called := _from_strips(equation, values)) is not None:
@@ -239,7 +184,7 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
         found = _RULES.get(name, _as_given)(equation, values)
     if found is None:
         results = equation.primitive.bind(*(v.given() for v in values), **params)
-        found = [_Value(r) for r in (results if equation.primitive.multiple_results else [results])]
+        found = [Value(r) for r in (results if equation.primitive.multiple_results else [results])]
     if name == "broadcast_in_dim" and found[0].order is None:
         found[0].broadcast = params, values[0].given()
     if name in columns.FOLLOWED and values[0].order is None:
@@ -254,37 +199,35 @@ def _apply(equation: Any, values: list[_Value]) -> list[_Value]:
     return found
 
 
-def _joined(equation: Any, values: list[_Value]) -> _Value | None:
+def _joined(equation: Any, values: list[Value]) -> Value | None:
     """Parts of a matrix below one another, or rows of a table side by side."""
     if equation.outvars[0].aval.ndim != 2:
         return None
     if equation.params["dimension"]:
         beside = slot_rows.beside([v.taken for v in values], lambda i: values[i].given(), equation)
-        return None if beside is None else _Value(beside)
+        return None if beside is None else Value(beside)
     strips = columns.stacked([v.columns for v in values])
     if strips is None or strips.shape != equation.outvars[0].aval.shape:
         return None
-    found = _Value(strips.array())
+    found = Value(strips.array())
     found.strips = strips
     return found
 
 
-def _from_strips(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _from_strips(equation: Any, values: list[Value]) -> list[Value] | None:
     found = slot_rows.from_strips(equation, [v.strips for v in values], [v.given() for v in values])
-    return None if found is None else list(map(_Value, found))
+    return None if found is None else list(map(Value, found))
 
 
-def _as_given(equation: Any, values: list[_Value]) -> None:
+def _as_given(equation: Any, values: list[Value]) -> None:
     return None
 
 
-def _elementwise(equation: Any, values: list[_Value]) -> list[_Value]:
+def _elementwise(equation: Any, values: list[Value]) -> list[Value]:
     if equation.primitive.multiple_results:  # each result is one of the operands
         operands = [v.laid(v.order) if v.order else v.given() for v in values]
         out = equation.primitive.bind(*operands, **equation.params)
-        return [
-            _Value(laid=o, order=v.order) if v.order else _Value(o) for o, v in zip(out, values)
-        ]
+        return [Value(laid=o, order=v.order) if v.order else Value(o) for o, v in zip(out, values)]
     order, rank = _order(values), equation.outvars[0].aval.ndim
     operands = [
         v.laid(order) if a.aval.ndim == rank else v.given() for v, a in zip(values, equation.invars)
@@ -292,7 +235,7 @@ def _elementwise(equation: Any, values: list[_Value]) -> list[_Value]:
     return _result(equation.primitive.bind(*operands, **equation.params), order)
 
 
-def _maximum(equation: Any, values: list[_Value]) -> list[_Value]:
+def _maximum(equation: Any, values: list[Value]) -> list[Value]:
     """Apply a maximum; that with a number, as in relu, as a selection.
 
     XLA computes what depends on one image again in each loop that reads it, so that behind a few
@@ -306,28 +249,28 @@ def _maximum(equation: Any, values: list[_Value]) -> list[_Value]:
     return _result(lax.select(image <= least, lax.full_like(image, least), image), x.order)
 
 
-def _order(values: list[_Value]) -> Order:
+def _order(values: list[Value]) -> Order:
     return next(v.order for v in values if v.order)
 
 
-def _broadcast(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _broadcast(equation: Any, values: list[Value]) -> list[Value] | None:
     shape, order = equation.params["shape"], _order(values)
     if equation.params["broadcast_dimensions"] != tuple(range(len(shape))):
         return None
-    sizes = _permuted(shape, order)
+    sizes = permuted(shape, order)
     return _result(lax.broadcast_in_dim(values[0].laid(order), sizes, range(len(shape))), order)
 
 
-def _reduction(equation: Any, values: list[_Value]) -> list[_Value]:
+def _reduction(equation: Any, values: list[Value]) -> list[Value]:
     order, params = _order(values), dict(equation.params)
     axes = params["axes"]
     params["axes"] = tuple(sorted(inverse(order)[a] for a in axes))
     out = equation.primitive.bind(values[0].laid(order), **params)
     held = [d for d in order if d not in axes]  # the dimension that each one is of
-    return [_Value(lax.transpose(out, np.argsort(held).tolist()) if held != sorted(held) else out)]
+    return [Value(lax.transpose(out, np.argsort(held).tolist()) if held != sorted(held) else out)]
 
 
-def _reshape(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _reshape(equation: Any, values: list[Value]) -> list[Value] | None:
     """Divide the examples of images among replicas, or join them again."""
     order, sizes = _order(values), equation.params["new_sizes"]
     lead = next((n for n in (1, 2) if order == _last(len(order), n)), None)
@@ -341,46 +284,46 @@ def _reshape(equation: Any, values: list[_Value]) -> list[_Value] | None:
     return _result(lax.reshape(x, (*sizes[:after], *x.shape[lead:])), _last(len(sizes), after))
 
 
-def _pad(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _pad(equation: Any, values: list[Value]) -> list[Value] | None:
     order = values[0].order
     if order is None:
         return None
-    config = _permuted(equation.params["padding_config"], order)
+    config = permuted(equation.params["padding_config"], order)
     return _result(lax.pad(values[0].laid(order), values[1].given(), config), order)
 
 
-def _slice(equation: Any, values: list[_Value]) -> list[_Value]:
+def _slice(equation: Any, values: list[Value]) -> list[Value]:
     p, order = equation.params, _order(values)
-    strides = p["strides"] and _permuted(p["strides"], order)
-    starts, limits = (_permuted(p[k], order) for k in ("start_indices", "limit_indices"))
+    strides = p["strides"] and permuted(p["strides"], order)
+    starts, limits = (permuted(p[k], order) for k in ("start_indices", "limit_indices"))
     return _result(lax.slice(values[0].laid(order), starts, limits, strides), order)
 
 
-def _concatenate(equation: Any, values: list[_Value]) -> list[_Value]:
+def _concatenate(equation: Any, values: list[Value]) -> list[Value]:
     order = _order(values)
     at = inverse(order)[equation.params["dimension"]]
     return _result(lax.concatenate([v.laid(order) for v in values], at), order)
 
 
-def _reverse(equation: Any, values: list[_Value]) -> list[_Value]:
+def _reverse(equation: Any, values: list[Value]) -> list[Value]:
     order = _order(values)
     dimensions = [inverse(order)[d] for d in equation.params["dimensions"]]
     return _result(lax.rev(values[0].laid(order), dimensions), order)
 
 
-def _transpose(equation: Any, values: list[_Value]) -> list[_Value]:
+def _transpose(equation: Any, values: list[Value]) -> list[Value]:
     order = _order(values)
     turned = [inverse(order)[d] for d in equation.params["permutation"]]
-    return [_Value(lax.transpose(values[0].laid(order), turned))]
+    return [Value(lax.transpose(values[0].laid(order), turned))]
 
 
-def _window(equation: Any, values: list[_Value]) -> list[_Value]:
+def _window(equation: Any, values: list[Value]) -> list[Value]:
     order, params = _order(values), dict(equation.params)
-    params.update({k: _permuted(params[k], order) for k in _PER_DIMENSION if k in params})
+    params.update({k: permuted(params[k], order) for k in _PER_DIMENSION if k in params})
     return _result(equation.primitive.bind(values[0].laid(order), **params), order)
 
 
-def _convolution(values: list[_Value], params: dict[str, Any]) -> list[_Value] | None:
+def _convolution(values: list[Value], params: dict[str, Any]) -> list[Value] | None:
     """Apply a convolution of images, or the gradient of one with respect to its filter."""
     lhs, rhs = values
     numbers = params["dimension_numbers"]
@@ -399,12 +342,12 @@ def _convolution(values: list[_Value], params: dict[str, Any]) -> list[_Value] |
         if numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == swapped:
             x, grad = lhs.laid(last), rhs.laid(last)
             return [
-                _Value(make=lambda held: image_convolution.filter_gradient(x, grad, held, params))
+                Value(make=lambda held: image_convolution.filter_gradient(x, grad, held, params))
             ]
     return None
 
 
-def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _product(equation: Any, values: list[Value]) -> list[Value] | None:
     """Apply a product of two matrices in single precision. `jax.vjp` gives a weight's gradient as that of the
     gradient and what came in, and turns it round: it may be computed either way.
     """
@@ -418,13 +361,10 @@ def _product(equation: Any, values: list[_Value]) -> list[_Value] | None:
     if over != (0, 0) and not products.is_own(x, y, over):
         return None
 
-    def make(turned: bool) -> Array:
-        return products.product(y, x, over[::-1]) if turned else products.product(x, y, over)
-
-    return [_Value(make=make)]
+    return [finished_products.product(x, y, over)]
 
 
-def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:
+def _channel_sums(equation: Any, values: list[Value]) -> list[Value] | None:
     """Apply a function of `jfluid/ops/norm.py` that sums over images for each channel."""
     name = equation.params.get("name")
     if name not in (CHANNEL_MOMENTS, CHANNEL_PRODUCTS):
@@ -444,15 +384,15 @@ def _channel_sums(equation: Any, values: list[_Value]) -> list[_Value] | None:
     else:
         grad, x = images
         found = channel_sums.products(grad, x, values[-1].given(), groups)
-    return [_Value(lax.reshape(v, shape)) for v in found]
+    return [Value(lax.reshape(v, shape)) for v in found]
 
 
-def _filter(value: _Value) -> Filter:
+def _filter(value: Value) -> Filter:
     held = value.order is not None and value.order == HELD[len(value.order)]
     return Filter(value.laid(value.order) if held else value.given(), held)  # type: ignore[arg-type]
 
 
-_RULES: dict[str, Callable[[Any, list[_Value]], list[_Value] | None]] = {
+_RULES: dict[str, Callable[[Any, list[Value]], list[Value] | None]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "pad": _pad,

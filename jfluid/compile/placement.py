@@ -25,11 +25,11 @@ from jfluid.compile import (
 )
 from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
 from jfluid.compile.host import Host
-from jfluid.compile.image_layout import Order
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
+from jfluid.compile.traced_value import Order
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
@@ -239,6 +239,7 @@ class OneDevice(Placement):
                 known,
                 on_gpus=self.on_gpus,
                 held=self.held,
+                wanted=self.plan.segments[at].gives,
             )
         env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
@@ -314,7 +315,8 @@ class Processes(OneDevice):
         )
         if first is None:
             items = collective_jit.fused(segment.ops)
-            return trace.lower(items, env, own, watch, known, on_gpus=self.on_gpus)
+            gives = segment.gives
+            return trace.lower(items, env, own, watch, known, on_gpus=self.on_gpus, wanted=gives)
         env.update(trace.lower_first(first, env, own, known))
         return env
 

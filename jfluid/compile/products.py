@@ -2,8 +2,7 @@
 
 from jax import Array, lax
 
-# Less is done sooner than threads wake up, unless XLA's library does it on one thread.
-_FEWEST, _FEWEST_OF_WEIGHTS = 1 << 20, 3 << 18  # multiplications
+_FEWEST = 1 << 18  # multiplications
 _MOST_JOINED = 2
 
 
@@ -11,23 +10,25 @@ def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of two matrices in single precision, summed over dimension `over[0]` of x and
     `over[1]` of y, is computed in another way than by XLA's library.
     """
-    return _is_joined(x, over) or _is_machine_code(x, y, over)
+    return _is_joined(x, over) or is_machine_code(x, y, over)
 
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """Return such a product."""
     if _is_joined(x, over):
         return _joined(x, y, over)
-    if _is_machine_code(x, y, over):
+    if is_machine_code(x, y, over):
         from jfluid.machine_code import direct_product  # LLVM, which not all programs need
 
         return direct_product.product(x, y, over)
     return lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())))
 
 
-def _is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
-    fewest = _FEWEST_OF_WEIGHTS if over == (0, 0) else _FEWEST
-    if x.size * y.shape[1 - over[1]] < fewest:
+def is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
+    """Return whether machine code of our own computes such a product."""
+    if _is_joined(x, over):
+        return False
+    if x.size * y.shape[1 - over[1]] < _FEWEST:
         return False
     from jfluid.machine_code import direct_product  # as above
 

@@ -1,7 +1,7 @@
 """Operators as a pure function of values: the only place that lowers them for XLA."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jfluid import collector
 from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
-from jfluid.compile.image_layout import Order, inverse
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
+from jfluid.compile.traced_value import Order, inverse
 from jfluid.ops import sequence_loops, table_rows
 
 # A floating output: its operator, its name, whether all of it is finite.
@@ -38,6 +38,7 @@ def lower(
     on_gpus: bool | None = None,
     reversible: bool = False,
     held: Mapping[str, Order] = MappingProxyType({}),
+    wanted: Container[str] | None = None,
 ) -> dict[str, Any]:
     """Trace operators over values by name, and return the values with the operators' outputs.
 
@@ -53,6 +54,8 @@ def lower(
         reversible: make loops so that gradients can be taken through all of it.
         held: which values have their dimensions in another order, those that are given and those
             that operators make.
+        wanted: names of the values that are read afterwards; None for all. Others are computed only where
+            an operator needs them.
 
     Raises OpError, with the operator's place in the user's script, for one that fails.
     """
@@ -66,7 +69,7 @@ def lower(
     if on_cpu:
         lowering.awaited = update_order.awaited(items)
     # What is watched belongs to the trace that it was found in.
-    return laid_out(lowering.run, items, env, on_cpu and watch is None, held)
+    return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
 
 
 def part(
@@ -94,6 +97,7 @@ def laid_out(
     env: dict[str, Any],
     on_cpu: bool,
     held: Mapping[str, Order] = MappingProxyType({}),
+    wanted: Container[str] | None = None,
 ) -> dict[str, Any]:
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
@@ -102,6 +106,7 @@ def laid_out(
             time in the form that is fastest there.
         held: which values have their dimensions in another order, those that are given and those
             that operators make.
+        wanted: as of `lower`.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     with contextlib.ExitStack() as own:
@@ -113,7 +118,9 @@ def laid_out(
             own.enter_context(table_rows.using(OwnRows()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: compute(env | given), images, held))
+            env.update(
+                image_layout.channels_last(lambda given: compute(env | given), images, held, wanted)
+            )
             return env
         turned = [n for n in held if n in env]
         env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)

@@ -17,6 +17,7 @@ from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops.gradients import GRAD
 
 RATE = "LearningRate"
+AWAITED = "awaited"  # the name of the function that waits for a value, in what is traced
 # Gradients that an update waits for: for hundreds, as where all steps of an unrolled network share a
 # parameter, XLA takes longer to compile than all else; there the parameter is copied.
 MOST = 16
@@ -61,9 +62,17 @@ def after(rate: Array, values: Iterable[Any]) -> Array:
             and jnp.issubdtype(leaf.dtype, jnp.floating)
             and leaf.size
         ):
-            first = lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim).reshape(())
-            half = first.dtype.itemsize * 4
-            bits = lax.bitcast_convert_type(first, jnp.dtype(f"uint{2 * half}"))
-            # zero, whatever the number is: XLA does not find out
-            rate = rate + ((bits >> half) >> half).astype(rate.dtype)
+            rate = rate + _awaited(leaf).astype(rate.dtype)
     return rate
+
+
+def _zero(value: Array) -> Array:
+    """Return zero, of which XLA does not find out that it depends on no number of the value."""
+    first = lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+    half = first.dtype.itemsize * 4
+    bits = lax.bitcast_convert_type(first, jnp.dtype(f"uint{2 * half}"))
+    return (bits >> half) >> half
+
+
+_zero.__name__ = AWAITED
+_awaited = jax.jit(_zero)

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, trace
-from jfluid.compile.image_layout import Order
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
+from jfluid.compile.traced_value import Order
 from jfluid.dygraph import donation, messages
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Aval, in_order
@@ -126,7 +126,8 @@ class Step:
         items = self._items
         if self._sender is not None:
             items = messages.sending(items, self._sender, to)
-        found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held)
+        wanted = [f"v{i}" for i in self._live]
+        found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders
-from jfluid.compile.image_layout import Order, inverse
+from jfluid.compile.traced_value import Order, inverse
 from jfluid.ir.types import VarType
 
 

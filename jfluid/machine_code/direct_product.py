@@ -18,12 +18,10 @@ _MOST_MEMORY = 230_000  # float32 of a chunk: they stay in a core's cache
 _MOST_PARTS = 16  # of the rows, for each processor
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
 _COPY_X, _COPY_Y = 7, 13
+_FEWEST_OF_THREADS = 5 << 17  # multiplications: fewer are done before another thread wakes up
 _UNEVEN = 0.15  # of a chunk, for which the other processors wait at the end
-# The library turns the first matrix round for sums over the rows of both, which pays where both sides of the
-# result are longer. Other products it reads as they are: it is as fast for larger results than these,
-# and where much of a tile would lie outside of the result.
-_SHORT_SIDE = 448
-_LARGEST = 1 << 19
+# The library is as fast for larger results than these, and where much of a tile would lie outside of them.
+_LARGEST = 1 << 22
 _MOST_OUTSIDE = 0.2
 _MOST_ROWS = 4096  # where some processors would have nothing to do
 
@@ -90,6 +88,8 @@ def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int,
     """Into how many parts rows and columns are divided: so that the processor that has most to do is soonest
     ready.
     """
+    if rows * columns * depth < _FEWEST_OF_THREADS:
+        return 1, 1
 
     def cost(divided: tuple[int, int]) -> tuple[bool, bool, float]:
         parts, groups = divided
@@ -100,20 +100,18 @@ def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int,
         return chunks < processors, large, (-(-chunks // processors) + _UNEVEN) * one
 
     most = min(-(-rows // TILE), _MOST_PARTS * processors), -(-columns // WIDTH)
-    return min(itertools.product(*(range(1, n + 1) for n in most)), key=cost)
+    ways = itertools.product(range(1, most[0] + 1), range(1, most[1] + 1))
+    return min(ways, key=cost)
 
 
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of matrices in single precision should be computed here."""
     depth, rows, columns = _sizes(x, y, over)
-    if over == (0, 0):
-        faster = min(rows, columns) <= _SHORT_SIDE and not LANES < columns < WIDTH
-    else:
-        outside = -rows % TILE
-        faster = rows * columns < _LARGEST and outside <= _MOST_OUTSIDE * rows
-        faster = faster and (columns >= WIDTH or columns == LANES)
+    outside = product_kernels.LOWEST * -(-rows // TILE) - rows
     return (
-        faster
+        rows * columns < _LARGEST
+        and outside <= _MOST_OUTSIDE * rows
+        and not LANES < columns < WIDTH
         and rows >= TILE
         and (
             depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1)

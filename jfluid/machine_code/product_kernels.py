@@ -7,6 +7,7 @@ lie in memory, numbers of rows that follow one another would push each other out
 done to each number of a result, as a layer's activation, is done while it is in the cache.
 """
 
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -58,7 +59,8 @@ def _apart(width: int) -> int:
 
 def largest(rows: int, columns: int, parts: int, groups: int) -> tuple[int, int]:
     """Return the most tiles and panels that a chunk has."""
-    return -(-(-(-rows // parts)) // TILE), -(-(-(-columns // WIDTH)) // groups)
+    high, panels = math.ceil(rows / parts), math.ceil(columns / WIDTH)
+    return math.ceil(high / TILE), math.ceil(panels / groups)
 
 
 def memory(tiles: int, panels: int, depth: int) -> int:
@@ -164,12 +166,14 @@ def _finish(module: Module) -> Any:
                 b.store(vectors.activated(kind, b.fadd(x, bias)), place)
             with case(SLOPE, RATE):
                 e = f.load_lanes(f.at(v["e"], here, I64(LANES * j)), vector, some)
-                with b.if_else(b.icmp_signed("==", finish, I64(RATE))) as (update, slope):
+                with b.if_else(b.icmp_signed("==", finish, I64(RATE))) as (update, sloped):
                     with update:
                         b.store(b.fsub(e, b.fmul(rates, x)), place)
-                    with slope:
-                        kind = b.sub(finish, I64(SLOPE))
-                        b.store(b.fmul(x, vectors.slope(kind, e)), place)
+                    with sloped:
+                        # zero times what is not finite is zero, as where XLA selects
+                        slope = vectors.slope(b.sub(finish, I64(SLOPE)), e)
+                        none = b.fcmp_ordered("==", slope, vectors.number(0.0))
+                        b.store(b.select(none, vectors.number(0.0), b.fmul(x, slope)), place)
             f.store_lanes(f.load(place, vector), f.at(v["out"], here, I64(LANES * j)), some)
     return f.end()
 

@@ -233,7 +233,8 @@ class JoinedReplicas(OneDevice):
             apart_after = self._run_phases(at, env, stacked, wrapped, watch, known)
             return env
 
-        env = trace.laid_out(phases, items, env, watch is None, self.held)
+        wanted = {*self.plan.segments[at].gives, *self.plan.state}
+        env = trace.laid_out(phases, items, env, watch is None, self.held, wanted)
         self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
         return env

@@ -1,0 +1,337 @@
+"""What is done to each number of a product of two matrices, by the machine code that computes the product: a
+layer's bias and activation, the slope of an activation, the update of a parameter.
+
+XLA reads and writes such results once more, in loops of their own, for which threads wait. Here a product is computed
+when somebody asks for it, and those who would do something to each number of it take its factors
+instead, if nobody else reads it. Each rule is of one primitive.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from jfluid.compile import products
+from jfluid.compile.traced_value import TURNED, Value
+from jfluid.compile.update_order import AWAITED
+
+
+@dataclass
+class Product:
+    """A product of two matrices, which may have been given another shape with the same last dimension.
+
+    Attributes:
+        bias: what is added to each row, if it is that of a layer.
+        finished: the value that has been computed in its place.
+    """
+
+    x: Array
+    y: Array
+    over: tuple[int, int]
+    bias: Array | None = None
+    finished: Value | None = None
+
+
+@dataclass
+class Positive:
+    """Where a value is above zero."""
+
+    of: Value
+
+
+@dataclass
+class Complement:
+    """One less a value."""
+
+    of: Value
+
+
+@dataclass
+class Sloped:
+    """A product times one less the output of tanh: half of the gradient of its input."""
+
+    product: Product
+    out: Value
+
+
+@dataclass
+class OtherHalf:
+    """`Sloped` times the output of tanh: the other half."""
+
+    of: Value
+
+
+@dataclass
+class Change:
+    """A rate times a product."""
+
+    rate: Array
+    product: Product
+
+
+Origin = Product | Positive | Complement | Sloped | OtherHalf | Change
+
+
+def product(x: Array, y: Array, over: tuple[int, int]) -> Value:
+    """Return a product that is computed when it is asked for, either way round."""
+
+    def make(turned: bool) -> Array:
+        return products.product(y, x, over[::-1]) if turned else products.product(x, y, over)
+
+    found = Value(make=make)
+    if products.is_machine_code(x, y, over):
+        found.origin = Product(x, y, over)
+    return found
+
+
+def readers(jaxpr: Any, results_read: Sequence[bool] | None) -> dict[Any, list[Any]]:
+    """Return the equations that read each variable, but those that only wait for it; None stands for
+    somebody outside.
+
+    Args:
+        results_read: which results are read outside; None for all.
+    """
+    found: dict[Any, list[Any]] = {}
+    for equation in jaxpr.eqns:
+        if not waits(equation):
+            for atom in equation.invars:
+                if not hasattr(atom, "val"):  # no literal
+                    found.setdefault(atom, []).append(equation)
+    for i, atom in enumerate(jaxpr.outvars):
+        if not hasattr(atom, "val") and (results_read is None or results_read[i]):
+            found.setdefault(atom, []).append(None)
+    return found
+
+
+def waits(equation: Any) -> bool:
+    """Whether an equation is there only so that something is computed after what it reads."""
+    return bool(equation.params.get("name") == AWAITED)
+
+
+def awaited(value: Value) -> Value:
+    """Return what is computed in the place of a value."""
+    origin = value.origin
+    return origin.finished if isinstance(origin, Product) and origin.finished else value
+
+
+def apply(equation: Any, values: list[Value]) -> Value | None:
+    """Return the result of an equation that does something to a product; None where it is none of these."""
+    rule = _RULES.get(equation.primitive.name)
+    return None if rule is None else rule(equation, values)
+
+
+def _lazy(make: Callable[[], Array], origin: Origin) -> Value:
+    found = Value(make=lambda turned: lax.transpose(make(), TURNED) if turned else make())
+    found.origin = origin
+    return found
+
+
+def _unread(value: Value) -> Product | None:
+    """The product that a value is, if one equation alone reads it and nobody has asked for it."""
+    origin = value.origin
+    if not isinstance(origin, Product) or origin.finished is not None:
+        return None
+    return origin if len(value.readers) == 1 else None
+
+
+def _plain(value: Value) -> Product | None:
+    """The same of a product without a bias."""
+    found = _unread(value)
+    return found if found is not None and found.bias is None else None
+
+
+def _finished(origin: Product, array: Array, shape: Any) -> Value:
+    origin.finished = Value(lax.reshape(array, shape))
+    return origin.finished
+
+
+def _matrix(value: Value) -> Array:
+    array = value.given()
+    return lax.reshape(array, (array.size // array.shape[-1], array.shape[-1]))
+
+
+def _is_number(value: Value, number: float) -> bool:
+    """Whether a value is a number, of any shape, that is known."""
+    given = value.broadcast[1] if value.broadcast else value.known()
+    return given is not None and np.ndim(given) == 0 and not _is_traced(given) and given == number
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _reshape(equation: Any, values: list[Value]) -> Value | None:
+    """A product keeps its columns: its rows are divided."""
+    origin, shape = _plain(values[0]), equation.params["new_sizes"]
+    before = equation.invars[0].aval.shape
+    if origin is None or len(values) > 1 or not shape or shape[-1:] != before[-1:]:
+        return None
+    return _lazy(lambda: lax.reshape(values[0].given(), shape), Product(*_factors(origin)))
+
+
+def _factors(origin: Product) -> tuple[Array, Array, tuple[int, int]]:
+    return origin.x, origin.y, origin.over
+
+
+def _transpose(equation: Any, values: list[Value]) -> Value | None:
+    """`jax.vjp` gives the gradient of a weight as that of its transpose."""
+    origin, value = _plain(values[0]), values[0]
+    if origin is None or equation.params["permutation"] != TURNED:
+        return None
+    x, y, over = origin.y, origin.x, origin.over[::-1]
+    if not products.is_machine_code(x, y, over):
+        return None
+    found = Value(make=lambda turned: value.given() if turned else value.laid(TURNED))
+    found.origin = Product(x, y, over)
+    return found
+
+
+def _add(equation: Any, values: list[Value]) -> Value | None:
+    """A layer adds its bias to each row of a product."""
+    which = next((i for i, value in enumerate(values) if _plain(value)), None)
+    if which is None:
+        return None
+    origin, other, out = _plain(values[which]), values[1 - which], equation.outvars[0].aval
+    bias = other.broadcast[1] if other.broadcast else other.given()
+    if other.broadcast and other.broadcast[0]["broadcast_dimensions"][-1:] != (out.ndim - 1,):
+        return None
+    columns = out.shape[-1]
+    if other.order is not None or bias.dtype != np.float32:
+        return None
+    if np.shape(bias)[-1:] != (columns,) or np.size(bias) != columns:
+        return None
+    assert origin is not None  # `which` says so
+    found = Product(*_factors(origin), bias=lax.reshape(bias, (columns,)))
+    return _lazy(lambda: _layer(found, "identity", out.shape), found)
+
+
+def _layer(origin: Product, activation: str, shape: Any) -> Array:
+    from jfluid.machine_code import direct_product  # LLVM, which not all programs need
+
+    assert origin.bias is not None  # it is a layer's
+    found = direct_product.layer(origin.x, origin.y, origin.bias, activation, origin.over)
+    return lax.reshape(found, shape)
+
+
+def _activated(equation: Any, value: Value, activation: str) -> Value | None:
+    origin = value.origin
+    if not isinstance(origin, Product) or origin.bias is None or origin.finished is not None:
+        return None
+    array = _layer(origin, activation, equation.outvars[0].aval.shape)
+    return _finished(origin, array, array.shape)
+
+
+def _tanh(equation: Any, values: list[Value]) -> Value | None:
+    return _activated(equation, values[0], "tanh") if len(values[0].readers) == 1 else None
+
+
+def _maximum(equation: Any, values: list[Value]) -> Value | None:
+    """Apply relu. Its gradient looks where its input is above zero, which is where its output is."""
+    value = values[0]
+    others = [r for r in value.readers if r is None or r.primitive.name != "gt"]
+    tests = [r for r in value.readers if r is not None and r.primitive.name == "gt"]
+    if len(others) != 1 or not _is_number(values[1], 0.0) or not all(map(_is_sign, tests)):
+        return None
+    return _activated(equation, value, "relu")
+
+
+def _is_sign(equation: Any) -> bool:
+    """Whether it says where its first operand is above zero."""
+    number = getattr(equation.invars[1], "val", None)
+    return number is not None and np.ndim(number) == 0 and number == 0.0
+
+
+def _greater(equation: Any, values: list[Value]) -> Value | None:
+    if not _is_number(values[1], 0.0):
+        return None
+    value, shape = awaited(values[0]), equation.outvars[0].aval.shape
+    found = Value(make=lambda turned: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)))
+    if value.order is not None or equation.invars[0].aval.dtype != np.float32:
+        return None
+    found.origin = Positive(value)
+    return found
+
+
+def _select(equation: Any, values: list[Value]) -> Value | None:
+    """The gradient of relu is that of its output where it is above zero, and zero elsewhere."""
+    if len(values) != 3 or not isinstance(values[0].origin, Positive):
+        return None
+    origin, out = _plain(values[2]), values[0].origin.of
+    if origin is None or not _is_number(values[1], 0.0):
+        return None
+    return _slope(equation, origin, out, "relu")
+
+
+def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value | None:
+    from jfluid.machine_code import direct_product  # as above
+
+    aval = equation.outvars[0].aval
+    if np.shape(out.given()) != aval.shape:
+        return None
+    array = direct_product.sloped(*_factors(origin)[:2], _matrix(out), activation, origin.over)
+    return _finished(origin, array, aval.shape)
+
+
+def _subtract(equation: Any, values: list[Value]) -> Value | None:
+    """One less the output of tanh; or a parameter less its change."""
+    value, other = values
+    if _is_number(value, 1.0) and other.order is None:
+        found = Value(make=lambda turned: lax.sub(np.float32(1.0), other.given()))
+        if equation.outvars[0].aval.dtype != np.float32:
+            return None
+        found.origin = Complement(other)
+        return found
+    change = other.origin
+    if not isinstance(change, Change) or len(other.readers) != 1 or value.order is not None:
+        return None
+    from jfluid.machine_code import direct_product  # as above
+
+    origin, rate = change.product, lax.reshape(change.rate, (1,))
+    array = direct_product.updated(origin.x, origin.y, value.given(), rate, origin.over)
+    return _finished(origin, array, array.shape)
+
+
+def _multiply(equation: Any, values: list[Value]) -> Value | None:
+    """A step on the way to the gradient of tanh, or to an update."""
+    value, other = values
+
+    def make() -> Array:
+        return lax.mul(value.given(), other.given())
+
+    if isinstance(other.origin, Complement) and (origin := _plain(value)):
+        return _lazy(make, Sloped(origin, other.origin.of))
+    if isinstance(value.origin, Sloped) and value.origin.out is other:
+        return _lazy(make, OtherHalf(value))
+    origin = _plain(other)
+    rate = equation.invars[0].aval
+    if origin is not None and rate.shape == () and rate.dtype == np.float32:
+        if origin.over == (0, 0) and equation.outvars[0].aval.ndim == len(TURNED):
+            return _lazy(make, Change(value.given(), origin))
+    return None
+
+
+def _add_any(equation: Any, values: list[Value]) -> Value | None:
+    """The two halves of the gradient of tanh."""
+    one, other = values
+    if not isinstance(one.origin, Sloped) or not isinstance(other.origin, OtherHalf):
+        return None
+    if other.origin.of is not one or len(one.readers) != 2 or len(other.readers) != 1:
+        return None
+    return _slope(equation, one.origin.product, one.origin.out, "tanh")
+
+
+_RULES: dict[str, Callable[[Any, list[Value]], Value | None]] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "add": _add,
+    "tanh": _tanh,
+    "max": _maximum,
+    "gt": _greater,
+    "select_n": _select,
+    "sub": _subtract,
+    "mul": _multiply,
+    "add_any": _add_any,
+}

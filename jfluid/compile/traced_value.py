@@ -1,0 +1,99 @@
+"""Values of a traced step on a CPU, while it is rewritten: in the order of dimensions that the program has or in
+another one, computed when they are asked for, and what is known of where they come from.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jax import Array, lax
+
+from jfluid.compile.columns import Columns, Strips
+from jfluid.compile.image_convolution import HELD
+from jfluid.compile.slot_rows import Taken
+
+if TYPE_CHECKING:
+    from jfluid.compile.finished_products import Origin
+
+TURNED = (1, 0)  # the order of a matrix that is turned round
+_MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
+Order = tuple[int, ...]  # the dimensions of an array, as they are held in another order
+
+
+def inverse(order: Order) -> Order:
+    """Return where each dimension is in an order."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+class Value:
+    """An array as the program has it (`given`), or in another order of its dimensions, or both.
+
+    Args:
+        laid: it, in `order`.
+        make: computes it, as the program has it or in the other order that it may be computed in,
+            whichever is asked for first.
+
+    Attributes:
+        order: that what is computed from it should have; None for the program's.
+        broadcast: of a value that is a broadcast: its parameters and its operand.
+        mirror: the filter that this one is, turned round in its windows.
+        columns: those of a matrix that this is.
+        strips: those of a matrix that this is.
+        taken: the rows of a table that this is.
+        readers: the equations that read it, but calls whose own equations are among them; None for one
+            that is not known.
+        origin: what it comes from, where that matters to products.
+    """
+
+    def __init__(
+        self,
+        given: Any = None,
+        laid: Array | None = None,
+        order: Order | None = None,
+        make: Callable[[bool], Array] | None = None,
+    ):
+        self._given, self._laid, self._laid_order, self.order = given, laid, order, order
+        self._make = make
+        self.broadcast: tuple[Any, Any] | None = None
+        self.mirror: Value | None = None
+        self.columns: Columns | None = None
+        self.strips: Strips | None = None
+        self.taken: Taken | None = None
+        self.readers: list[Any] = []
+        self.origin: Origin | None = None
+
+    def known(self) -> Any:
+        """It as the program has it, if it is there; None if it would have to be computed."""
+        return self._given
+
+    def given(self) -> Any:
+        if self._given is None and self._laid is not None:
+            assert self._laid_order is not None  # what is laid has one
+            self._given = lax.transpose(self._laid, inverse(self._laid_order))
+        elif self._given is None:
+            assert self._make is not None  # one of the three is there
+            self._given = self._make(False)
+        return self._given
+
+    def laid(self, order: Order) -> Array:
+        if self._laid is None or self._laid_order != order:
+            if self._given is None and self._make is not None and order == _MADE.get(len(order)):
+                self._laid = self._make(True)
+            elif self.broadcast:
+                self._laid = _laid_broadcast(*self.broadcast, order)
+            else:
+                self._laid = lax.transpose(self.given(), order)
+            self._laid_order = order
+        return self._laid
+
+
+def _laid_broadcast(params: dict[str, Any], operand: Any, order: Order) -> Array:
+    """Return a broadcast in another order: XLA makes no array of it, but would of its transpose."""
+    places = [inverse(order)[d] for d in params["broadcast_dimensions"]]
+    turned = sorted(range(len(places)), key=places.__getitem__)
+    if turned != list(range(len(turned))):
+        operand = lax.transpose(operand, turned)
+    return lax.broadcast_in_dim(operand, permuted(params["shape"], order), sorted(places))
+
+
+def permuted(sequence: Any, order: Order) -> tuple[Any, ...]:
+    return tuple(sequence[d] for d in order)
