@@ -154,7 +154,7 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
             return sums
         inner = params[_CALLS[name]]
         if finished_products.waits(equation):
-            values = [Value(finished_products.awaited(v).given()) for v in values]
+            values = [finished_products.awaited(v) for v in values]
         for value in values:  # its readers are among the equations inside
             value.readers = [r for r in value.readers if r is not equation]
         return _evaluate(inner.jaxpr, inner.consts, values)
