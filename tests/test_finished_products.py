@@ -77,14 +77,16 @@ def test_a_slope_of_zero_leaves_nothing_of_what_is_not_finite():
     np.testing.assert_array_equal(found, np.where(out > 0, np.inf, 0))
 
 
-@pytest.mark.parametrize("donate", [(), (2,)])
+@pytest.mark.parametrize("donate, in_place", [((), True), ((2,), True), ((), False)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_update_is_that_of_numpy_and_made_once_where_tiles_overlap(shape, donate):
+def test_an_update_is_that_of_numpy_and_made_once_where_tiles_overlap(shape, donate, in_place):
     x, y, product = _factors(*shape, WEIGHT)
     parameter, rate = _rand(*product.shape), np.array([0.25], "float32")
     expected = parameter - 0.25 * product
     given = jnp.array(parameter)
-    update = jax.jit(lambda *given: direct_product.updated(*given, WEIGHT), donate_argnums=donate)
+    update = jax.jit(
+        lambda *given: direct_product.updated(*given, WEIGHT, in_place), donate_argnums=donate
+    )
     _close(update(x, y, given, rate), expected, shape[0])
     assert given.is_deleted() == bool(donate)
     if not donate:  # whoever reads it finds it as it was
@@ -238,6 +240,25 @@ def test_a_product_that_is_wanted_is_computed_once():
 
     assert _compiled(layer, x, w, b, wanted=["out"]) == [FINISHED]
     assert _compiled(layer, x, w, b, wanted=["out", "product"]) == [NAME]
+
+
+def test_a_parameter_is_copied_neither_where_it_is_written_over_nor_where_a_new_one_is_given():
+    """Steps of imperative mode keep small parameters as they were, for who goes another way."""
+
+    def step(x, y, w, rate):
+        change = jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+        return {"w": w - rate * change}
+
+    given = jnp.ones((128, 64)), jnp.ones((128, 96)), jnp.ones((64, 96)), jnp.float32(0.1)
+    for in_place in (True, False):
+        with finished_products.overwriting(in_place):
+
+            def traced(*given):
+                return image_layout.channels_last(lambda _: step(*given), wanted=["w"])["w"]
+
+            jitted = jax.jit(traced, donate_argnums=(2,) if in_place else ())
+            text = jitted.lower(*given).compile().as_text()
+        assert UPDATE in text and " copy(" not in text and "copy-start" not in text
 
 
 def test_an_eager_step_updates_parameters_with_their_gradients(nothing_kept):

@@ -6,8 +6,9 @@ when somebody asks for it, and those who would do something to each number of it
 instead, if nobody else reads it. Each rule is of one primitive.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,64 +16,31 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid.compile import products
-from jfluid.compile.traced_value import TURNED, Value
+from jfluid.compile.traced_value import (
+    TURNED,
+    Change,
+    Complement,
+    Origin,
+    OtherHalf,
+    Positive,
+    Product,
+    Sloped,
+    Value,
+)
 from jfluid.compile.update_order import AWAITED
 
-
-@dataclass
-class Product:
-    """A product of two matrices, which may have been given another shape with the same last dimension.
-
-    Attributes:
-        bias: what is added to each row, if it is that of a layer.
-        finished: the value that has been computed in its place.
-    """
-
-    x: Array
-    y: Array
-    over: tuple[int, int]
-    bias: Array | None = None
-    finished: Value | None = None
+# Whether the step that is traced writes over the parameters that it updates.
+_overwriting = contextvars.ContextVar("overwriting", default=True)
 
 
-@dataclass
-class Positive:
-    """Where a value is above zero."""
-
-    of: Value
-
-
-@dataclass
-class Complement:
-    """One less a value."""
-
-    of: Value
-
-
-@dataclass
-class Sloped:
-    """A product times one less the output of tanh: half of the gradient of its input."""
-
-    product: Product
-    out: Value
-
-
-@dataclass
-class OtherHalf:
-    """`Sloped` times the output of tanh: the other half."""
-
-    of: Value
-
-
-@dataclass
-class Change:
-    """A rate times a product."""
-
-    rate: Array
-    product: Product
-
-
-Origin = Product | Positive | Complement | Sloped | OtherHalf | Change
+@contextlib.contextmanager
+def overwriting(parameters: bool) -> Iterator[None]:
+    """A context in which a step is traced that writes over its parameters, or gives new ones."""
+    token = _overwriting.set(parameters)
+    try:
+        yield
+    finally:
+        _overwriting.reset(token)
 
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Value:
@@ -290,7 +258,8 @@ def _subtract(equation: Any, values: list[Value]) -> Value | None:
     from jfluid.machine_code import direct_product  # as above
 
     origin, rate = change.product, lax.reshape(change.rate, (1,))
-    array = direct_product.updated(origin.x, origin.y, value.given(), rate, origin.over)
+    given, in_place = (origin.x, origin.y, value.given(), rate), _overwriting.get()
+    array = direct_product.updated(*given, origin.over, in_place)
     return _finished(origin, array, array.shape)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import scalars, slots
+from jfluid.compile import finished_products, scalars, slots
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -74,7 +74,8 @@ class CompiledSegment:
         watch: list[Any] | None = [] if self._check else None
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
-        self._placement.lower(self.at, env, key, watch, known)
+        with finished_products.overwriting(bool(self.donated)):
+            self._placement.lower(self.at, env, key, watch, known)
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None

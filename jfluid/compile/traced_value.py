@@ -3,16 +3,14 @@ another one, computed when they are asked for, and what is known of where they c
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from jax import Array, lax
 
 from jfluid.compile.columns import Columns, Strips
 from jfluid.compile.image_convolution import HELD
 from jfluid.compile.slot_rows import Taken
-
-if TYPE_CHECKING:
-    from jfluid.compile.finished_products import Origin
 
 TURNED = (1, 0)  # the order of a matrix that is turned round
 _MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
@@ -97,3 +95,62 @@ def _laid_broadcast(params: dict[str, Any], operand: Any, order: Order) -> Array
 
 def permuted(sequence: Any, order: Order) -> tuple[Any, ...]:
     return tuple(sequence[d] for d in order)
+
+
+# What a value comes from, as far as products are concerned (see `finished_products.py`).
+
+
+@dataclass
+class Product:
+    """A product of two matrices, which may have been given another shape with the same last dimension.
+
+    Attributes:
+        bias: what is added to each row, if it is that of a layer.
+        finished: the value that has been computed in its place.
+    """
+
+    x: Array
+    y: Array
+    over: tuple[int, int]
+    bias: Array | None = None
+    finished: Value | None = None
+
+
+@dataclass
+class Positive:
+    """Where a value is above zero."""
+
+    of: Value
+
+
+@dataclass
+class Complement:
+    """One less a value."""
+
+    of: Value
+
+
+@dataclass
+class Sloped:
+    """A product times one less the output of tanh: half of the gradient of its input."""
+
+    product: Product
+    out: Value
+
+
+@dataclass
+class OtherHalf:
+    """`Sloped` times the output of tanh: the other half."""
+
+    of: Value
+
+
+@dataclass
+class Change:
+    """A rate times a product."""
+
+    rate: Array
+    product: Product
+
+
+Origin = Product | Positive | Complement | Sloped | OtherHalf | Change

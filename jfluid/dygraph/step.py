@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, trace
+from jfluid.compile import filter_orders, finished_products, trace
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
@@ -127,7 +127,10 @@ class Step:
         if self._sender is not None:
             items = messages.sending(items, self._sender, to)
         wanted = [f"v{i}" for i in self._live]
-        found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
+        with finished_products.overwriting(not self.overwrites_nothing):
+            found = trace.lower(
+                items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted
+            )
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 

@@ -43,10 +43,16 @@ def sloped(x: Array, y: Array, out: Array, activation: str, over: tuple[int, int
     return _call(product_kernels.FINISHED, (x, y, out), over, finish)
 
 
-def updated(x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int]) -> Array:
-    """Return a parameter less a product times a rate [1], in its place if nothing else reads it later."""
-    given = (x, y, parameter, rate)
-    return _call(product_kernels.UPDATE, given, over, product_kernels.RATE, {2: 0})
+def updated(
+    x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int], in_place: bool = True
+) -> Array:
+    """Return a parameter less a product times a rate [1].
+
+    Args:
+        in_place: write over the parameter; XLA copies one that is read afterwards.
+    """
+    given, aliases = (x, y, parameter, rate), {2: 0} if in_place else None
+    return _call(product_kernels.UPDATE, given, over, product_kernels.RATE, aliases)
 
 
 def _call(
