@@ -135,7 +135,7 @@ def _reshape(equation: Any, values: list[Value]) -> Value | None:
     """A product keeps its columns: its rows are divided."""
     origin, shape = _plain(values[0]), equation.params["new_sizes"]
     before = equation.invars[0].aval.shape
-    if origin is None or len(values) > 1 or not shape or shape[-1:] != before[-1:]:
+    if origin is None or equation.params["dimensions"] or shape[-1:] != before[-1:]:
         return None
     return _lazy(lambda: lax.reshape(values[0].given(), shape), Product(*_factors(origin)))
 
