@@ -81,7 +81,8 @@ def _object_file(writers: tuple[Any, ...]) -> bytes:
     if not found:
         module = llvm_writer.Module()
         for writer in writers:
-            writer.write(module)
+            if writer.names():
+                writer.write(module)
         found = module.machine_code()
         if path:
             kept_files.write(path, found, _MOST_FILES)
