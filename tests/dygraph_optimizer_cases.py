@@ -103,6 +103,14 @@ def result(fluid, case, make):
 def schedules(fluid):
     """Case name -> a schedule by steps."""
     d = fluid.dygraph
+
+    def warming():
+        return d.LinearLrWarmup(d.ExponentialDecay(0.1, 2, 0.5), 3, 0.0, 0.2)
+
+    def after_a_look(schedule):
+        schedule.step()
+        return schedule
+
     return {
         "noam": lambda: d.NoamDecay(8, 3, learning_rate=2.0),
         "piecewise": lambda: d.PiecewiseDecay([2, 4], [0.1, 0.2, 0.3], 0),
@@ -117,7 +125,9 @@ def schedules(fluid):
         "polynomial_cycle": lambda: d.PolynomialDecay(0.1, 3, cycle=True),
         "cosine": lambda: d.CosineDecay(0.1, 2, 3),
         "warmup": lambda: d.LinearLrWarmup(0.1, 3, 0.0, 0.2),
-        "warmup_schedule": lambda: d.LinearLrWarmup(d.ExponentialDecay(0.1, 2, 0.5), 3, 0.0, 0.2),
+        "warmup_from": lambda: d.LinearLrWarmup(0.1, 3, 0.05, 0.2),
+        "warmup_schedule": warming,
+        "warmup_schedule_read": lambda: after_a_look(warming()),
     }
 
 

@@ -256,8 +256,11 @@ class NoamDecay(LearningRateDecay):
 
 
 class LinearLrWarmup(LearningRateDecay):
-    """Goes linearly from `start_lr` to `end_lr` in `warmup_steps` steps, then uses `learning_rate`,
-    which may itself be a schedule; that one counts from the first step on.
+    """Rises by (end_lr - start_lr) / warmup_steps in each of the first steps, then uses `learning_rate`,
+    which may itself be a schedule.
+
+    As in Fluid 1.8.5 the rise begins at 0 whatever `start_lr` is, and the other schedule goes on with
+    each call of `step`, `current_step_lr()` before the first `minimize` included.
 
     Raises TypeError where `learning_rate` is neither a number nor a schedule, ValueError where
     `end_lr` is not above `start_lr`.
@@ -284,22 +287,16 @@ class LinearLrWarmup(LearningRateDecay):
                 f"LinearLrWarmup: end_lr must be above start_lr, found {end_lr} and {start_lr}"
             )
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
-        self.start_lr, self.end_lr = start_lr, end_lr
-
-    def __call__(self) -> Variable:
-        """Return the rate of this step as a variable [1], and go on to the next."""
-        rate = super().__call__()
-        if isinstance(self.learning_rate, LearningRateDecay):
-            self.learning_rate()
-        return rate
+        self.lr_ratio_before_warmup = (float(end_lr) - float(start_lr)) / float(warmup_steps)
 
     def step(self) -> float:
-        """Return the rate of this step."""
+        """Return the rate of this step; a schedule that follows goes on to its next."""
+        after: Any = self.learning_rate
+        if isinstance(after, LearningRateDecay):
+            after = after()
         if self.step_num < self.warmup_steps:
-            slope = (self.end_lr - self.start_lr) / self.warmup_steps
-            return slope * self.step_num + self.start_lr
-        after = self.learning_rate
-        return after.step() if isinstance(after, LearningRateDecay) else float(after)
+            return self.lr_ratio_before_warmup * self.step_num
+        return float(after)
 
 
 class ReduceLROnPlateau(LearningRateDecay):
@@ -400,7 +397,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         return better
 
 
-class _ByEpochs(LearningRateDecay):
+class _LearningRateEpochDecay(LearningRateDecay):
     """What schedules by epochs share; a subclass defines `get_lr`.
 
     Attributes:
@@ -435,7 +432,7 @@ class _ByEpochs(LearningRateDecay):
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr")
 
 
-class StepDecay(_ByEpochs):
+class StepDecay(_LearningRateEpochDecay):
     """Multiplies the rate by `decay_rate` every `step_size` epochs.
 
     Raises TypeError for a `step_size` that is no integer, ValueError for a `decay_rate` of 1 or
@@ -455,7 +452,7 @@ class StepDecay(_ByEpochs):
         return float(self.base_lr * self.decay_rate ** (self.epoch_num // self._epochs))
 
 
-class MultiStepDecay(_ByEpochs):
+class MultiStepDecay(_LearningRateEpochDecay):
     """Multiplies the rate by `decay_rate` at each of some epochs.
 
     Raises TypeError where `milestones` is no list, ValueError where it does not rise, and for a
@@ -479,7 +476,7 @@ class MultiStepDecay(_ByEpochs):
         return float(self.base_lr * self.decay_rate**passed)
 
 
-class LambdaDecay(_ByEpochs):
+class LambdaDecay(_LearningRateEpochDecay):
     """Multiplies the first rate by what a function of the epoch gives.
 
     Raises TypeError where `lr_lambda` is no function.
