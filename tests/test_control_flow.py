@@ -77,6 +77,19 @@ def test_arrays_joined_and_stacked():
     )
 
 
+def test_concat_and_stack_take_an_array():
+    x = fluid.data("x", [2, 3])
+    array = layers.array_write(x, layers.fill_constant([1], "int64", 0))
+    layers.array_write(layers.square(x), layers.fill_constant([1], "int64", 1), array=array)
+    made = [layers.concat(array, axis=-1), layers.stack([array], axis=1)]
+    value = np.arange(6, dtype="float32").reshape(2, 3)
+    joined, stacked = _fetch({"x": value}, made)
+    np.testing.assert_array_equal(joined, np.concatenate([value, value**2], -1))
+    np.testing.assert_array_equal(stacked, np.stack([value, value**2], 1))
+    with pytest.raises(TypeError, match=r"layers\.concat: expected one array, or tensors alone"):
+        layers.concat([array, x])
+
+
 def test_an_element_that_was_never_written():
     _, x, feed = _batch(fluid)
     array = layers.array_write(x, layers.fill_constant([1], "int64", 0))

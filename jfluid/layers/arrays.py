@@ -127,6 +127,19 @@ def tensor_array_to_tensor(
     return out, index
 
 
+def is_array(inputs: list[Any], layer: str) -> bool:
+    """Return whether the only input of a layer that joins tensors is an array of them. Raises TypeError
+    where it is one of several.
+    """
+    arrays = [isinstance(v, Variable) and v.type == VarType.LOD_TENSOR_ARRAY for v in inputs]
+    if any(arrays) and len(inputs) > 1:
+        raise TypeError(
+            f"layers.{layer}: expected one array, or tensors alone, found {len(inputs)} inputs with an "
+            "array among them"
+        )
+    return any(arrays)
+
+
 def lod_rank_table(x: Variable, level: int = 0) -> Variable:
     """Return a table that ranks the sequences of `x`, on this level of its LoD, from the longest to
     the shortest.

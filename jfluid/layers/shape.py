@@ -7,6 +7,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.variable import Variable
+from jfluid.layers.arrays import is_array, tensor_array_to_tensor
 from jfluid.layers.creation import Integers, integers
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 
@@ -191,10 +192,15 @@ def split(
 
 
 def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
-    """Join tensors of the same shape along a new dimension `axis`."""
+    """Join tensors of the same shape, or the elements of one array (`create_array`), along a new
+    dimension `axis`.
+    """
+    inputs: list[Any] = list(x) if isinstance(x, (list, tuple)) else [x]
+    if is_array(inputs, "stack"):
+        return tensor_array_to_tensor(inputs[0], axis, use_stack=True)[0]
     return emit(
         "stack",
-        {"X": list(x) if isinstance(x, (list, tuple)) else [x]},
+        {"X": inputs},
         {"axis": axis},
         outs=("Y",),
     )

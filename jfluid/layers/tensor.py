@@ -11,6 +11,7 @@ from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
+from jfluid.layers.arrays import is_array, tensor_array_to_tensor
 from jfluid.layers.creation import assign, integer, into
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 from jfluid.param_attr import ParamAttr
@@ -110,14 +111,17 @@ def concat(
     """Join tensors along a dimension.
 
     Args:
-        input: tensors of the same rank, equal in all dimensions but `axis`.
+        input: tensors of the same rank, equal in all dimensions but `axis`; or one array
+            (`create_array`), whose elements are joined.
         axis: the dimension to join along; negative numbers count from the last. A Variable must be
             known before the run.
 
     Raises ShapeError where the shapes differ in another dimension.
     """
     given, attrs = _axis(axis)
-    inputs = list(input) if isinstance(input, (list, tuple)) else [input]
+    inputs: list[Any] = list(input) if isinstance(input, (list, tuple)) else [input]
+    if is_array(inputs, "concat"):
+        return tensor_array_to_tensor(inputs[0], integer(axis, "axis"), name)[0]
     return emit("concat", {"X": inputs, **given}, attrs, name=name)
 
 

@@ -169,6 +169,15 @@ def list_in_loop(x):
     return found[-1] + found[0], layers.cast(x, "float32") * len(found)
 
 
+def list_joined(x):
+    found = []
+    i = layers.fill_constant([1], "int64", 0)
+    while i < 3:
+        found.append(x * layers.cast(i, "float32"))
+        i = i + 1
+    return layers.stack(found), layers.concat(found, axis=0)
+
+
 def list_in_branch(x):
     found = [x]
     if layers.mean(x) > 1.0:
