@@ -89,8 +89,10 @@ class DataError(JFluidError, ValueError):
     """Data cannot be read: a file, a line of it, or the command that it goes through."""
 
 
-class NoSuchFileError(FileFormatError, FileNotFoundError):
-    """A file that is to be read is not there: scripts that begin anew then catch IOError."""
+class NoSuchFileError(FileFormatError, FileNotFoundError, RuntimeError):
+    """A file that is to be read is not there: scripts that begin anew then catch IOError, or, of
+    `load_dygraph`, RuntimeError.
+    """
 
 
 class DownloadError(JFluidError, RuntimeError):

@@ -62,11 +62,14 @@ def load_dygraph(
         keep_name_table: leave the parameters' own names in the state, under
             "StructuredToParameterName@@".
 
-    Raises FileFormatError where the file is missing or damaged.
+    Raises NoSuchFileError where the file is missing, FileFormatError where it is damaged.
     """
     path = model_path.removesuffix(_PARAMETERS).removesuffix(_OPTIMIZER)
     if not os.path.isfile(path + _PARAMETERS):
-        raise errors.FileFormatError(f"{path}{_PARAMETERS}: there is no such file")
+        raise errors.NoSuchFileError(
+            f"{path}{_PARAMETERS}: there is no such file; load_dygraph reads what save_dygraph and fluid.save "
+            "write (fluid.load_program_state reads the files of save_params and save_persistables)"
+        )
     parameters = load_arrays(path + _PARAMETERS)
     if not keep_name_table:
         parameters.pop(_NAMES, None)

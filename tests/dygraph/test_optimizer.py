@@ -96,8 +96,9 @@ def test_what_cannot_be_saved_or_loaded(guard, tmp_path):
         fluid.save_dygraph(layer.state_dict(), f"{tmp_path}/")
     with pytest.raises(TypeError, match="save_dygraph, a: expected a variable"):
         fluid.save_dygraph({"a": {1, 2}}, str(tmp_path / "a"))
-    with pytest.raises(errors.FileFormatError, match="no such file"):
-        fluid.load_dygraph(str(tmp_path / "a"))
+    for error in (RuntimeError, FileNotFoundError):  # Fluid's, and Python's
+        with pytest.raises(error, match="no such file; load_dygraph reads what save_dygraph"):
+            fluid.load_dygraph(str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
     with pytest.warns(UserWarning, match="not in this layer: c"):
         layer.set_dict(dict(layer.state_dict(), c=np.ones(1)))
