@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jfluid import errors
+from jfluid.dygraph.layer_object_helper import LayerObjectHelper
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
-from jfluid.layers.helper import LayerHelper
 
 __all__ = ["Layer"]
 
@@ -53,7 +53,7 @@ class Layer:
         self.training = True
         scope = name_scope or _WORD_STARTS.sub("_", type(self).__name__).lower()
         self._full_name = unique_name.generate(scope)
-        self._helper = LayerHelper(self._full_name, name=self._full_name)
+        self._helper = LayerObjectHelper(self._full_name)
         self._built = False
         self._dtype = dtype
         self._parameters: OrderedDict[str, Variable | None] = OrderedDict()

@@ -11,7 +11,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.ir.types import VarType, is_float
-from jfluid.ir.variable import Variable
+from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.weight_norm import create_weight_normalized
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 
@@ -334,7 +334,9 @@ class LayerHelper:
         """Apply the activation that `act` names (a name, or {"type": name, attribute: value});
         return `input_var` itself without one.
         """
-        act = self.kwargs.get("act")
+        return self._activated(input_var, self.kwargs.get("act"))
+
+    def _activated(self, input_var: Variable, act: Any) -> Variable:
         if act is None:
             return input_var
         if not isinstance(act, (str, Mapping)):
@@ -348,6 +350,13 @@ class LayerHelper:
             type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs
         )
         return out
+
+    def get_parameter(self, name: str) -> Variable:
+        """Return the program's parameter of this name. Raises ProgramError where there is none."""
+        found = self.main_program.global_block().var(name)
+        if not isinstance(found, Parameter):
+            raise errors.ProgramError(f"layer {self.layer_type}: {name} is no parameter")
+        return found
 
     def to_variable(self, value: Any) -> Variable:
         """Return `value` itself. Raises TypeError when it is no Variable."""

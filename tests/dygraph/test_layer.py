@@ -328,3 +328,40 @@ def test_a_variable_of_a_name_that_was_given_before_is_another():
     with fluid.dygraph.guard():
         a, b = (fluid.layers.create_global_var([1], n, "float32", True, name="g") for n in (1, 2))
         assert [a.numpy()[0], b.numpy()[0]] == [1, 2]
+
+
+class Added(dygraph.Layer):
+    """Computes as published layers do: by operators that it appends itself."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.bias = self.create_parameter([2], is_bias=True)
+
+    def forward(self, x):
+        self._helper.is_instance(x, fluid.Variable)
+        out = self._helper.create_variable_for_type_inference(self._helper.input_dtype([x, x]))
+        self._helper.append_op(
+            "elementwise_add", {"X": x, "Y": self.bias}, {"Out": out}, {"axis": 1}
+        )
+        return self._helper.append_activation(out, act=self.act)
+
+
+def test_layers_that_append_operators():
+    array = np.array([[-1.0, 2.0]], "float32")
+    net = Added("relu")
+    assert isinstance(net._helper, fluid.dygraph.layer_object_helper.LayerObjectHelper)
+    assert net._helper.get_parameter("added_0.b_0") is net.bias
+    with fluid.dygraph.guard():
+        x = dygraph.to_variable(array)
+        assert Added("relu")(x).numpy().tolist() == [[0.0, 2.0]]
+        assert Added(None)(x).numpy().tolist() == array.tolist()
+        net = Added({"type": "leaky_relu", "alpha": 0.5})
+        assert net(x).numpy().tolist() == [[-0.5, 2.0]]
+        with pytest.raises(TypeError, match="layer added_2: expected .*Variable.*, found list"):
+            net([1.0])
+        with pytest.raises(errors.ProgramError, match="inputs of one dtype"):
+            net._helper.input_dtype([x, x.astype("int64")])
+        with pytest.raises(errors.ProgramError, match="is no parameter"):
+            buffer = net._helper.create_variable(name="b", persistable=True)
+            net._helper.get_parameter(buffer.name)
