@@ -60,6 +60,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
     "communicator": ("distributed.trainer.communicator",),
+    "dygraph.parallel_helper": ("dygraph.parallel",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),

@@ -57,6 +57,11 @@ def prepare_context(strategy: ParallelStrategy | None = None) -> ParallelStrateg
     return strategy
 
 
+def _is_data_parallel_mode() -> bool:
+    """Whether this process is one of several, as scripts ask `fluid.dygraph.parallel_helper`."""
+    return ParallelEnv().nranks > 1
+
+
 class DataParallel(Layer):
     """A layer that each of several processes trains on its part of the data.
 

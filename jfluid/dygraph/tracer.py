@@ -63,6 +63,14 @@ class Tracer:
         """Begin the random numbers of a seed anew; 0 draws one."""
         self.seed, self._drawn = seed, 0
 
+    def train_mode(self) -> None:
+        """Record gradients again, as `Layer.train` does."""
+        self.records = True
+
+    def eval_mode(self) -> None:
+        """Record no gradients, as `Layer.eval` does."""
+        self.records = False
+
     def give(self, value: Value) -> None:
         """Note an array that the script gives (see `Pending.give`)."""
         self.pending.give(value, (self.seed or self._entropy, self._drawn))

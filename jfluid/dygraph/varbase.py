@@ -65,6 +65,14 @@ def zeros(aval: Aval) -> Value:
     return constant(np.zeros(aval.shape, aval.dtype))
 
 
+def on_device(array: np.ndarray) -> Value:
+    """Return a copy of an array on the tracer's device, as after an update: a step that begins with it is
+    not compiled apart.
+    """
+    with jax.enable_x64(True):
+        return constant(jax.device_put(array, tracer().device, may_alias=False))
+
+
 class VarBase(Variable):
     """A variable with a value.
 
@@ -160,6 +168,10 @@ class VarBase(Variable):
             self._edge = Edge(node, index)
             node.variables[index] = weakref.ref(self)
 
+    def assign_array(self, array: np.ndarray) -> None:
+        """Hold a copy of an array, of whatever shape and type."""
+        self._value = on_device(np.asarray(array))
+
     def edge(self) -> Edge:
         """Return where its gradient goes."""
         return self._edge or Edge(None, 0, self)
@@ -219,17 +231,11 @@ class VarBase(Variable):
 
         Raises DygraphError for something else, and for another shape or dtype.
         """
-        device = tracer().device
         if not isinstance(value, (np.ndarray, VarBase)):
             raise errors.DygraphError(
                 f"set_value of {self.name}: expected a numpy.ndarray or a VarBase, found {value.__class__.__name__}"
             )
-        if isinstance(value, np.ndarray):
-            # on the device, as after an update: a step that begins with it is not compiled apart
-            with jax.enable_x64(True):
-                new = constant(jax.device_put(value, device, may_alias=False))
-        else:
-            new = value.held
+        new = on_device(value) if isinstance(value, np.ndarray) else value.held
         if self._value is not None:
             old = self._value.aval
             if old.shape != new.aval.shape:
@@ -241,6 +247,12 @@ class VarBase(Variable):
                     f"set_value of {self.name}: expected {old.dtype.name}, found {new.aval.dtype.name}"
                 )
         self._value = new
+
+    def value(self) -> "HeldTensor":
+        """Return what `value().get_tensor()` reads and sets the value by, in scripts that use Fluid's
+        tensors.
+        """
+        return HeldTensor(self)
 
     def detach(self) -> "VarBase":  # type: ignore[override]
         """Return a variable with the same value, to which no gradient flows."""
@@ -368,8 +380,34 @@ class VarBase(Variable):
         return made
 
 
+class HeldTensor(LoDTensor):
+    """The tensor that a VarBase holds: it reads and sets the variable's value, of any shape."""
+
+    def __init__(self, variable: VarBase):
+        self._variable = variable
+        super().__init__()
+
+    @property
+    def value(self) -> np.ndarray | None:
+        """A copy of the variable's value; None where it has none."""
+        return None if self._variable.is_empty else self._variable.numpy()
+
+    @value.setter
+    def value(self, array: np.ndarray | None) -> None:
+        if array is not None:
+            self._variable.assign_array(array)
+
+    def get_tensor(self) -> "HeldTensor":
+        """Return the tensor."""
+        return self
+
+
 class ParamBase(VarBase, Parameter):
-    """A parameter of a Layer. Attributes are those of Parameter and VarBase."""
+    """A parameter of a Layer. Attributes are those of Parameter and VarBase.
+
+    As in Fluid 1.8 gradients flow to one that is not `trainable`, too, which optimizers leave as it is;
+    `stop_gradient` spares them.
+    """
 
     def __init__(
         self,
@@ -400,7 +438,6 @@ class ParamBase(VarBase, Parameter):
             dtype,
         )
         self.trainable = trainable
-        self._stop_gradient = stop_gradient or not trainable
         self.optimize_attr = optimize_attr or {"learning_rate": 1.0}
         self.regularizer = regularizer
         self.gradient_clip_attr = gradient_clip_attr
@@ -408,12 +445,3 @@ class ParamBase(VarBase, Parameter):
         self.is_distributed = is_distributed
         self.entry = options.get("entry")
         self.max_rows, self.max_bytes = options.get("max_rows"), options.get("max_bytes")
-
-    @property
-    def trainable(self) -> bool:
-        """Whether optimizers change it. To set it stops gradients, too, or lets them flow."""
-        return self._trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._trainable, self._stop_gradient = bool(value), not value

@@ -353,3 +353,26 @@ def test_a_variable_prints_as_in_fluid(array, printed):
         assert found == f"{head}\tdim: {dims}\n\tlayout: NCHW\n\t{printed}"
         every = to_variable(np.arange(2000) / np.float32(7))
         assert str(every).count(" ") > 2000 and "\n" not in str(every).split("data: ")[1][:-1]
+
+
+def test_the_tensor_of_a_variable_reads_and_sets_it():
+    with fluid.dygraph.guard():
+        v = fluid.dygraph.to_variable(np.ones((2, 2), "float32"))
+        tensor = v.value().get_tensor()
+        v.set_value(np.zeros((2, 2), "float32"))
+        assert np.array(tensor).tolist() == [[0, 0], [0, 0]] and tensor.shape() == [2, 2]
+        tensor.set(np.array([7], "int64"), fluid.CPUPlace())
+        assert v.numpy().tolist() == [7] and v.dtype == fluid.core.VarDesc.VarType.INT64
+        empty = fluid.dygraph.Layer().create_variable()
+        assert not empty.value().get_tensor()._is_initialized()
+
+
+def test_modes_of_the_tracer():
+    with fluid.dygraph.guard():
+        v = fluid.dygraph.to_variable(np.ones(1, "float32"))
+        v.stop_gradient = False
+        tracer = fluid.framework._dygraph_tracer()
+        tracer.eval_mode()
+        assert (v * 2).stop_gradient
+        tracer.train_mode()
+        assert not (v * 2).stop_gradient

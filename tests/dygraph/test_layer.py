@@ -365,3 +365,17 @@ def test_layers_that_append_operators():
         with pytest.raises(errors.ProgramError, match="is no parameter"):
             buffer = net._helper.create_variable(name="b", persistable=True)
             net._helper.get_parameter(buffer.name)
+
+
+def test_gradients_flow_to_what_is_not_trained():
+    with fluid.dygraph.guard():
+        layer = dygraph.Linear(2, 2, param_attr=fluid.ParamAttr(trainable=False))
+        layer.bias.trainable = False
+        assert not layer.weight.stop_gradient and not layer.bias.stop_gradient
+        out = layer(dygraph.to_variable(np.ones((1, 2), "float32")))
+        fluid.layers.reduce_sum(out).backward()
+        sgd = fluid.optimizer.SGD(1.0, parameter_list=layer.parameters())
+        assert sgd.minimize(out) == ([], []) and layer.bias.numpy().tolist() == [0, 0]
+        layer.clear_gradients()  # of what is trained alone, as in Fluid
+        assert layer.weight.gradient().tolist() == [[1, 1], [1, 1]]
+        assert layer.bias.gradient().tolist() == [1, 1]

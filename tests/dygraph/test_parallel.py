@@ -47,6 +47,7 @@ def test_one_process():
         assert net.full_name() == "linear_0_data_parallel_0"
         loss = fluid.layers.reduce_sum(net(dygraph.to_variable(np.ones((1, 2), "float32"))))
         assert net.scale_loss(loss) is loss
+        assert not dygraph.parallel_helper._is_data_parallel_mode()
         loss.backward()
         net.apply_collective_grads()
         net.set_dict(layer.state_dict())
