@@ -169,6 +169,21 @@ def list_in_loop(x):
     return found[-1] + found[0], layers.cast(x, "float32") * len(found)
 
 
+def calls_itself(x, times=2):
+    if layers.mean(x) > 1.0:
+        x = x * 0.5
+    return calls_itself(x + 1.0, times - 1) if times else x
+
+
+def calls_itself_within(x):
+    def inner(x, times):
+        if layers.mean(x) > 1.0:
+            x = x * 0.5
+        return inner(x + 1.0, times - 1) if times else x
+
+    return inner(x, 2)
+
+
 def list_joined(x):
     found = []
     i = layers.fill_constant([1], "int64", 0)

@@ -72,10 +72,11 @@ def _compiled(function: types.FunctionType) -> types.CodeType:
         inner.type_params = []  # type: ignore[attr-defined]
     outside = [n for n in (RUNTIME, *code.co_freevars) if n != "__class__"]
     names: list[ast.expr] = [ast.Name(n, ast.Store()) for n in outside]
+    body: list[ast.stmt] = [ast.Assign(names, ast.Constant(None)), inner]
+    if inner is node and node.name not in outside:
+        body.insert(0, ast.Global([node.name]))  # a function of a module may call itself
     args = ast.arguments([], [], None, [], [], None, [])
-    outer: Any = ast.FunctionDef(
-        "_around", args, [ast.Assign(names, ast.Constant(None)), inner], []
-    )
+    outer: Any = ast.FunctionDef("_around", args, body, [])
     outer.type_params = []
     tree = ast.fix_missing_locations(ast.Module([outer], []))
     made = compile(tree, code.co_filename, "exec", code.co_flags & _FUTURE, True)
