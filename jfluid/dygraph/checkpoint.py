@@ -30,13 +30,18 @@ def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
             parameter.
         model_path: folder and file, without an ending.
 
-    Raises DygraphError for an empty dict or a path that ends with a folder, TypeError for a value
-    that is no variable, array, number, text or dict of these, FileFormatError for an array of 4 GiB
+    Raises DygraphError for an empty dict or a path that ends with a folder, TypeError for what is no
+    dict, and for a value that is no variable, array, number, text or dict of these, FileFormatError for an array of 4 GiB
     or more.
     """
     if not os.path.basename(model_path):
         raise errors.DygraphError(
             f"save_dygraph, model_path: expected folder/file, found {model_path!r}"
+        )
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            "save_dygraph: expected what layer.state_dict() or optimizer.state_dict() gives, found "
+            f"{type(state_dict).__name__}"
         )
     if not state_dict:
         raise errors.DygraphError("save_dygraph: the state_dict is empty")

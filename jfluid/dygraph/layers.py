@@ -368,8 +368,13 @@ class Layer:
                 False for the names of the parameters themselves.
 
         Raises UninitializedError where a parameter is missing in it; nothing is set then. Raises
-        ShapeError where a value has another shape or dtype.
+        ShapeError where a value has another shape or dtype, TypeError for what is no dict.
         """
+        if not isinstance(stat_dict, Mapping):
+            raise TypeError(
+                f"{self._full_name}.set_dict: expected a dict of arrays by name, found "
+                f"{type(stat_dict).__name__} (load_dygraph gives two: the layer's and the optimizer's)"
+            )
         own: dict[str, Any] = {
             name if use_structured_name else param.name: param
             for name, param in self.state_dict(include_sublayers=include_sublayers).items()

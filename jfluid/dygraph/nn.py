@@ -121,7 +121,7 @@ class Embedding(Layer):
         dtype: str = "float32",
     ):
         super().__init__(dtype=dtype)
-        if len(size) != 2:
+        if not isinstance(size, (list, tuple)) or len(size) != 2:
             raise ValueError(f"dygraph.Embedding, size: expected (rows, width), found {size!r}")
         rows = size[0]
         if padding_idx is not None and not -rows <= padding_idx < rows:

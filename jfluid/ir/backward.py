@@ -43,6 +43,7 @@ def append_backward(
     """
     if not isinstance(loss, Variable):
         raise TypeError(f"loss: expected a Variable, found {type(loss).__name__}")
+    _refuse_eagerly(loss, "append_backward", "loss.backward()")
     size = 1
     for d in loss.shape:
         size *= d
@@ -77,6 +78,13 @@ def append_backward(
     return result
 
 
+def _refuse_eagerly(variable: Variable, what: str, instead: str) -> None:
+    if variable.block.program.eager:
+        raise errors.DygraphError(
+            f"{what} appends the gradients of programs: in dygraph mode call {instead}"
+        )
+
+
 def gradients(
     targets: Variable | Sequence[Variable],
     inputs: Variable | Sequence[Variable],
@@ -103,6 +111,7 @@ def gradients(
         raise errors.ProgramError(
             f"gradients: {len(targets)} targets, but {len(seeds)} target_gradients"
         )
+    _refuse_eagerly(targets[0], "gradients", "fluid.dygraph.grad(targets, inputs)")
     block = targets[0].block
     program = block.program
     stopped = _stopped(program, no_grad_set) - {v.name for v in inputs}

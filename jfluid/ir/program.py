@@ -26,11 +26,13 @@ class Program:
 
     Attributes:
         eager: whether its operators run as they are appended, as in dygraph mode.
+        turned: whether it is what a function of dygraph mode is made into.
         records: whether gradients can flow through operators that are appended: in dygraph mode not
             within `no_grad`, nor after `Layer.eval`.
     """
 
     eager = False
+    turned = False
     records = True
 
     def __init__(self) -> None:

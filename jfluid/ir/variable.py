@@ -189,6 +189,12 @@ class Variable:
         return var
 
     def _dygraph_only(self, what: str) -> NoReturn:
+        if self.block.program.turned:
+            raise DygraphError(
+                f"Variable.{what}: {self.name} is a tensor of a function that is being made a Program, and "
+                "has no value yet: compute with layers, or do this outside of the declared function "
+                "(ProgramTranslator().enable(False) runs it as plain Python)"
+            )
         raise DygraphError(
             f"Variable.{what} works in dygraph mode only (fluid.dygraph.guard()), and {self.name} is a "
             "variable of a program: run that with Executor.run, and fetch the value"

@@ -64,6 +64,18 @@ class Optimizer(DygraphMode):
                 f"{type(self).__name__}, learning_rate: expected a float or a Variable, "
                 f"found {type(learning_rate).__name__}"
             )
+        if parameter_list is not None and (
+            isinstance(parameter_list, (str, Variable)) or not isinstance(parameter_list, Iterable)
+        ):
+            raise TypeError(
+                f"{type(self).__name__}, parameter_list: expected a list of parameters, as "
+                f"layer.parameters() gives, found {type(parameter_list).__name__}"
+            )
+        if regularization is not None and not callable(regularization):
+            raise TypeError(
+                f"{type(self).__name__}, regularization: expected one of fluid.regularizer, such as "
+                f"L2Decay(0.0001), found {type(regularization).__name__}"
+            )
         if grad_clip is not None and not isinstance(grad_clip, GradientClipBase):
             raise TypeError(
                 f"{type(self).__name__}, grad_clip: expected a gradient clip of fluid.clip, "

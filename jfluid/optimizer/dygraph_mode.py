@@ -53,6 +53,11 @@ class DygraphMode:
         has another shape or dtype.
         """
         _check_mode("set_dict", "Use fluid.load(program, path).")
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"{type(self).__name__}.set_dict: expected a dict by name, found "
+                f"{type(state_dict).__name__} (load_dygraph gives None where there is no .pdopt file)"
+            )
         accumulators: list[Any] = [
             var for known in self._accumulators.values() for var in known.values()
         ]

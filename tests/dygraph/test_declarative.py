@@ -282,7 +282,13 @@ def test_what_a_declared_function_may_not_do():
             y = x
         return y
 
+    @declarative
+    def asks_for_numbers(x):
+        return to_variable(x.numpy())
+
     with guard():
+        with pytest.raises(errors.DygraphError, match=r"feed_0 .* has no value yet: compute with"):
+            asks_for_numbers(to_variable(X))
         with pytest.raises(errors.UnsupportedError, match="makes parameters"):
             makes_parameters(X)
         with pytest.raises(errors.UnsupportedError, match="list that a loop"):

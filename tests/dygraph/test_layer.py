@@ -242,6 +242,7 @@ def test_states_that_do_not_fit():
         (lambda: dygraph.PRelu("channel"), ValueError, "needs channel"),
         (lambda: dygraph.PRelu("element"), ValueError, "needs input_shape"),
         (lambda: dygraph.Embedding([3]), ValueError, "size"),
+        (lambda: dygraph.Embedding(3), ValueError, "size"),
         (lambda: dygraph.Embedding([3, 2], padding_idx=3), ValueError, "padding_idx"),
         (lambda: dygraph.GRUUnit(10), ValueError, "multiple of 3"),
         (lambda: dygraph.GRUUnit(9, activation="x"), ValueError, "activation"),

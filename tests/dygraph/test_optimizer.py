@@ -99,7 +99,13 @@ def test_what_cannot_be_saved_or_loaded(guard, tmp_path):
     for error in (RuntimeError, FileNotFoundError):  # Fluid's, and Python's
         with pytest.raises(error, match="no such file; load_dygraph reads what save_dygraph"):
             fluid.load_dygraph(str(tmp_path / "a"))
+    with pytest.raises(TypeError, match="expected what layer.state_dict.. or .* found Linear"):
+        fluid.save_dygraph(layer, str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
+    adam = fluid.optimizer.Adam(0.1, parameter_list=layer.parameters())
+    for loaded in (layer, adam):
+        with pytest.raises(TypeError, match=r"set_dict: expected a dict .* found NoneType"):
+            loaded.set_dict(None)
     with pytest.warns(UserWarning, match="not in this layer: c"):
         layer.set_dict(dict(layer.state_dict(), c=np.ones(1)))
     with pytest.raises(AssertionError, match="expected shape"):
@@ -122,6 +128,20 @@ def test_updates(guard):
     assert fluid.optimizer.SGD(0.5, parameter_list=other.parameters()).minimize(loss) == ([], [])
     layer.weight.trainable = False
     assert [p.name for p, _ in sgd.minimize(loss, no_grad_set={layer.bias.name})[1]] == []
+
+
+def test_arguments_of_optimizers(guard):
+    layer = linear()
+    for wrong in (layer, layer.weight, 3, "weight"):
+        with pytest.raises(TypeError, match="parameter_list: expected a list of parameters"):
+            fluid.optimizer.SGD(0.1, parameter_list=wrong)
+    with pytest.raises(TypeError, match="regularization: expected one of .*, found float"):
+        fluid.optimizer.SGD(0.1, parameter_list=layer.parameters(), regularization=0.1)
+    loss = fluid.layers.reduce_sum(layer.weight)
+    with pytest.raises(errors.DygraphError, match=r"in dygraph mode call loss\.backward\(\)"):
+        fluid.append_backward(loss)
+    with pytest.raises(errors.DygraphError, match=r"in dygraph mode call fluid\.dygraph\.grad"):
+        fluid.gradients(loss, layer.weight)
 
 
 def test_states_that_do_not_fit(guard):

@@ -18,6 +18,8 @@ class CapturingProgram(Program):
             read or write.
     """
 
+    turned = True
+
     def __init__(self) -> None:
         super().__init__()
         self.blocks = [_CapturingBlock(self, 0)]
