@@ -67,6 +67,7 @@ def cases(fluid):
         "layer_norm": (lambda: d.LayerNorm([8, 8]), IMAGES),
         "layer_norm_shift": (lambda: d.LayerNorm(8, scale=False, act="relu"), IMAGES),
         "gru_unit": (lambda: d.GRUUnit(9), GRU),
+        "gru_unit_origin_mode": (lambda: d.GRUUnit(9, origin_mode=True), GRU),
         "gru_unit_relu": (
             lambda: d.GRUUnit(9, bias_attr=False, activation="relu", gate_activation="identity"),
             GRU,

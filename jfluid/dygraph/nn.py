@@ -305,7 +305,8 @@ class GRUUnit(Layer):
         bias_attr: ParamAttr of the bias; False for none.
         activation, gate_activation: of the candidate and of the gates: "sigmoid", "tanh", "relu" or
             "identity".
-        origin_mode: whether the update gate stands for what is kept, as in Cho et al. (2014).
+        origin_mode: has no effect, as in Fluid 1.8.5, whose layer computes as with False always;
+            `fluid.layers.gru_unit` has both.
         dtype: element type of the parameters.
 
     Raises ShapeError where 3 does not divide `size`, ProgramError for another activation.
@@ -331,7 +332,6 @@ class GRUUnit(Layer):
             "gate_activation": activation_number(
                 "dygraph.GRUUnit", "gate_activation", gate_activation
             ),
-            "origin_mode": origin_mode,
         }
         self.weight = self.create_parameter([size // 3, size], param_attr, dtype)
         self.bias = self.create_parameter([1, size], bias_attr, dtype, is_bias=True)
