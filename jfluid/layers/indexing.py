@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.creation import Integers, integers, zeros
@@ -221,7 +222,7 @@ def argsort(
     input: Variable, axis: int = -1, descending: bool = False, name: str | None = None
 ) -> tuple[Variable, Variable]:
     """Return (`input` sorted along `axis`, the positions (int64) that sort it). Equal elements keep
-    their order.
+    their order. As in Fluid gradients flow through the sorted elements in dygraph mode alone.
     """
     return emit(
         "argsort",
@@ -229,7 +230,7 @@ def argsort(
         {"axis": axis, "descending": descending},
         outs=("Out", "Indices"),
         name=name,
-        stop_gradient=True,
+        stop_gradient=not default_main_program().eager,
     )
 
 

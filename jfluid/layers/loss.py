@@ -5,6 +5,7 @@ compiled step cannot raise.
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
@@ -292,7 +293,7 @@ def label_smooth(
     name: str | None = None,
 ) -> Variable:
     """Return (1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016). No gradient flows to
-    `label`.
+    `label`, unless in dygraph mode, as in Fluid.
 
     Args:
         label: one-hot or soft labels [..., classes].
@@ -307,7 +308,8 @@ def label_smooth(
         raise errors.ProgramError(
             f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}"
         )
-    label.stop_gradient = True
+    if not default_main_program().eager:
+        label.stop_gradient = True
     return emit(
         "label_smooth",
         {"X": label, "PriorDist": prior_dist},
