@@ -9,6 +9,7 @@ The schedules by steps count from `begin`, and by `step` in each step.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -285,6 +286,12 @@ class LinearLrWarmup(LearningRateDecay):
         if end_lr <= start_lr:
             raise ValueError(
                 f"LinearLrWarmup: end_lr must be above start_lr, found {end_lr} and {start_lr}"
+            )
+        if start_lr:
+            warnings.warn(
+                f"LinearLrWarmup: the rise begins at 0 and not at start_lr {start_lr}, as in Fluid 1.8.5's "
+                "dygraph mode",
+                stacklevel=2,
             )
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
         self.lr_ratio_before_warmup = (float(end_lr) - float(start_lr)) / float(warmup_steps)

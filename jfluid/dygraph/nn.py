@@ -4,6 +4,7 @@ Convolutions are in `conv`, normalisations in `norm`, losses in `losses`.
 """
 
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -326,6 +327,11 @@ class GRUUnit(Layer):
         if size <= 0 or size % 3:
             raise errors.ShapeError(
                 f"dygraph.GRUUnit, size: expected a positive multiple of 3, found {size}"
+            )
+        if origin_mode:
+            warnings.warn(
+                "dygraph.GRUUnit: origin_mode has no effect, as in Fluid 1.8.5; layers.gru_unit has both modes",
+                stacklevel=2,
             )
         self._attributes = {
             "activation": activation_number("dygraph.GRUUnit", "activation", activation),

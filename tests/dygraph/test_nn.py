@@ -15,6 +15,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dygraph_layers.json
 CASES = cases.cases(fluid)
 
 
+@pytest.mark.filterwarnings("ignore:dygraph.GRUUnit. origin_mode has no effect")
 @pytest.mark.parametrize("case", CASES)
 def test_layer_builds_what_fluid_builds(case):
     found = json.loads(json.dumps(cases.describe(*cases.program_of(fluid, *CASES[case]))))
@@ -41,6 +42,7 @@ def flat(value):
     return [value]
 
 
+@pytest.mark.filterwarnings("ignore:dygraph.GRUUnit. origin_mode has no effect")
 @pytest.mark.parametrize("case", cases.value_cases(fluid))
 def test_layer_computes_what_fluid_computes(case):
     found, expect = cases.values(fluid, case, *CASES[case]), GOLDEN["values"][case]
@@ -52,6 +54,14 @@ def test_layer_computes_what_fluid_computes(case):
             np.testing.assert_allclose(
                 numbers[:, 0], numbers[:, 1], rtol=2e-4, atol=2e-5, err_msg=what
             )
+
+
+def test_what_fluid_does_not_do_is_told():
+    with fluid.dygraph.guard():
+        with pytest.warns(UserWarning, match="origin_mode has no effect"):
+            fluid.dygraph.GRUUnit(9, origin_mode=True)
+        with pytest.warns(UserWarning, match="begins at 0 and not at start_lr 0.5"):
+            fluid.dygraph.LinearLrWarmup(1.0, 2, 0.5, 1.0)
 
 
 def test_slopes_begin_as_fluids():

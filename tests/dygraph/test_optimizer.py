@@ -43,6 +43,7 @@ def test_optimizer_trains_as_fluids(case):
             np.testing.assert_allclose(*values, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:LinearLrWarmup. the rise begins at 0")
 def test_rates_are_fluids():
     found = cases.rates(fluid)
     assert sorted(found) == sorted(GOLDEN["rates"])
