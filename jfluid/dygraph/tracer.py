@@ -20,6 +20,7 @@ from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Value, constant
 from jfluid.dygraph.varbase import VarBase
 from jfluid.ir.operator import Operator
+from jfluid.ir.program import default_main_program
 from jfluid.ops import gradients, registry
 from jfluid.scope import Scope
 
@@ -70,6 +71,25 @@ class Tracer:
     def eval_mode(self) -> None:
         """Record no gradients, as `Layer.eval` does."""
         self.records = False
+
+    @property
+    def _train_mode(self) -> bool:
+        """Whether gradients are recorded, as layers of scripts ask."""
+        return self.records
+
+    def trace_op(
+        self,
+        type: str,
+        inputs: Variables,
+        outputs: Variables,
+        attrs: Mapping[str, Any],
+        stop_gradient: bool = False,
+    ) -> None:
+        """Call an operator as scripts do that work without layers: as `Block.append_op`, with the same
+        errors.
+        """
+        block = default_main_program().current_block()
+        block.append_op(type, inputs, outputs, attrs, stop_gradient=stop_gradient)
 
     def give(self, value: Value) -> None:
         """Note an array that the script gives (see `Pending.give`)."""

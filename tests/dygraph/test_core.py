@@ -373,6 +373,10 @@ def test_modes_of_the_tracer():
         v.stop_gradient = False
         tracer = fluid.framework._dygraph_tracer()
         tracer.eval_mode()
-        assert (v * 2).stop_gradient
+        assert (v * 2).stop_gradient and not tracer._train_mode
         tracer.train_mode()
-        assert not (v * 2).stop_gradient
+        assert not (v * 2).stop_gradient and tracer._train_mode
+        for stops in (False, True):
+            out = fluid.dygraph.Layer().create_variable()
+            tracer.trace_op("scale", {"X": [v]}, {"Out": [out]}, {"scale": 3.0}, stops)
+            assert out.numpy() == [3] and out.stop_gradient == stops
