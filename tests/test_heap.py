@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from jfluid import heap
+from jfluid.distributed.wire.connections import Connection
+from jfluid.ps_server import client
 
 
 @pytest.fixture
@@ -90,6 +92,8 @@ def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
 _ADVISED = """
 import ctypes
 from jfluid import heap
+from jfluid.distributed.wire.connections import Connection
+from jfluid.ps_server import client
 {before}
 heap.keep_for_steps()
 heap.give_back()
@@ -124,3 +128,12 @@ def test_the_heap_of_steps_is_of_huge_pages(before, advised, monkeypatch):
     script = _ADVISED.format(before=before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.split() == [str(advised)], done.stderr
+
+
+def test_a_trainer_has_its_steps_heap_before_its_client_starts_threads(monkeypatch):
+    order = []
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
+    monkeypatch.setattr(heap, "keep_for_steps", lambda: order.append("heap"))
+    monkeypatch.setattr(client, "Client", lambda *_, **__: order.append("client"))
+    Connection(["127.0.0.1:1"], 0)
+    assert order == ["heap", "client"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jfluid import flags
+from jfluid import flags, heap
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.distributed.wire.settings import client_options, kept_bytes, writes_snapshots
@@ -133,6 +133,8 @@ class Connection:
     def __init__(self, endpoints: Sequence[str], trainer: int, observes: bool = False):
         from jfluid.ps_server.client import Client
 
+        # Before the client's threads: with heaps of theirs, a step's blocks would lie in those.
+        heap.keep_for_steps()
         self.endpoints, self.trainer = list(endpoints), trainer
         self.calls = Client(
             endpoints,
