@@ -38,6 +38,7 @@ import numpy as np
 
 SLOTS, BATCH, VOCABULARY, WIDTH, FEEDS = 26, 512, 1000001, 10, 16
 STRATEGIES = ("sync", "half_async", "async", "geo")
+WAYS = ("memory", "tcp")
 GEO_EVERY = 20
 WARM_UP = 2 * GEO_EVERY
 _ENDS_S = 5.0  # without servers of ours, which Fluid's are not: they do not end by themselves
@@ -370,11 +371,11 @@ def train_all(local, strategy, trainers, servers, options):
     """What each round found, by job: "local", which runs already, and by the way of messages, or
     "fluid". One strategy at a time: all together would need the memory of fifty processes.
     """
-    jobs = {
-        "local": local,
-        "memory": Job("jfluid", strategy, trainers, servers),
-        "tcp": Job("jfluid", strategy, trainers, servers, JFLUID_PS_SHARE_MEMORY="0"),
-    }
+    jobs = {"local": local}
+    if "memory" in options.ways:
+        jobs["memory"] = Job("jfluid", strategy, trainers, servers)
+    if "tcp" in options.ways:
+        jobs["tcp"] = Job("jfluid", strategy, trainers, servers, JFLUID_PS_SHARE_MEMORY="0")
     if options.fluid:
         jobs["fluid"] = Job(
             "paddle.fluid", strategy, trainers, servers, options.fluid, options.fluid_limit
@@ -399,7 +400,7 @@ def measure(trainers, servers, options):
     local = [one for found in every.values() for one in found["local"]]
     figures = {"local": {k: middle(local, k) for k in ("ms", "cpu_ms")}}
     for strategy, found in every.items():
-        for way in ("memory", "tcp", "fluid"):
+        for way in (*WAYS, "fluid"):
             rounds = found.get(way)
             if rounds is None:
                 continue
@@ -458,6 +459,7 @@ def main():
     add("--fluid-limit", type=float, default=120.0, help="seconds of a round of Fluid's job")
     add("--jobs", nargs="+", default=["1+1"], metavar="TRAINERS+SERVERS")
     add("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
+    add("--ways", nargs="+", default=WAYS, choices=WAYS)
     add("--rounds", type=int, default=5)
     add("--steps", type=int, default=2 * GEO_EVERY, help="of a round; GEO: a multiple of 20")
     add("--where", action="store_true", help="also where a step's time goes")

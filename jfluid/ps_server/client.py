@@ -29,11 +29,10 @@ from jfluid.ps_server.sharded_pull import (
     RowRequest,
     ShardedPull,
     checked_ids,
-    described,
 )
+from jfluid.ps_server.sharded_push import add_pushes
 from jfluid.ps_server.shared_memory import SMALLEST
 from jfluid.ps_server.store import Change
-from jfluid.ps_server.table import merge
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 
 __all__ = [
@@ -247,7 +246,9 @@ class Client:
         begin = time.perf_counter()
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
-        self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change, merged)
+        add_pushes(
+            self._directory, requests, rows or {}, blocks or {}, learning_rate, change, merged
+        )
         self._send(
             begin,
             requests,
@@ -276,7 +277,7 @@ class Client:
         begin = time.perf_counter()
         requests, pull = self._request(pull_rows, pull_blocks, or_no_rows)
         requests[0].push.message.state = state
-        self._add_pushes(requests, push_rows, push_blocks, learning_rate, change, merged)
+        add_pushes(self._directory, requests, push_rows, push_blocks, learning_rate, change, merged)
         return self._send(
             begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows
         )
@@ -288,18 +289,26 @@ class Client:
         round: int = 0,
         state: bytes = b"",
         merged: bool = False,
+        pull_blocks: Sequence[str] = (),
     ) -> BegunPushes | None:
         """Begin to push gradients to all servers, for `exchange_begun` to go on with: the arrays are to
         stay as they are until then. None where they are few, or a server has no way past gRPC for
-        them now: then nothing was sent. The arguments are those of `push`.
+        them now: then nothing was sent. The other arguments are those of `push`.
+
+        Args:
+            pull_blocks: what `exchange_begun` is to return: servers send it when they have applied the
+                gradients, and it can go on with nothing else.
         """
         arrays = [*(values for _, values in rows.values()), *blocks.values()]
         if sum(array.nbytes for array in arrays) < SMALLEST:
             return None
-        requests = [OutgoingRequest() for _ in self._connections]
+        requests, pull = self._request({}, pull_blocks, or_no_rows=False)
         requests[0].push.message.state = state
-        self._add_pushes(requests, rows, blocks, None, Change.GRADIENT, merged)
-        return self._connections.begin(requests, round)
+        add_pushes(self._directory, requests, rows, blocks, None, Change.GRADIENT, merged)
+        begun = self._connections.begin(requests, round)
+        if begun is not None and pull_blocks:
+            begun.pull = pull
+        return begun
 
     def exchange_begun(
         self,
@@ -313,14 +322,20 @@ class Client:
         """
         begin = time.perf_counter()
         with begun.places:
-            requests, pull = self._request(rows, blocks, or_no_rows, begun.requests)
+            requests, pull = begun.requests, begun.pull
+            if pull is None:
+                requests, pull = self._request(rows, blocks, or_no_rows, requests)
+            elif rows or blocks:
+                raise errors.ServerError(
+                    "exchange_begun: expected no rows and no blocks, since the push pulls blocks itself"
+                )
             return self._send(
                 begin,
                 requests,
                 pull,
                 begun.round,
                 pushes=True,
-                pulls=bool(rows or blocks),
+                pulls=bool(rows or blocks or begun.pull),
                 or_no_rows=or_no_rows,
                 begun=begun.pushes,
             )
@@ -506,7 +521,7 @@ class Client:
                     request.push.message.caller.CopyFrom(
                         self._connections.caller(*places.enter_context(connection.pushes.next()))
                     )
-                if request.pulls and train:
+                if request.pulls and train and not request.pull.HasField("caller"):
                     request.pull.caller.CopyFrom(
                         self._connections.caller(*places.enter_context(connection.pulls.next()))
                     )
@@ -537,47 +552,6 @@ class Client:
             self.seconds["call"] += answered - sent
             self.seconds["decode"] += time.perf_counter() - answered
         return found
-
-    def _add_pushes(
-        self,
-        requests: list[OutgoingRequest],
-        rows: Mapping[str, tuple[Array, Array]],
-        blocks: Mapping[str, Array],
-        learning_rate: float | None,
-        change: Change,
-        merged: bool,
-    ) -> None:
-        for table, (ids, values) in rows.items():
-            ids, shape = checked_ids(table, ids), (len(ids), self._directory.width(table))
-            if (
-                not isinstance(values, np.ndarray)
-                or values.dtype != np.float32
-                or values.shape != shape
-            ):
-                raise errors.ServerError(
-                    f"table {table}: expected an array float32 {list(shape)}, found {described(values)}"
-                )
-            if change != Change.ASSIGN and not merged:
-                ids, values = merge(ids, np.ascontiguousarray(values))
-            for number, there, order, first in self._directory.parts(table, ids):
-                own = ids[order] - first if first else ids[order]
-                requests[number].push.add_rows(
-                    own, values[order], table=there, change=int(change), learning_rate=learning_rate
-                )
-        for name, value in blocks.items():
-            block = self._directory.block(name)
-            if (
-                not isinstance(value, np.ndarray)
-                or value.dtype != np.float32
-                or value.shape != block.shape
-            ):
-                raise errors.ServerError(
-                    f"block {name}: expected an array float32 {list(block.shape)}, found "
-                    f"{described(value)}"
-                )
-            requests[block.server].push.add_block(
-                value, block=block.name, change=int(change), learning_rate=learning_rate
-            )
 
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""

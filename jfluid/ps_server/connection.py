@@ -253,6 +253,10 @@ class ServerConnection:
             with begun.lane:
                 if not begun.sent or begun.life != self._life:
                     raise CallError(grpc.StatusCode.UNAVAILABLE, "another server")
+                if begun.asks:
+                    request.sent()
+                    both = through.answer(timeout_s, self._closed.is_set)
+                    return IncomingExchangeReply.read(both)
                 pulls = [request.pull.SerializeToString()] if request.pulls else []
                 if pulls:
                     if not through.fits(len(pulls[0])):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
@@ -48,20 +49,26 @@ class BegunPush:
 
     Attributes:
         sent: it is; else its lane has failed.
+        asks: it pulls, too, and has one answer for both: nothing may be pulled behind it.
 
     Args:
         life: the incarnation of the server that it is for.
     """
 
     def __init__(self, lane: Lane, life: int):
-        self.lane, self.life, self.sent = lane, life, False
+        self.lane, self.life, self.sent, self.asks = lane, life, False, False
 
     def post(self, request: OutgoingRequest) -> None:
-        """Send it, without waiting for the answer."""
+        """Send it, and what it pulls, without waiting for the answer."""
         request.push.message.caller.server_incarnation = self.life
+        if request.pulls:
+            request.pull.server_incarnation = self.life
+            self.asks = True
+        method, parts = request.single()
         with contextlib.suppress(CallError):  # it is made again
-            self.lane.through.post("Push", request.push.parts())
-            self.sent = True
+            if self.lane.through.fits(sum(map(len, parts))):
+                self.lane.through.post(method, parts)
+                self.sent = True
 
 
 @dataclass
@@ -69,13 +76,16 @@ class BegunPushes:
     """A push to all servers that is under way.
 
     Attributes:
-        requests: to each server; what is pulled behind it is still to be added.
+        requests: to each server; what is pulled behind it is still to be added, unless it asks for
+            something itself.
         pushes: to each server; each is to be followed once.
         places: the numbers of the calls, which are pending until this is closed.
         round: of the gradients, 0 for none.
+        pull: what it asks for itself; None for nothing.
     """
 
     requests: list[OutgoingRequest]
     pushes: list[BegunPush]
     places: contextlib.ExitStack
     round: int
+    pull: ShardedPull | None = None

@@ -180,6 +180,9 @@ class ServerConnections:
             place = places.enter_context(connection.pushes.next())
             request.push.message.caller.CopyFrom(self.caller(*place))
             request.push.message.round = round
+            if request.pulls:
+                place = places.enter_context(connection.pulls.next())
+                request.pull.caller.CopyFrom(self.caller(*place))
             push.post(request)
         return BegunPushes(requests, pushes, places, round)
 

@@ -1,11 +1,14 @@
 """Pushes that are under way when their trainer says what it wants to pull behind them."""
 
+import grpc
 import numpy as np
 import pytest
 
 from jfluid import errors
 from jfluid.ps_server import connection, specs
 from jfluid.ps_server.lanes import BegunPush
+from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.shared_memory import SharedBuffer
 from tests.ps_server.job import TABLE
 
 BLOCK = specs.BlockSpec(
@@ -53,6 +56,24 @@ def test_what_is_pulled_is_what_the_push_made(job, again):
     assert not found.blocks and not again
     assert (client.pull(blocks=["w"]).blocks["w"] == 5).all()
     assert len(client._connections[0]._buffers._free) == 1
+
+
+def test_a_push_may_pull_what_it_makes(job, again):
+    client = ready(job.start())
+    for step in range(1, 4):
+        push = client.begin_push({}, ONES, merged=True, pull_blocks=["w"])
+        assert (client.pull({"t": IDS}).rows["t"].values.shape) == (300, 4)  # meanwhile
+        found = client.exchange_begun(push, {})
+        assert (found.blocks["w"] == 9 - step).all() and not found.rows
+    assert not any(request.push for request in again)
+    assert not client._connections[0]._buffers._taken
+
+
+def test_behind_a_push_that_pulls_nothing_is_pulled(job):
+    client = ready(job.start())
+    push = client.begin_push({}, ONES, merged=True, pull_blocks=["w"])
+    with pytest.raises(errors.ServerError, match="expected no rows and no blocks"):
+        client.exchange_begun(push, {"t": IDS})
 
 
 def test_rounds_wait_for_all(job, again):
@@ -103,6 +124,25 @@ def test_a_push_that_is_lost_is_made_again_once(job, again, lost, monkeypatch):
     assert (found.blocks["w"] == 8).all() and len(again) == 1
     assert client.status()[0].through == 1
     assert not client._connections[0]._buffers._taken
+
+
+def no_answer(timeout_s, closed):
+    raise CallError(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_push_that_pulls_and_is_lost_is_made_again_once(job, again, lost, monkeypatch):
+    client = ready(job.start())
+    if lost == "request":
+        monkeypatch.setattr(SharedBuffer, "fits", lambda self, size: False)
+    push = client.begin_push({}, ONES, merged=True, pull_blocks=["w"])
+    if lost == "answer":
+        through = push.pushes[0].lane.through
+        through.answer(60)
+        monkeypatch.setattr(through, "answer", no_answer)
+    found = client.exchange_begun(push, {})
+    assert (found.blocks["w"] == 8).all() and len(again) == 1
+    assert client.status()[0].through == 1
 
 
 def test_a_refusal_is_told_and_nothing_is_lost(job, again):

@@ -7,6 +7,7 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.async_steps import AsyncSteps
 from jfluid.distributed.trainer.geo import Geo
 from jfluid.distributed.trainer.strategies import Async, AsyncSettings, Direct
 from jfluid.distributed.wire import connections
@@ -148,15 +149,16 @@ class Communicator:
             return Direct(
                 self._mode == DistributedMode.SYNC, pending=self._mode == DistributedMode.HALF_ASYNC
             )
-        return Async(
-            AsyncSettings(
-                queue_size=int(self._setting("send_queue_size")),
-                max_merge=int(self._setting("max_merge_var_num")),
-                wait_times=int(self._setting("send_wait_times")),
-                sums=_truth(self._setting("is_sgd_optimizer")),
-                before_receive=int(self._setting("min_send_grad_num_before_recv")),
-            )
+        settings = AsyncSettings(
+            queue_size=int(self._setting("send_queue_size")),
+            max_merge=int(self._setting("max_merge_var_num")),
+            wait_times=int(self._setting("send_wait_times")),
+            sums=_truth(self._setting("is_sgd_optimizer")),
+            before_receive=int(self._setting("min_send_grad_num_before_recv")),
         )
+        # where nothing waits to be merged there is nothing for a thread to do
+        alone = settings.queue_size == settings.max_merge == 1
+        return AsyncSteps(settings.before_receive) if alone else Async(settings)
 
 
 def _truth(value: Any) -> bool:

@@ -101,6 +101,12 @@ class Geo:
             self._exchange(connection, scope)
         return {}
 
+    def computes(self) -> None:
+        pass
+
+    def arrive(self) -> None:
+        pass
+
     def stop(self) -> None:
         """Exchange what has moved since the last time, and end with the servers' values."""
         if self._last is not None:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ def send(
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
-    wanted = [p.name for d in program.received for p in d.pieces] if receive else []
+    wanted = pieces(program) if receive else []
     if begun is not None:
         return connection.calls.exchange_begun(
             begun, {} if rows is None else rows, wanted, or_no_rows=True
@@ -72,23 +72,36 @@ def send(
 
 
 def begin(
-    connection: Connection, gradients: Gradients, round: int, state: bytes
+    connection: Connection,
+    gradients: Gradients,
+    round: int = 0,
+    state: bytes = b"",
+    wanted: Sequence[str] = (),
 ) -> "BegunPushes | None":
     """Begin to push gradients where that is one call to each server: then these are at work while the
-    next step begins, which may ask for its rows. None where `send` is to push them.
+    next step begins, which may ask for its rows where no blocks are wanted here. None where `send` is
+    to push them.
     """
     if connection.careful if round else gradients.counts:
         return None
     return connection.calls.begin_push(
-        gradients.rows, gradients.dense, round=round, state=state, merged=True
+        gradients.rows,
+        gradients.dense,
+        round=round,
+        state=state,
+        merged=True,
+        pull_blocks=wanted,
     )
 
 
 def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
     """Return the pieces of all parameters as they are now."""
-    return connection.client.pull(
-        blocks=[p.name for d in program.received for p in d.pieces], train=program.trains
-    ).blocks
+    return connection.client.pull(blocks=pieces(program), train=program.trains).blocks
+
+
+def pieces(program: TrainerProgram) -> list[str]:
+    """Return the names of the pieces of all parameters."""
+    return [p.name for d in program.received for p in d.pieces]
 
 
 def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
@@ -147,6 +160,12 @@ class Direct:
             connection.exchange(exchange, program, scope, begun is not None)
             return {}
         return exchange().blocks
+
+    def computes(self) -> None:
+        pass
+
+    def arrive(self) -> None:
+        pass
 
     def stop(self) -> None:
         pass
@@ -235,6 +254,12 @@ class Async:
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
+
+    def computes(self) -> None:
+        pass
+
+    def arrive(self) -> None:
+        pass
 
     def stop(self) -> None:
         self._queue.put(None)

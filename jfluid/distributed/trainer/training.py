@@ -238,6 +238,7 @@ class Trainer(Runner):
             feeds[0].update(parameters)
             prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
+        strategy.computes()
         as_left = self._only_sent.difference(fetches)
         values = {
             f.name: list(f.parts)

@@ -70,6 +70,16 @@ class Strategy(Protocol):
         """Take a step's gradients; the pieces of parameters that are new since the last one."""
         ...
 
+    def computes(self) -> None:
+        """A step computes, and its thread waits for it: what was put off until then is due."""
+        ...
+
+    def arrive(self) -> None:
+        """Wait for the gradients that are under way, where the strategy has no thread for them. Raises
+        ServerError where they could not be sent.
+        """
+        ...
+
     def stop(self) -> None:
         """Send what waits, and give the trainer the servers' parameters. Raises ServerError where
         that failed.
@@ -163,8 +173,13 @@ class Connection:
     @property
     def client(self) -> "Client":
         """The client, when what is in flight has ended. Raises ServerError where that failed."""
-        self.settle()
+        self._arrive()
         return self.calls
+
+    def _arrive(self) -> None:
+        self.settle()
+        if self.strategy is not None:
+            self.strategy.arrive()
 
     def exchange(
         self,
@@ -234,7 +249,7 @@ class Connection:
         """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
         self.left = True
         try:
-            self.settle()
+            self._arrive()
         finally:
             self._threads.shutdown(wait=False)
             if self._enters:

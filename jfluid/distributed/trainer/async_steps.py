@@ -1,0 +1,129 @@
+"""Asynchronous training in which the gradients of each step go out on their own."""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jfluid.distributed.programs.trainer_program import TrainerProgram
+from jfluid.distributed.trainer.strategies import begin, current, install, pieces, send
+from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.scope import Scope
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import PulledRows, PullResult
+    from jfluid.ps_server.lanes import BegunPushes
+
+Array = np.ndarray[Any, Any]
+
+
+class AsyncSteps:
+    """Gradients of a step leave when the next one has asked for its rows: servers look these up at
+    once, and work at the gradients while the next step computes. The step after that takes what came
+    back for them. A step waits for servers only where they take longer than it does.
+
+    Args:
+        before_receive: gradients (of one parameter and step each) after which parameters are received
+            again.
+    """
+
+    def __init__(self, before_receive: int):
+        self._before_receive, self._since = before_receive, 0
+        # what leaves when the step has begun to compute, and what has left
+        self._put_off: tuple[Connection, TrainerProgram, Gradients] | None = None
+        self._under_way: BegunPushes | Future[PullResult] | None = None
+        # what came back for others who waited
+        self._blocks: dict[str, Array] = {}
+        self._lock = threading.RLock()
+        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-communicator")
+
+    def overlaps(self, program: TrainerProgram) -> bool:
+        return True
+
+    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+        return connection.calls.pull(ids).rows if ids else {}
+
+    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
+        pass
+
+    def push(
+        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+    ) -> dict[str, Array]:
+        self._last = connection, program, scope
+
+        def go_on(rows: "Mapping[str, Any] | None" = None) -> "PullResult":
+            found = self._asked(connection, rows)
+            self._put_off = connection, program, gradients
+            if rows is None:  # no step begins
+                self.computes()
+            return found
+
+        connection.exchange(go_on, program, scope, begun=True)
+        return {}
+
+    def computes(self) -> None:
+        with self._lock:
+            put_off, self._put_off = self._put_off, None
+            if put_off is None:
+                return
+            connection, program, gradients = put_off
+            self._since += len(program.dense) + len(program.rows)
+            receives = self._since >= self._before_receive
+            if receives:
+                self._since = 0
+            begun = begin(connection, gradients, wanted=pieces(program) if receives else [])
+            self._under_way = begun or self._thread.submit(
+                send, connection, program, gradients, receives
+            )
+
+    def arrive(self) -> None:
+        if self._last is not None:
+            with self._lock:
+                self._blocks = self._came_back(self._last[0])
+
+    def stop(self) -> None:
+        if self._last is not None:
+            connection, program, scope = self._last
+            connection.settle()
+            self.arrive()
+            install(program, current(connection, program), scope)
+        self._thread.shutdown()
+
+    def _asked(self, connection: Connection, rows: "Mapping[str, Any] | None") -> "PullResult":
+        """Rows, and the parameters that came back for the gradients that are under way, which are
+        waited for while servers look up the rows.
+        """
+        from jfluid.ps_server.client import PullResult, RowRequest
+
+        if not rows:
+            return PullResult({}, self._came_back(connection), 0)
+        came: Future[dict[str, Array]] = Future()
+
+        def wait() -> None:
+            if not came.done():
+                try:
+                    came.set_result(self._came_back(connection))
+                except BaseException as error:  # to be raised when the rows are there
+                    came.set_exception(error)
+
+        asked = rows if isinstance(rows, RowRequest) else RowRequest(rows)
+        found = connection.calls.pull(asked.then(wait), or_no_rows=True).rows
+        wait()
+        return PullResult(found, came.result(), 0)
+
+    def _came_back(self, connection: Connection) -> dict[str, Array]:
+        """Send what was put off, and wait for the gradients that are under way: the pieces of parameters
+        that came back for them.
+        """
+        with self._lock:
+            self.computes()
+            under_way, self._under_way = self._under_way, None
+            blocks, self._blocks = self._blocks, {}
+            if under_way is None:
+                return blocks
+            if isinstance(under_way, Future):
+                return blocks | under_way.result().blocks
+            return blocks | connection.calls.exchange_begun(under_way, {}).blocks
