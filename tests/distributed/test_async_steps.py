@@ -2,8 +2,10 @@
 of it arrives once.
 """
 
+import itertools
 import time
 
+import grpc
 import numpy as np
 import pytest
 
@@ -16,6 +18,8 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.strategies import Async
 from jfluid.distributed.wire import connections
 from jfluid.ps_server.client import Client
+from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.shared_memory import SharedBuffer
 from tests.distributed.job import alone, parameters, served, trainer_of
 from tests.distributed.test_prefetch import MODEL, a_dataset, noting
 from tests.distributed.test_prefetch import STEPS as BATCHES
@@ -76,6 +80,31 @@ def test_all_gradients_arrive_once(shared, receive, monkeypatch):
             executor.run(program, feed=feed_of(step), fetch_list=[loss])
         communicator.stop()
         found = parameters(program)
+    _, expected = alone(linear(), map(feed_of, range(STEPS)))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
+    answer, answers = SharedBuffer.answer, itertools.count(1)
+
+    def lost(self, *args):
+        found = answer(self, *args)
+        if next(answers) % every == 0:
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "gone")
+        return found
+
+    with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
+        communicator = started(program)
+        monkeypatch.setattr(SharedBuffer, "answer", lost)
+        for step in range(STEPS):
+            executor.run(program, feed=feed_of(step), fetch_list=[loss])
+        communicator.stop()
+        found = parameters(program)
+        calls = connections.connect(read(program)).calls
+        assert calls.status()[0].through == STEPS and not calls.status()[0].lost
+    assert next(answers) > every
     _, expected = alone(linear(), map(feed_of, range(STEPS)))
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
