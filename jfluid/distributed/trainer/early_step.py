@@ -1,5 +1,6 @@
 """Making a step ready while servers are asked for its rows and parameters."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ Feed = dict[str, Any]
 def buffer_of(count: int, width: int) -> Array:
     """Return zeros for so many rows of a table, and up to a size that many batches share."""
     return np.zeros((ladder(count), width), np.float32)
+
+
+@functools.lru_cache(1024)  # each step has the same parameters
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """An array of this form, without memory of its own; not to be written."""
+    return np.broadcast_to(dtype.type(0), shape)
 
 
 class EarlyStep:
@@ -51,7 +58,7 @@ class EarlyStep:
         try:
             feed, self._rows, self.inverse = self._fill(wanted)
             # nothing but their form is looked at
-            forms = {v.name: np.broadcast_to(v.np_dtype.type(0), v.shape) for v in self._parameters}
+            forms = {v.name: _form(v.np_dtype, tuple(v.shape)) for v in self._parameters}
             self._prepared = self._prepare(feed | forms)
             self._prepared.enter()
         except Exception as error:
