@@ -13,8 +13,10 @@ from jfluid import environment, flags
 # With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN
 # and Eigen, which are faster on x86: a step of mnist_conv took 0.39 of hand-written JAX's, not 0.57.
 _LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-# LLVM's passes take most of the time to compile a program for the CPU. Without any a startup program
-# compiles in a third of the time, and takes 0.1 us more for each number; some differ in the last bit.
+# LLVM's passes take most of the time to compile a program for the CPU. Those of the first level make vectors
+# of loops: steps take no longer than with those of the third, which XLA takes by itself. Without any a
+# startup program compiles in a third of the time, and takes 0.1 us more for each number; some differ in the
+# last bit.
 _LEVEL = "xla_backend_optimization_level"
 _FEW_NUMBERS = 1 << 20
 # Without MLIR fusions take two thirds of the processor time, and give the same numbers. But it grows
@@ -49,10 +51,11 @@ def options(
         if flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]:
             found["xla_gpu_deterministic_ops"] = True
         return {name: value for name, value in found.items() if name not in given}
-    found = {}
+    found = {_LEVEL: 1}
     if quickly:
         found[_PARTS] = min(os.cpu_count() or 1, 32)
-        found[_LEVEL] = 0 if numbers is not None and numbers <= _FEW_NUMBERS else 1
+        if numbers is not None and numbers <= _FEW_NUMBERS:
+            found[_LEVEL] = 0
     if quickly and operators <= _FEW:
         found |= _SMALL
     if platform.machine().lower() in ("x86_64", "amd64"):
