@@ -2,7 +2,7 @@
 operators.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from jfluid.ops import batched_random, gradients, ragged_dispatch, static_values
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
+from jfluid.ops.repeated import Repeated
 from jfluid.ops.tensor_array import TensorArray
 
 Item = tuple[int, Operator, OpDef]
@@ -71,6 +72,7 @@ class Lowering:
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
         self._parts: dict[str, tuple[Any, Any]] = {}  # their values, and as parts
+        self._repeated = Repeated((definition, op.attrs) for _, op, definition in self.items)
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values, outputs included."""
@@ -161,7 +163,11 @@ class Lowering:
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
-        return self._call(at, definition, inputs, kwargs) if outs is None else outs
+        if outs is not None:
+            return outs
+        return self._repeated.call(
+            self._function(at, definition, kwargs), definition, inputs, kwargs
+        )
 
     def _key(self, uid: int) -> Any:
         """The random key of an operator."""
@@ -170,6 +176,11 @@ class Lowering:
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
         """Put what is known of the current operator's inputs into `env`."""
         env.update((n, with_known(env[n], v)) for n, v in known.items() if n in env)
+
+    def _function(
+        self, at: int, definition: OpDef, kwargs: dict[str, Any]
+    ) -> Callable[..., tuple[Any, ...]]:
+        return lambda *values: self._call(at, definition, list(values), kwargs)
 
     def _call(
         self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
@@ -201,11 +212,10 @@ class Lowering:
             for s in definition.reads
         ]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
-
-        def function(*values: Any) -> tuple[Any, ...]:
-            return self._call(at, definition, list(values), kwargs)
-
-        outs, self.closures[at] = gradients.vjp_of(function, inputs, wanted, used)
+        function = self._function(at, definition, kwargs)
+        outs, self.closures[at] = self._repeated.vjp(
+            function, definition, inputs, kwargs, wanted, used
+        )
         return outs
 
     def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:

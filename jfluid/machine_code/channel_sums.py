@@ -4,6 +4,7 @@
 XLA writes down what a channel is above its mean to sum its squares, and reads images once for each sum.
 """
 
+import functools
 import math
 
 import jax
@@ -18,6 +19,7 @@ _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)  # traced once for images of one shape
 def moments(x: Array, groups: int) -> tuple[Array, Array]:
     """Return the mean and the biased variance of each channel of x, [..., channels], in each group of
     rows: [groups, channels].
@@ -31,6 +33,7 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
     return mean, jnp.sum(squares / rows + jnp.square(means - mean[:, None]) * weights, 1)
 
 
+@functools.partial(jax.jit, static_argnums=3, inline=True)
 def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
     """Return the sums of `grad`, and of `grad` times what x is above `mean`, of each channel in each
     group of rows: [groups, channels].

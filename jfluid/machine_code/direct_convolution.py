@@ -59,9 +59,7 @@ def gradient(
     geometry = _geometry(x.shape, kernel, filters, strides, low, grad.shape[1:3])
     geometry["chunks"] = min(_PARTS, x.shape[0])
     shape = (geometry["chunks"], *kernel, channels, filters)
-    # Written out: XLA's reduction of few large parts takes ten times as long.
-    total: Array = functools.reduce(jnp.add, list(_call("gradient", x, grad, geometry, shape)))
-    return total
+    return _call("gradient", x, grad, geometry, shape, summed=True)
 
 
 def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -> Array:
@@ -176,13 +174,32 @@ def _geometry(
     }
 
 
-def _call(kind: str, x: Array, y: Array, geometry: dict[str, int], shape: tuple[int, ...]) -> Array:
-    numbers = np.array([geometry[name] for name in convolution_kernels.GEOMETRY], np.int32)
+def _call(
+    kind: str,
+    x: Array,
+    y: Array,
+    geometry: dict[str, int],
+    shape: tuple[int, ...],
+    summed: bool = False,
+) -> Array:
+    numbers = tuple([int(geometry[name]) for name in convolution_kernels.GEOMETRY])
+    out: Array = _called(kind, x, y, numbers, tuple(map(int, shape)), summed)
+    return out
+
+
+@functools.partial(
+    jax.jit, static_argnums=(0, 3, 4, 5), inline=True
+)  # traced once for each geometry
+def _called(
+    kind: str, x: Array, y: Array, numbers: tuple[int, ...], shape: tuple[int, ...], summed: bool
+) -> Array:
+    """Call the function of a kind; `summed` gives the sum of the parts along the first dimension."""
     function = jax.ffi.ffi_call(
         convolution_kernels.name(kind), jax.ShapeDtypeStruct(shape, np.float32)
     )
-    out: Array = function(x, y, numbers)
-    return out
+    out: Array = function(x, y, np.array(numbers, np.int32))
+    # Written out: XLA's reduction of few large parts takes ten times as long.
+    return functools.reduce(jnp.add, list(out)) if summed else out
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:

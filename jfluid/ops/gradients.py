@@ -93,26 +93,61 @@ def vjp(
     )
 
 
+class Traced:
+    """A function of arrays with its gradient, which is traced once for calls with arrays of the same forms.
+
+    Attributes:
+        shape: the structure of its outputs, and which of them gradients flow through.
+    """
+
+    def __init__(self) -> None:
+        self.shape: dict[str, Any] = {}
+        self._vjp: Any = None
+        self._pull: Any = jax.jit(lambda pull, seeds: pull(seeds), inline=True)
+
+    def vjp(self, run: Callable[..., Any], moving: list[Any], still: list[Any]) -> Any:
+        """Do what `jax.vjp` does for `run(moving, still)`, or for that of the first call."""
+        if self._vjp is None:
+
+            def both(moving: list[Any], still: list[Any]) -> Any:
+                return jax.vjp(lambda values: run(values, still), moving, has_aux=True)
+
+            self._vjp = jax.jit(both, inline=True)
+        through, pull, rest = self._vjp(moving, still)
+        return through, lambda seeds: self._pull(pull, seeds), rest
+
+
 def vjp_of(
     function: Callable[..., tuple[Any, ...]],
     inputs: Sequence[Any],
     wanted: Sequence[bool],
     used: Iterable[bool],
+    traced: Traced | None = None,
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """Do what `vjp` does, for any function from the values of slots to a tuple of values of slots."""
-    leaves, tree, flags = _flatten(inputs, wanted)
-    shape: dict[str, Any] = {}
+    """Do what `vjp` does, for any function from the values of slots to a tuple of values of slots.
 
-    def run(moving: list[Any]) -> tuple[Any, ...]:
-        it = iter(moving)
-        outs = function(*tree.unflatten([next(it) if f else v for f, v in zip(flags, leaves)]))
+    Args:
+        traced: of an earlier call, with the same function and inputs of the same forms.
+    """
+    leaves, tree, flags = _flatten(inputs, wanted)
+    shape: dict[str, Any] = {} if traced is None else traced.shape
+
+    def run(moving: list[Any], still: list[Any]) -> tuple[Any, ...]:
+        it, others = iter(moving), iter(still)
+        outs = function(*tree.unflatten([next(it) if f else next(others) for f in flags]))
         out_leaves, shape["tree"], shape["flags"] = _flatten(outs, used)
         return (
             [v for f, v in zip(shape["flags"], out_leaves) if f],
             [v for f, v in zip(shape["flags"], out_leaves) if not f],
         )
 
-    vjp_of_run: Any = jax.vjp(run, [v for f, v in zip(flags, leaves) if f], has_aux=True)
+    given = [v for f, v in zip(flags, leaves) if f]
+    others = [v for f, v in zip(flags, leaves) if not f]
+    vjp_of_run: Any = (
+        jax.vjp(lambda values: run(values, others), given, has_aux=True)
+        if traced is None
+        else traced.vjp(run, given, others)
+    )
     through, pull, rest = vjp_of_run
     out_flags, moving, still = shape["flags"], iter(through), iter(rest)
     outs = shape["tree"].unflatten([next(moving) if f else next(still) for f in out_flags])

@@ -22,6 +22,7 @@ from jfluid.ops.collective import AXIS
 from jfluid.ops.definition import OpDef
 from jfluid.ops.gradients import GRAD
 from jfluid.ops.ragged import Ragged
+from jfluid.ops.repeated import Repeated
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.static_values import Unknown, is_static
 from jfluid.parallel import one_batch
@@ -157,6 +158,7 @@ class JoinedLowering(Lowering):
         self._replicas = replicas
         self.kinds = Kinds(self.items, apart)
         self._followed: dict[str, Kind] = {}  # of the current operator's outputs
+        self._repeated = Repeated(())  # which inputs are stacked differs, too
 
     def _draw(self) -> None:
         """Each replica draws its own numbers, with the operator that needs them."""
