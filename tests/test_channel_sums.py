@@ -30,7 +30,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.registered()
+    assert functions.images_registered()
 
 
 @pytest.mark.parametrize("shape, offset, groups", SHAPES.values(), ids=SHAPES)

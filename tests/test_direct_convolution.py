@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jfluid.compile import image_convolution, image_layout
-from jfluid.machine_code import convolution_kernels, direct_convolution, functions
+from jfluid.machine_code import convolution_kernels, direct_convolution, direct_product, functions
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.registered()
+    assert functions.images_registered()
 
 
 def _draw(*shapes):
@@ -150,7 +150,7 @@ def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(functions, "registered", lambda: False)
+    monkeypatch.setattr(functions, "images_registered", lambda: False)
     assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
 
 
@@ -161,7 +161,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
     monkeypatch.setattr(
-        functions, "registered", lambda: made.append(threading.current_thread().name)
+        functions, "images_registered", lambda: made.append(threading.current_thread().name)
     )
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])
@@ -176,3 +176,24 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
         return {}
 
     jax.jit(lambda: image_layout.channels_last(record, held))()
+
+
+@pytest.mark.parametrize(
+    "filters, weights, wanted",
+    [
+        ([(32, 3, 3, 3)], [(64, 10)], ["images"]),
+        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["images", "products"]),
+        ([], [(64, 96)], []),
+    ],
+    ids=["a narrow layer", "a wide layer", "no filter"],
+)
+def test_it_is_made_for_the_layers_beside_convolutions_too(filters, weights, wanted, monkeypatch):
+    made = []
+    monkeypatch.setattr(direct_product.processor, "has_wide_vectors", lambda: True)
+    for kind in ("images", "products"):
+        monkeypatch.setattr(functions, f"{kind}_registered", lambda kind=kind: made.append(kind))
+    image_convolution.expect(filters, weights)
+    for thread in threading.enumerate():
+        if thread.name == image_convolution.THREAD:
+            thread.join()
+    assert made == wanted

@@ -41,7 +41,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.registered()
+    assert functions.products_registered()
 
 
 # What is summed over, of the first matrix and of the second: a layer, and the gradients of its input and weight.
@@ -212,8 +212,8 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
     assert product_kernels.names() == []
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
     monkeypatch.setattr(processor, "has_vectors", lambda: False)
-    assert not functions._register.__wrapped__(functions._LAYERS)
-    monkeypatch.setattr(functions, "registered", lambda: False)
+    assert not functions._register.__wrapped__(functions._PRODUCTS)
+    monkeypatch.setattr(functions, "products_registered", lambda: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
 
 
@@ -265,7 +265,7 @@ def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas
     )
     losses = _losses(network, replicas)
     assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
-    monkeypatch.setattr(functions, "registered", lambda: False)
+    monkeypatch.setattr(functions, "products_registered", lambda: False)
     del called[:]
     np.testing.assert_allclose(_losses(network, replicas), losses, rtol=1e-4)
     assert not called

@@ -35,7 +35,7 @@ SLOPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.registered()
+    assert functions.products_registered()
 
 
 def _rand(*shape):

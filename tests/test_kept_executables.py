@@ -220,7 +220,11 @@ def _looks_up():
 )
 @pytest.mark.parametrize(
     "run, name",
-    [(_convolves, "registered"), (_recurs, "loops_registered"), (_looks_up, "rows_registered")],
+    [
+        (_convolves, "images_registered"),
+        (_recurs, "loops_registered"),
+        (_looks_up, "rows_registered"),
+    ],
 )
 def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
     expected, asked = run(), []

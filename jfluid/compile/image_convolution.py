@@ -50,17 +50,20 @@ class Filter:
         return lax.transpose(self.array, [self.order.index(d) for d in range(self.array.ndim)])
 
 
-def expect(filters: Sequence[Sequence[int]]) -> None:
-    """Have a thread make what convolutions with these filters may want, while they are recorded.
+def expect(filters: Sequence[Sequence[int]], weights: Sequence[Sequence[int]] = ()) -> None:
+    """Have a thread make what convolutions with these filters may want, while they are recorded, and the
+    layers beside them.
 
     Args:
         filters: the shape of each, [out, in, *kernel].
+        weights: the shape of each, [in, out].
     """
 
     def prepare() -> None:
-        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
+        from jfluid.machine_code import direct_convolution, direct_product  # LLVM: few need it
 
         direct_convolution.expect(filters)
+        direct_product.expect(weights)
 
     if filters:
         threading.Thread(target=prepare, name=THREAD).start()

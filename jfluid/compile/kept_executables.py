@@ -32,8 +32,15 @@ from jfluid.ops import registry
 # Seconds to trace and compile from which on an executable is worth a file.
 WORTH_KEEPING = 0.15
 MOST_FILES = 500  # the oldest go first
-# in the names of functions of `functions.py`
-_OWN, _LOOPS, _ROWS = b"jfluid_direct_", b"jfluid_loop_", b"jfluid_rows_"
+# How names of machine code begin, and what of `functions.py` makes it known.
+_MACHINE_CODE = {
+    b"jfluid_direct_convolution": "images_registered",
+    b"jfluid_direct_channel": "images_registered",
+    b"jfluid_direct_overlap": "images_registered",
+    b"jfluid_direct_product": "products_registered",
+    b"jfluid_loop_": "loops_registered",
+    b"jfluid_rows_": "rows_registered",
+}
 THREAD = "jfluid-keep"
 _ENABLED = "jax_enable_compilation_cache"
 MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
@@ -206,14 +213,11 @@ def _load(path: Path, device: jax.Device) -> Any:
     body = kept_files.read(path)
     if body is None:
         return None
-    if _OWN in body or _LOOPS in body or _ROWS in body:
+    wanted = dict.fromkeys(known for name, known in _MACHINE_CODE.items() if name in body)
+    if wanted:
         from jfluid.machine_code import functions  # LLVM, which not all programs need
 
-        if _OWN in body and not functions.registered():
-            return None
-        if _LOOPS in body and not functions.loops_registered():
-            return None
-        if _ROWS in body and not functions.rows_registered():
+        if not all(getattr(functions, known)() for known in wanted):
             return None
     try:
         arguments, results, payload = pickle.loads(body)

@@ -361,9 +361,8 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     found.held = filter_orders.of(plan, device)
     if device.platform == "cpu" and not plan.state and not plan.feeds:
         # a startup program: what its filters will be convolved by is made while XLA compiles it
-        image_convolution.expect(
-            [s for name in plan.updated if len(s := plan.block.var_recursive(name).shape) == 4]
-        )
+        shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
+        image_convolution.expect(*([s for s in shapes if len(s) == rank] for rank in (4, 2)))
     return found
 
 

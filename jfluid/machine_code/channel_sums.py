@@ -52,7 +52,7 @@ def suits(x: Array) -> bool:
         x.dtype == np.float32
         and x.shape[-1] >= min(WIDTHS)
         and x.size >= _FEWEST
-        and functions.registered()
+        and functions.images_registered()
     )
 
 

@@ -91,7 +91,7 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
     """
     if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
         return None
-    if not functions.registered():
+    if not functions.images_registered():
         return None
     images, rows, columns, height, width, channels = parts.shape
     numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
@@ -118,7 +118,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
         and filters >= LANES
-        and functions.registered()
+        and functions.images_registered()
     )
 
 
@@ -207,4 +207,4 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     convolved with here.
     """
     if any(len(shape) == 4 and shape[0] >= LANES for shape in filters):
-        functions.registered()
+        functions.images_registered()

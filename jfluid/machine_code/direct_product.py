@@ -5,6 +5,7 @@ faster for than XLA's library.
 import functools
 import itertools
 import os
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -110,6 +111,12 @@ def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int,
     return min(ways, key=cost)
 
 
+def expect(weights: Iterable[Sequence[int]]) -> None:
+    """Make the machine code known, if products with weights of these shapes may be computed here."""
+    if any(min(shape) >= WIDTH for shape in weights) and processor.has_wide_vectors():
+        functions.products_registered()
+
+
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
     """Return whether a product of matrices in single precision should be computed here."""
     depth, rows, columns = _sizes(x, y, over)
@@ -123,5 +130,5 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
             depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1)
         )
         and processor.has_wide_vectors()
-        and functions.registered()
+        and functions.products_registered()
     )

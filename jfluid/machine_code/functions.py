@@ -22,21 +22,28 @@ from jfluid.machine_code import (
     row_kernels,
 )
 
-# What is made, kept and loaded together: what layers of most programs may call, and what few do.
-_LAYERS = (convolution_kernels, product_kernels, channel_kernels, overlap_kernels)
+# What is made, kept and loaded together: a program calls all of it, or none.
+_IMAGES = (convolution_kernels, channel_kernels, overlap_kernels)
+_PRODUCTS = (product_kernels,)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
 _MESSAGES = (message_kernels,)
-_MOST_FILES = 8
+_MOST_FILES = 10
 _registering = threading.Lock()
 
 
-def registered() -> bool:
-    """Make machine code of products and convolutions known to XLA; False where there is none for this
-    machine or this XLA.
+def images_registered() -> bool:
+    """Make machine code of convolutions and what comes with them known to XLA; False where there is none
+    for this machine or this XLA.
     """
     with _registering:
-        return _register(_LAYERS)
+        return _register(_IMAGES)
+
+
+def products_registered() -> bool:
+    """Make machine code of products known to XLA; False as above."""
+    with _registering:
+        return _register(_PRODUCTS)
 
 
 def loops_registered() -> bool:
