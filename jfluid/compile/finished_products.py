@@ -9,6 +9,7 @@ instead, if nobody else reads it. Each rule is of one primitive.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -43,16 +44,32 @@ def overwriting(parameters: bool) -> Iterator[None]:
         _overwriting.reset(token)
 
 
-def product(x: Array, y: Array, over: tuple[int, int]) -> Value:
-    """Return a product that is computed when it is asked for, either way round."""
+def product(x: Array, y: Array, over: tuple[int, int], scope: str) -> Value:
+    """Return a product that is computed when it is asked for, either way round.
+
+    Args:
+        scope: the operator that it is of.
+    """
 
     def make(turned: bool) -> Array:
         return products.product(y, x, over[::-1]) if turned else products.product(x, y, over)
 
     found = Value(make=make)
     if products.is_machine_code(x, y, over):
-        found.origin = Product(x, y, over)
+        found.origin = Product(x, y, over, scope=scope)
     return found
+
+
+def scope(equation: Any, values: list[Value]) -> str:
+    """Return the operator that an equation's work is of: that of a product which is computed for it, if there is one."""
+    for value in values:
+        origin = value.origin
+        while isinstance(origin, OtherHalf):
+            origin = origin.of.origin
+        found = origin.product if isinstance(origin, Sloped | Change) else origin
+        if isinstance(found, Product) and found.finished is None and not value.is_computed():
+            return found.scope
+    return str(equation.source_info.name_stack)
 
 
 def readers(jaxpr: Any, results_read: Sequence[bool] | None) -> dict[Any, list[Any]]:
@@ -137,11 +154,7 @@ def _reshape(equation: Any, values: list[Value]) -> Value | None:
     before = equation.invars[0].aval.shape
     if origin is None or equation.params["dimensions"] or shape[-1:] != before[-1:]:
         return None
-    return _lazy(lambda: lax.reshape(values[0].given(), shape), Product(*_factors(origin)))
-
-
-def _factors(origin: Product) -> tuple[Array, Array, tuple[int, int]]:
-    return origin.x, origin.y, origin.over
+    return _lazy(lambda: lax.reshape(values[0].given(), shape), replace(origin))
 
 
 def _transpose(equation: Any, values: list[Value]) -> Value | None:
@@ -153,7 +166,7 @@ def _transpose(equation: Any, values: list[Value]) -> Value | None:
     if not products.is_machine_code(x, y, over):
         return None
     found = Value(make=lambda turned: value.given() if turned else value.laid(TURNED))
-    found.origin = Product(x, y, over)
+    found.origin = replace(origin, x=x, y=y, over=over)
     return found
 
 
@@ -172,7 +185,7 @@ def _add(equation: Any, values: list[Value]) -> Value | None:
     if np.shape(bias)[-1:] != (columns,) or np.size(bias) != columns:
         return None
     assert origin is not None  # `which` says so
-    found = Product(*_factors(origin), bias=lax.reshape(bias, (columns,)))
+    found = replace(origin, bias=lax.reshape(bias, (columns,)))
     return _lazy(lambda: _layer(found, "identity", out.shape), found)
 
 
@@ -239,7 +252,7 @@ def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value
     aval = equation.outvars[0].aval
     if np.shape(out.given()) != aval.shape:
         return None
-    array = direct_product.sloped(*_factors(origin)[:2], _matrix(out), activation, origin.over)
+    array = direct_product.sloped(origin.x, origin.y, _matrix(out), activation, origin.over)
     return _finished(origin, array, aval.shape)
 
 

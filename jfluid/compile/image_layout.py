@@ -137,8 +137,9 @@ def _evaluate(
     for variable, value in zip(jaxpr.invars, arguments):
         value.readers += readers.get(variable, ())
     for equation in jaxpr.eqns:
-        with jax.named_scope(str(equation.source_info.name_stack)):
-            results = _apply(equation, [read(a) for a in equation.invars])
+        values = [read(a) for a in equation.invars]
+        with jax.named_scope(finished_products.scope(equation, values)):
+            results = _apply(equation, values)
         for variable, value in zip(equation.outvars, results):
             value.readers += readers.get(variable, ())
             env[variable] = value
@@ -361,7 +362,7 @@ def _product(equation: Any, values: list[Value]) -> list[Value] | None:
     if over != (0, 0) and not products.is_own(x, y, over):
         return None
 
-    return [finished_products.product(x, y, over)]
+    return [finished_products.product(x, y, over, str(equation.source_info.name_stack))]
 
 
 def _channel_sums(equation: Any, values: list[Value]) -> list[Value] | None:

@@ -59,6 +59,10 @@ class Value:
         self.readers: list[Any] = []
         self.origin: Origin | None = None
 
+    def is_computed(self) -> bool:
+        """Whether it is there, in any order."""
+        return self._given is not None or self._laid is not None
+
     def known(self) -> Any:
         """It as the program has it, if it is there; None if it would have to be computed."""
         return self._given
@@ -107,6 +111,7 @@ class Product:
     Attributes:
         bias: what is added to each row, if it is that of a layer.
         finished: the value that has been computed in its place.
+        scope: the operator that it is of, by which profiles tell what takes time.
     """
 
     x: Array
@@ -114,6 +119,7 @@ class Product:
     over: tuple[int, int]
     bias: Array | None = None
     finished: Value | None = None
+    scope: str = ""
 
 
 @dataclass
