@@ -59,6 +59,12 @@ def state(cluster, job):
     return cluster.said("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
 
 
+def has_gone(cluster, job):
+    """Whether the processes of a job that runs again have ended."""
+    said = cluster.said("scontrol", "show", "job", job)
+    return "Restarts=1" in said and "COMPLETING" not in said
+
+
 def end_of(cluster, job):
     """How a job has ended, and what its processes wrote."""
     # a look starts half a dozen processes
@@ -110,6 +116,7 @@ def test_a_requeued_job_of_processes_goes_on_from_its_checkpoint(cluster):
         lambda: Path(f"slurm-{job}.out").read_text(),
     )
     cluster.run("scontrol", "requeue", job)
+    wait_until(lambda: has_gone(cluster, job), lambda: state(cluster, job), pause=0.5)
     set_number("go", 6)
     found, said = end_of(cluster, job)
     assert found == "COMPLETED", said
