@@ -120,3 +120,12 @@ def fresh_programs():
         fluid.unique_name.guard(),
     ):
         yield
+
+
+@pytest.fixture
+def nothing_kept():
+    """Steps are traced, whatever is on disk."""
+    before = fluid.get_flags("FLAGS_compilation_cache_dir")
+    fluid.set_flags({"FLAGS_compilation_cache_dir": ""})
+    yield
+    fluid.set_flags(before)

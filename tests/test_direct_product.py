@@ -137,15 +137,6 @@ def test_rows_of_a_layer_have_the_same_bits_whatever_is_beside_them():
     np.testing.assert_array_equal(np.asarray(run(x, y))[100:150], np.asarray(run(x[100:150], y)))
 
 
-@pytest.fixture
-def nothing_kept():
-    """Steps are traced, whatever is on disk."""
-    before = fluid.get_flags("FLAGS_compilation_cache_dir")
-    fluid.set_flags({"FLAGS_compilation_cache_dir": ""})
-    yield
-    fluid.set_flags(before)
-
-
 def _primitives(x, w, dtype=jnp.float32):
     """Primitives, by name, of a layer and of its gradients as a step has them."""
     x, w = jnp.ones(x, dtype), jnp.ones(w, dtype)

@@ -142,15 +142,6 @@ def _sgd():
 
 
 @pytest.fixture
-def nothing_kept():
-    """Steps are traced, whatever is on disk."""
-    before = fluid.get_flags("FLAGS_compilation_cache_dir")
-    fluid.set_flags({"FLAGS_compilation_cache_dir": ""})
-    yield
-    fluid.set_flags(before)
-
-
-@pytest.fixture
 def compared(monkeypatch, nothing_kept):
     """Trains with finished products and with XLA's loops; returns the first."""
 

@@ -117,7 +117,7 @@ def _lazy(make: Callable[[], Array], origin: Origin) -> Value:
 def _unread(value: Value) -> Product | None:
     """The product that a value is, if one equation alone reads it and nobody has asked for it."""
     origin = value.origin
-    if not isinstance(origin, Product) or origin.finished is not None:
+    if not isinstance(origin, Product) or origin.finished is not None or value.is_computed():
         return None
     return origin if len(value.readers) == 1 else None
 
