@@ -150,7 +150,7 @@ def _is_traced(value: Any) -> bool:
 
 def _reshape(equation: Any, values: list[Value]) -> Value | None:
     """A product keeps its columns: its rows are divided."""
-    origin, shape = _plain(values[0]), equation.params["new_sizes"]
+    origin, shape = _unread(values[0]), equation.params["new_sizes"]
     before = equation.invars[0].aval.shape
     if origin is None or equation.params["dimensions"] or shape[-1:] != before[-1:]:
         return None
