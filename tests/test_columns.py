@@ -42,6 +42,16 @@ def test_neighbours_are_one_transposition(order):
     assert "concatenate" not in {e.primitive.name for e in traced.jaxpr.eqns}
 
 
+def test_rows_may_be_divided_among_replicas():
+    def run(x):
+        parts = jnp.split(x.reshape(2, 3, 17), [3, 6, 9, 12, 15], axis=2)
+        return jnp.concatenate([p.reshape(ROWS, WIDTH) for p in parts[:5]])
+
+    traced = _traced(run, X)
+    np.testing.assert_array_equal(jax.extend.core.jaxpr_as_fun(traced)(X)[0], run(X))
+    assert "concatenate" not in {e.primitive.name for e in traced.jaxpr.eqns}
+
+
 @pytest.mark.parametrize("order", OTHERS.values(), ids=OTHERS)
 def test_others_are_put_together_as_they_are(order):
     traced = _traced(_step(order), X)

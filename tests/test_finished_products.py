@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import finished_products, image_layout
+from jfluid.compile import finished_products, image_layout, update_order
 from jfluid.machine_code import direct_product, functions, product_kernels
 from jfluid.machine_code.product_kernels import FINISHED, NAME, UPDATE
 
@@ -231,6 +231,21 @@ def test_a_product_that_is_wanted_is_computed_once():
 
     assert _compiled(layer, x, w, b, wanted=["out"]) == [FINISHED]
     assert _compiled(layer, x, w, b, wanted=["out", "product"]) == [NAME]
+
+
+@pytest.mark.parametrize("awaited", ["rows", "divided"])
+def test_what_waits_for_a_product_of_replicas_waits_for_what_is_computed_in_its_place(awaited):
+    """Rows are divided among replicas before the slope is applied; updates wait for either shape."""
+    x, w, out = jnp.ones((128, 64)), jnp.ones((96, 64)), jnp.ones((2, 64, 96))
+
+    def gradient(x, w, out):
+        rows = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
+        divided = rows.reshape(out.shape)
+        slope = jax.lax.select(out > 0, divided, jnp.zeros(out.shape))
+        rate = update_order.after(jnp.float32(0.1), [{"rows": rows, "divided": divided}[awaited]])
+        return {"slope": slope, "rate": rate}
+
+    assert _compiled(gradient, x, w, out, wanted=["slope", "rate"]) == [FINISHED]
 
 
 def test_a_parameter_is_copied_neither_where_it_is_written_over_nor_where_a_new_one_is_given():

@@ -16,7 +16,9 @@ FEWEST = 4  # parts; XLA copies fewer as fast
 
 
 class Columns(NamedTuple):
-    """A part of a matrix: `width` columns from `start` on, whatever dimensions of 1 it has."""
+    """A part of a matrix: `width` columns from `start` on, whatever dimensions of 1 it has, and however its
+    rows are divided among replicas.
+    """
 
     matrix: Array
     start: int
@@ -31,14 +33,28 @@ def of(equation: Any, operand: Any, part: Columns | None) -> list[Columns | None
         part: which columns that is.
     """
     name, params = equation.primitive.name, equation.params
-    if name == "split" and operand.ndim == 2 and params["axis"] == 1:
-        ends = itertools.accumulate(params["sizes"])
-        return [Columns(operand, end - n, n) for end, n in zip(ends, params["sizes"])]
+    if name == "split" and operand.ndim > 1 and params["axis"] == operand.ndim - 1:
+        matrix, ends = matrix_of(operand), itertools.accumulate(params["sizes"])
+        return [Columns(matrix, end - n, n) for end, n in zip(ends, params["sizes"])]
     if part is not None and name in ("reshape", "broadcast_in_dim"):
         given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
-        if [n for n in given if n != 1] == [n for n in after if n != 1]:
+        if keeps_columns(name, given, after):
             return [part]
     return [None] * len(equation.outvars)
+
+
+def keeps_columns(name: str, given: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a primitive gives no other columns, when it changes a shape: dimensions of 1 come or go, or
+    rows are divided among replicas.
+    """
+    divided = name == "reshape" and given[-1:] == after[-1:]
+    return divided or [n for n in given if n != 1] == [n for n in after if n != 1]
+
+
+def matrix_of(array: Array) -> Array:
+    """Return an array with all dimensions but the last as rows."""
+    columns = array.shape[-1]
+    return lax.reshape(array, (array.size // columns, columns)) if array.ndim > 2 else array
 
 
 class Strips(NamedTuple):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import products
+from jfluid.compile import columns, products
 from jfluid.compile.traced_value import (
     TURNED,
     Change,
@@ -96,10 +96,13 @@ def waits(equation: Any) -> bool:
     return bool(equation.params.get("name") == AWAITED)
 
 
-def awaited(value: Value) -> Value:
-    """Return what is computed in the place of a value."""
+def awaited(value: Value, shape: tuple[int, ...]) -> Value:
+    """Return what is computed in the place of a value of a shape, in that shape."""
     origin = value.origin
-    return origin.finished if isinstance(origin, Product) and origin.finished else value
+    if not isinstance(origin, Product) or origin.finished is None:
+        return value
+    found = origin.finished.given()
+    return origin.finished if found.shape == shape else Value(lax.reshape(found, shape))
 
 
 def apply(equation: Any, values: list[Value]) -> Value | None:
@@ -129,13 +132,9 @@ def _plain(value: Value) -> Product | None:
 
 
 def _finished(origin: Product, array: Array, shape: Any) -> Value:
-    origin.finished = Value(lax.reshape(array, shape))
-    return origin.finished
-
-
-def _matrix(value: Value) -> Array:
-    array = value.given()
-    return lax.reshape(array, (array.size // array.shape[-1], array.shape[-1]))
+    found = Value(lax.reshape(array, shape))
+    origin.done.append(found)
+    return found
 
 
 def _is_number(value: Value, number: float) -> bool:
@@ -179,13 +178,13 @@ def _add(equation: Any, values: list[Value]) -> Value | None:
     bias = other.broadcast[1] if other.broadcast else other.given()
     if other.broadcast and other.broadcast[0]["broadcast_dimensions"][-1:] != (out.ndim - 1,):
         return None
-    columns = out.shape[-1]
+    width = out.shape[-1]
     if other.order is not None or bias.dtype != np.float32:
         return None
-    if np.shape(bias)[-1:] != (columns,) or np.size(bias) != columns:
+    if np.shape(bias)[-1:] != (width,) or np.size(bias) != width:
         return None
     assert origin is not None  # `which` says so
-    found = replace(origin, bias=lax.reshape(bias, (columns,)))
+    found = replace(origin, bias=lax.reshape(bias, (width,)))
     return _lazy(lambda: _layer(found, "identity", out.shape), found)
 
 
@@ -228,7 +227,8 @@ def _is_sign(equation: Any) -> bool:
 def _greater(equation: Any, values: list[Value]) -> Value | None:
     if not _is_number(values[1], 0.0):
         return None
-    value, shape = awaited(values[0]), equation.outvars[0].aval.shape
+    shape = equation.outvars[0].aval.shape
+    value = awaited(values[0], shape)
     found = Value(make=lambda turned: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)))
     if value.order is not None or equation.invars[0].aval.dtype != np.float32:
         return None
@@ -252,7 +252,9 @@ def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value
     aval = equation.outvars[0].aval
     if np.shape(out.given()) != aval.shape:
         return None
-    array = direct_product.sloped(origin.x, origin.y, _matrix(out), activation, origin.over)
+    array = direct_product.sloped(
+        origin.x, origin.y, columns.matrix_of(out.given()), activation, origin.over
+    )
     return _finished(origin, array, aval.shape)
 
 

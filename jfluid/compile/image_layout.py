@@ -155,7 +155,8 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
             return sums
         inner = params[_CALLS[name]]
         if finished_products.waits(equation):
-            values = [finished_products.awaited(v) for v in values]
+            shapes = [a.aval.shape for a in equation.invars]
+            values = list(map(finished_products.awaited, values, shapes))
         for value in values:  # its readers are among the equations inside
             value.readers = [r for r in value.readers if r is not equation]
         return _evaluate(inner.jaxpr, inner.consts, values)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfluid.compile.columns import FEWEST, Strips
+from jfluid.compile.columns import FEWEST, Strips, keeps_columns
 from jfluid.machine_code.row_functions import TAKE, VALUES
 
 CALL = frozenset(("ffi_call",))  # the primitive that calls them
@@ -36,10 +36,7 @@ def of(equation: Any, arrays: Sequence[Array], taken: Taken | None) -> Taken | N
         called = equation.params["target_name"] == TAKE
         return Taken(arrays[0], arrays[1]) if called else None
     given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
-    divided = equation.primitive.name == "reshape" and given[-1:] == after[-1:]  # among replicas
-    return (
-        taken if divided or [n for n in given if n != 1] == [n for n in after if n != 1] else None
-    )
+    return taken if keeps_columns(equation.primitive.name, given, after) else None
 
 
 def beside(

@@ -3,7 +3,7 @@ another one, computed when they are asked for, and what is known of where they c
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax import Array, lax
@@ -110,7 +110,8 @@ class Product:
 
     Attributes:
         bias: what is added to each row, if it is that of a layer.
-        finished: the value that has been computed in its place.
+        done: of this and the products that were made of it: holds the value that has been computed in
+            their place.
         scope: the operator that it is of, by which profiles tell what takes time.
     """
 
@@ -118,8 +119,12 @@ class Product:
     y: Array
     over: tuple[int, int]
     bias: Array | None = None
-    finished: Value | None = None
+    done: list[Value] = field(default_factory=list)
     scope: str = ""
+
+    @property
+    def finished(self) -> Value | None:
+        return self.done[0] if self.done else None
 
 
 @dataclass
