@@ -23,6 +23,7 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pthread_key_create": (I32, (POINTER, POINTER)),
     "pthread_getspecific": (POINTER, (I64,)),
     "pthread_setspecific": (I32, (I64, POINTER)),
+    "sched_yield": (I32, ()),
     "write": (I64, (I32, POINTER, I64)),
 }
 

@@ -20,7 +20,7 @@ def names() -> list[str]:
 
 def write(module: Module) -> None:
     """Write down the functions of all names."""
-    xla_tasks.define(module, NAME, _send(module))
+    xla_tasks.define(module, NAME, _send(module), divided=False)
 
 
 def _send(module: Module) -> Any:
