@@ -16,6 +16,7 @@ Graph = Mapping[str, set[str]]
 # only.
 LAYERS = (
     {
+        "aligned_memory",
         "collector",
         "endpoints",
         "errors",

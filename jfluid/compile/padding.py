@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jfluid import aligned_memory
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops import selected_rows as ops_rows
 from jfluid.ops.ragged import Level, Ragged
@@ -196,7 +197,7 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
     )
     if values.shape[0] < size.rows:
         rows = np.asarray(values)
-        values = np.empty((size.rows, *rows.shape[1:]), rows.dtype)
+        values = aligned_memory.empty((size.rows, *rows.shape[1:]), rows.dtype)
         fill_rows(values, rows)
     return Ragged(values, levels, exact=exact)
 

@@ -5,7 +5,6 @@ compiled step divides: an argument costs a step microseconds, and so does each c
 """
 
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -15,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jfluid import aligned_memory
 from jfluid.compile.padding import Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
 _PACKED, _ROWS, _LONGEST = map(attrgetter, ("packed", "rows", "longest"))
 _MOST_ROWS = 2**31  # offsets are int32
-_LINE = 64  # bytes; XLA on CPUs reads arrays in place that begin at a multiple
 _SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array begins
 
 
@@ -274,12 +273,7 @@ def _padded(
 
 
 def _empty(rows: int, like: np.ndarray) -> np.ndarray:
-    """Return an array of so many rows that XLA on CPUs can read in place."""
-    shape = rows, *like.shape[1:]
-    size = like.itemsize * math.prod(shape)
-    memory = np.empty(size + _LINE, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _LINE
-    return memory[start : start + size].view(like.dtype).reshape(shape)
+    return aligned_memory.empty((rows, *like.shape[1:]), like.dtype)
 
 
 class SlotBuckets(Buckets):

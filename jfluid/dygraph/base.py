@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors, places, processes
+from jfluid import aligned_memory, errors, places, processes
 from jfluid.dygraph.eager_program import EagerProgram
-from jfluid.dygraph.values import constant, copied
+from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
 from jfluid.ir.complex_variable import ComplexVariable
@@ -138,7 +138,7 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    given = constant(copied(value))
+    given = constant(aligned_memory.copied(value))
     current.give(given)
     return VarBase(given, name, stop_gradient=True)
 

@@ -34,7 +34,6 @@ class Aval:
         self.large = self.plain and struct.size > 64
 
 
-_TO_ALIGN = 4096  # bytes
 _avals: dict[Any, Aval] = {}
 
 
@@ -56,19 +55,6 @@ def aval_of(value: Any) -> Aval:
         struct = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves])
         found = _avals[key] = Aval(struct, len(_avals))
     return found
-
-
-def copied(array: np.ndarray) -> np.ndarray:
-    """Return a copy that each call of XLA on CPUs takes as it is: one of some size that does not begin
-    at a multiple of 64 bytes is copied once more by each call.
-    """
-    if array.nbytes < _TO_ALIGN or array.dtype.hasobject:
-        return np.array(array)
-    buffer = np.empty(array.nbytes + 64, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % 64
-    made = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    made[...] = array
-    return made
 
 
 class Value:

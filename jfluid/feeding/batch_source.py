@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import aligned_memory, errors
 from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
 from jfluid.feeding.prefetch import Prefetch
 from jfluid.feeding.reader import Reader, batch
@@ -146,7 +146,9 @@ def _feed_by_position(arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple):
         raise errors.FeedError(f"expected a list of arrays, found a {type(arrays).__name__}")
     return {
-        str(i): value if isinstance(value, LoDTensor) else LoDTensor(np.array(value))
+        str(i): value
+        if isinstance(value, LoDTensor)
+        else LoDTensor(aligned_memory.copied(np.asarray(value)))
         for i, value in enumerate(arrays)
     }
 
@@ -167,12 +169,18 @@ def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
 
 def _tensor(slot: Slot, value: Any) -> LoDTensor:
     """A copy of the value: the reader may reuse its array."""
-    lod = value._lod if isinstance(value, LoDTensor) else []
+    lod: list[np.ndarray] = []
+    if isinstance(value, LoDTensor):
+        lod = value._lod
+        if isinstance(value.value, np.ndarray):  # else it is copied to be one
+            value = value.value
     try:
-        array = np.array(
+        array = np.asarray(
             value,
             None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype,
         )
+        if not isinstance(value, list | tuple):
+            array = aligned_memory.copied(array)
     except (TypeError, ValueError, OverflowError) as error:
         raise errors.FeedError(
             f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "

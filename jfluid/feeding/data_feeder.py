@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import aligned_memory, errors
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
@@ -154,7 +154,10 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
         fields = [item for field in fields for item in field]
     shape = [len(fields), *slot.shape[1:]]
     try:
-        value = np.asarray(fields, slot.np_dtype)
+        if fields and isinstance(fields[0], np.ndarray):
+            value = aligned_memory.stacked(fields).astype(slot.np_dtype, copy=False)
+        else:
+            value = np.asarray(fields, slot.np_dtype)
         if value.ndim != len(shape) and -1 not in shape:
             value = value.reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid import aligned_memory
 from jfluid.feeding.worker import Worker
 
 __all__ = ["BatchSampler", "Dataset", "batches_in_order", "default_collate_fn"]
@@ -89,8 +90,8 @@ def default_collate_fn(batch: Sequence[Any]) -> list[np.ndarray]:
         batch: samples: each one array, or a list or tuple of fields of equal shapes.
     """
     if isinstance(batch[0], np.ndarray):
-        return [np.stack(batch)]
-    return [np.stack(field) for field in zip(*batch, strict=True)]
+        return [aligned_memory.stacked(batch)]
+    return [aligned_memory.stacked(field) for field in zip(*batch, strict=True)]
 
 
 def batches_in_order(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import aligned_memory, errors
 from jfluid.compile import device_feeds
 from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
@@ -394,7 +394,7 @@ def generator_loader(
 def _stacked(reader: Reader) -> Iterator[list[Any]]:
     """Batches as one array for each field, from lists of samples."""
     for samples in reader():
-        yield [np.stack([np.asarray(v) for v in field]) for field in zip(*samples, strict=True)]
+        yield [aligned_memory.stacked(field) for field in zip(*samples, strict=True)]
 
 
 def _as_variables(batches: Iterable[Feed]) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import aligned_memory, errors
 
 _ORPHAN_CHECK = 0.5  # seconds between two checks that the parent is alive
 _HEADER = struct.Struct("=QQ")  # number of buffers, length of the pickle
@@ -190,7 +190,9 @@ def _receive(pipe: io.FileIO) -> Any:
 
 
 def _read(pipe: io.FileIO, size: int) -> memoryview | None:
-    found = np.empty(size, np.uint8).data  # not bytearray, which would write zeros first
+    found = aligned_memory.empty(
+        (size,), np.uint8
+    ).data  # not bytearray, which would write zeros first
     rest = found
     while rest.nbytes:
         count = pipe.readinto(rest)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors, processes
+from jfluid import aligned_memory, errors, processes
 from jfluid.compile import slots
 from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
 from jfluid.compile.slots import Batch, Measured, SlotBuckets, laid_out, needed
@@ -130,7 +130,7 @@ class Stacker:
                     ]
                 )
             elif bounds[name][0] == bounds[name][1]:
-                found[name] = np.stack(values)
+                found[name] = aligned_memory.stacked(values)
             else:
                 rows = bounds[name][1]
                 found[name] = _stacked(
@@ -244,7 +244,7 @@ class _Divided:
             level = Level(None, size.longest[0], size.numbers[0])
             return Ragged(values.reshape(replicas, -1, *values.shape[1:]), (level,), exact=True)
         values = np.asarray(values)
-        found = np.empty((replicas, size.rows, *values.shape[1:]), values.dtype)
+        found = aligned_memory.empty((replicas, size.rows, *values.shape[1:]), values.dtype)
         for own, begin, end in zip(found, self.rows, self.rows[1:]):
             fill_rows(own, values[begin:end])
         if size not in self.levels:

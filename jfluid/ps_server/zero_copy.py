@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from jfluid import aligned_memory
 from jfluid.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.message_fields import nested_fields
@@ -27,7 +28,6 @@ _ROWS, _BLOCKS = 3, 4
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 # Of a change: the fields that are arrays, and where an IncomingPush puts them.
 _ARRAYS = {_ROWS: {_IDS: 2, _VALUES_OF_ROWS: 3}, _BLOCKS: {_VALUES_OF_BLOCK: 3}}
-_ALIGNMENT = 64  # bytes
 _PADDING = 15  # the number of a field of a PullReply that nobody reads
 
 
@@ -60,9 +60,9 @@ def _padding(at: int) -> bytes:
     Args:
         at: where it would begin without, from 0 to the alignment.
     """
-    missing = -at % _ALIGNMENT
+    missing = -at % aligned_memory.ALIGNMENT
     if missing == 1:  # no field is as short
-        missing += _ALIGNMENT
+        missing += aligned_memory.ALIGNMENT
     return head(_PADDING, missing - 2) + bytes(missing - 2) if missing else b""
 
 
@@ -78,7 +78,7 @@ class AlignedReply:
     def add(self, front: bytes, values: np.ndarray[Any, Any] | None = None) -> None:
         """Add these bytes, and an array behind them."""
         if values is not None:
-            self._add(_padding((self._size + len(front)) % _ALIGNMENT))
+            self._add(_padding((self._size + len(front)) % aligned_memory.ALIGNMENT))
         self._add(front)
         if values is not None:
             self._add(flat(values))
@@ -98,12 +98,7 @@ def aligned_copy(data: Any) -> np.ndarray[Any, Any]:
     """Return a copy of bytes, uint8 [n], at an address at which XLA on the CPU takes an array as it
     is; one that begins elsewhere it copies first.
     """
-    size = len(data)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    found = memory[begin : begin + size]
-    found[:] = np.frombuffer(data, np.uint8)
-    return found
+    return aligned_memory.copied(np.frombuffer(data, np.uint8))
 
 
 # ---- outgoing requests ----
@@ -335,7 +330,7 @@ class IncomingPullReply:
 
 def _aligned(data: memoryview, begin: int, end: int) -> memoryview:
     """Bytes of a message that begins where an array may: as they are if they do, too."""
-    if begin % _ALIGNMENT:
+    if begin % aligned_memory.ALIGNMENT:
         return aligned_copy(data[begin:end]).data.toreadonly()
     return data[begin:end]
 

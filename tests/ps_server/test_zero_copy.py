@@ -152,16 +152,16 @@ def test_random_bytes_do_no_harm():
 
 def test_what_came_is_copied_once_to_where_xla_reads_it_in_place():
     reply = pb.PullReply(rounds=3)
-    reply.rows.append(np.arange(50, dtype="<f4").tobytes())
-    reply.blocks.add(version=2, value=np.arange(70, dtype="<f4").tobytes())
+    reply.rows.append(np.arange(1500, dtype="<f4").tobytes())
+    reply.blocks.add(version=2, value=np.arange(1700, dtype="<f4").tobytes())
     data = bytearray(reply.SerializeToString())
     found = zero_copy.IncomingPullReply(memoryview(data))
     data[:] = bytes(len(data))  # the lane serves another call
-    for values, count in ((found.rows[0], 50), (found.blocks[0].value, 70)):
+    for values, count in ((found.rows[0], 1500), (found.blocks[0].value, 1700)):
         array = wire.numbers(values, "<f4", "values", count, copy=False)
         np.testing.assert_array_equal(array, np.arange(count))
         assert array.ctypes.data % 64 == 0 and not array.flags.writeable
-    copied = wire.numbers(memoryview(b"x" + bytes(4000))[1:], "<f4", "values", 1000)
+    copied = wire.numbers(memoryview(b"x" + bytes(8000))[1:], "<f4", "values", 2000)
     assert copied.ctypes.data % 64 == 0 and copied.flags.writeable
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jfluid import aligned_memory
 from jfluid.compile.padding import ladder
 from jfluid.engine import Prepared
 from jfluid.ir.variable import Variable
@@ -18,8 +19,10 @@ Feed = dict[str, Any]
 
 
 def buffer_of(count: int, width: int) -> Array:
-    """Return zeros for so many rows of a table, and up to a size that many batches share."""
-    return np.zeros((ladder(count), width), np.float32)
+    """Return room for so many rows of a table, and zeros up to a size that many batches share."""
+    found = aligned_memory.empty((ladder(count), width), np.float32)
+    found[count:] = 0
+    return found
 
 
 @functools.lru_cache(1024)  # each step has the same parameters

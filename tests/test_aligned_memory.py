@@ -1,0 +1,65 @@
+"""Arrays that XLA reads where they are: their numbers, and where readers and loaders leave batches."""
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import aligned_memory
+from jfluid.aligned_memory import ALIGNMENT
+
+X = np.arange(6000, dtype="float32").reshape(20, 300)
+
+
+def _is_aligned(array):
+    return array.__array_interface__["data"][0] % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (20, 300)])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", object])
+def test_an_array_has_its_shape_and_type(shape, dtype):
+    made = aligned_memory.empty(shape, dtype)
+    assert made.shape == shape and made.dtype == dtype
+
+
+def test_a_copy_begins_at_a_line_and_is_another_array():
+    copy = aligned_memory.copied(X[:, ::2])
+    np.testing.assert_array_equal(copy, X[:, ::2])
+    assert _is_aligned(copy) and not np.shares_memory(copy, X)
+
+
+def test_arrays_are_stacked_as_numpy_stacks_them():
+    for values in ([X, X + 1], [X, X.astype("float64")], [1, 2.5], [[1, 2], [3, 4]], list(X)):
+        found, expected = aligned_memory.stacked(values), np.stack(list(map(np.asarray, values)))
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    assert _is_aligned(aligned_memory.stacked(list(X)))
+    for wrong in ([], [X, X[:1]]):
+        with pytest.raises(ValueError):
+            aligned_memory.stacked(wrong)
+
+
+def _samples():
+    return ((row,) for row in X)
+
+
+def _batches():
+    yield [X]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("of_samples", [False, True])
+def test_a_loader_leaves_batches_where_xla_reads_them(processes, of_samples):
+    main = fluid.Program()
+    with fluid.program_guard(main):
+        x = fluid.data("x", [None, 300])
+        loader = fluid.io.DataLoader.from_generator(
+            [x], capacity=2, use_multiprocess=processes, use_double_buffer=False
+        )
+    if of_samples:
+        loader.set_sample_generator(_samples, batch_size=len(X), places=fluid.cpu_places(1))
+    else:
+        loader.set_batch_generator(_batches, places=fluid.cpu_places(1))
+    for feed in loader():
+        array = (feed if isinstance(feed, dict) else feed[0])["x"].value
+        np.testing.assert_array_equal(array, X)
+        assert _is_aligned(array)
