@@ -10,6 +10,7 @@ from jax import lax
 
 import jfluid as fluid
 from jfluid.compile import image_layout
+from jfluid.ops import pool
 
 
 def _draw(*shapes):
@@ -54,6 +55,13 @@ def _shapes(y):
         y.transpose(0, 2, 3, 1) + 1,
         y.transpose(1, 0, 3, 2) + 1,
         y.reshape(y.shape[0], -1),
+        y.reshape(*y.shape[:3], 1, y.shape[3]) * 2,
+        y.reshape(*y.shape[:2], -1, 1) * 2,
+        y.reshape(y.shape[0], 1, *y.shape[1:]) + 1,
+        y.reshape(1, *y.shape) + 1,
+        y.reshape(y.shape[0] * y.shape[1], 1, *y.shape[2:]) * 2,
+        lax.broadcast_in_dim(y, (*y.shape[:2], y.shape[2], 2, y.shape[3], 3), (0, 1, 2, 4)) * 2,
+        lax.broadcast_in_dim(y, (2, *y.shape), (1, 2, 3, 4)) * 2,
     ]
 
 
@@ -125,6 +133,29 @@ def test_images_are_not_turned_between_layers():
     turned = [s for s in turned if len(s) in (4, 5) and np.prod(s) >= 2 * 5 * 3 * 4]
     assert "conv_general_dilated" in names
     assert set(turned) == {(2, 3, 6, 4)}
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 2)])
+def test_windows_side_by_side_are_not_turned(kernel):
+    """Maxima over them, and their gradient, which is one selection and no sum of arrays."""
+    size = 6 // kernel[0], 4 // kernel[1]
+
+    def loss(x, w, v):
+        y = pool._max(_conv(x, w), (2, 3), kernel, kernel, size)
+        return _conv(y * 2, v).sum()
+
+    arguments = _draw((2, 3, 6, 4), (5, 3, 3, 3), (7, 5, 3, 3))
+    gradients = jax.grad(loss, (1, 2))
+    _same(gradients, *arguments)
+    equations = jax.make_jaxpr(_rewritten(gradients))(*arguments).jaxpr.eqns
+    turned = {e.invars[0].aval.shape for e in equations if e.primitive.name == "transpose"}
+    assert (2, 5, 6, 4) not in turned and (2, 6, 4, 5) not in turned
+    spread = [
+        e
+        for e in equations
+        if e.primitive.name == "pad" and any(inside for _, _, inside in e.params["padding_config"])
+    ]
+    assert not spread
 
 
 def test_an_image_behind_residual_blocks_is_computed_once():

@@ -256,11 +256,19 @@ def _order(values: list[Value]) -> Order:
 
 
 def _broadcast(equation: Any, values: list[Value]) -> list[Value] | None:
-    shape, order = equation.params["shape"], _order(values)
-    if equation.params["broadcast_dimensions"] != tuple(range(len(shape))):
+    """Repeat images, also along new dimensions: these stay behind the ones that they follow."""
+    shape, order, places = (
+        equation.params["shape"],
+        _order(values),
+        equation.params["broadcast_dimensions"],
+    )
+    if places[0] != 0:
         return None
-    sizes = permuted(shape, order)
-    return _result(lax.broadcast_in_dim(values[0].laid(order), sizes, range(len(shape))), order)
+    ends = [*places[1:], len(shape)]
+    after = tuple(new for d in order for new in range(places[d], ends[d]))
+    sizes, laid = permuted(shape, after), values[0].laid(order)
+    at = [after.index(places[d]) for d in order]
+    return _result(lax.broadcast_in_dim(laid, sizes, at), after)
 
 
 def _reduction(equation: Any, values: list[Value]) -> list[Value]:
@@ -273,17 +281,53 @@ def _reduction(equation: Any, values: list[Value]) -> list[Value]:
 
 
 def _reshape(equation: Any, values: list[Value]) -> list[Value] | None:
-    """Divide the examples of images among replicas, or join them again."""
+    """Divide dimensions, as the examples of images among replicas, or join those that are neighbours however they
+    are held, as windows and what is inside them.
+    """
     order, sizes = _order(values), equation.params["new_sizes"]
-    lead = next((n for n in (1, 2) if order == _last(len(order), n)), None)
-    if lead is None or equation.params["dimensions"]:
+    groups = _divided(equation.invars[0].aval.shape, sizes)
+    if groups is None or equation.params["dimensions"] or len(sizes) not in _RANKS:
         return None
-    tail = equation.invars[0].aval.shape[lead:]
-    after = len(sizes) - len(tail)
-    if after not in (1, 2) or tuple(sizes[after:]) != tail:
+    of = {d: (old, new) for old, new in groups for d in old}
+    if of[order[-1]] != ((order[-1],), of[order[-1]][1][:1]):  # channels stay whole
         return None
-    x = values[0].laid(order)
-    return _result(lax.reshape(x, (*sizes[:after], *x.shape[lead:])), _last(len(sizes), after))
+    after: list[int] = []
+    at = 0
+    while at < len(order):
+        old, new = of[order[at]]
+        if order[at : at + len(old)] != old:
+            return None
+        after += new
+        at += len(old)
+    found = lax.reshape(values[0].laid(order), permuted(sizes, tuple(after)))
+    return _result(found, tuple(after))
+
+
+def _divided(
+    before: Sequence[int], after: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Which dimensions of a shape become which ones of another, each time as few as have one size, and those of 1
+    that only one shape has, with what is before them; None where that cannot be said.
+    """
+    found, i, j = [], 0, 0
+
+    def one(shape: Sequence[int], at: int) -> bool:
+        return at < len(shape) and shape[at] == 1
+
+    while i < len(before) and j < len(after):
+        first, size, then, other = i, before[i], j, after[j]
+        i, j = i + 1, j + 1
+        while size != other:
+            if size < other and i < len(before):
+                size, i = size * before[i], i + 1
+            elif other < size and j < len(after):
+                other, j = other * after[j], j + 1
+            else:
+                return None
+        while one(before, i) != one(after, j):
+            i, j = i + one(before, i), j + one(after, j)
+        found.append((tuple(range(first, i)), tuple(range(then, j))))
+    return found if i == len(before) and j == len(after) and 0 not in before else None
 
 
 def _pad(equation: Any, values: list[Value]) -> list[Value] | None:

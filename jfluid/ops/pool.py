@@ -62,14 +62,16 @@ def _max_forward(
 
 def _max_backward(
     axes: Sequence[int],
-    kernel: Array,
-    strides: Array,
-    out: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
     kept: tuple[Any, ...],
     grad: Array,
 ) -> tuple[Array | None]:
     place, shape = kept
     zero = jnp.zeros((), grad.dtype)
+    if all(k == s and shape[a] == s * n for a, k, s, n in zip(axes, kernel, strides, out)):
+        return (_spread(place, grad, axes, kernel),)
     total = None
     for i, offset in enumerate(np.ndindex(*kernel)):
         config = [(0, 0, 0)] * grad.ndim
@@ -78,6 +80,36 @@ def _max_backward(
         part = lax.pad(jnp.where(place == i, grad, zero), zero, config)
         total = part if total is None else total + part
     return (total,)
+
+
+def _spread(place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int]) -> Array:
+    """Return the gradient of windows side by side: each element finds its window, and whether it is the first maximum
+    there. XLA adds up whole arrays otherwise, one for each element of a window.
+    """
+    shape: list[int] = []
+    dims: list[int] = []
+    inside: list[int] = []
+    for axis, n in enumerate(grad.shape):
+        dims.append(len(shape))
+        shape.append(n)
+        if axis in axes:
+            inside.append(len(shape))
+            shape.append(kernel[axes.index(axis)])
+    number = np.arange(math.prod(kernel), dtype=np.uint8).reshape(kernel)
+    own = lax.broadcast_in_dim(number, shape, inside)
+    first = lax.eq(lax.broadcast_in_dim(place, shape, dims), own)
+    given = lax.broadcast_in_dim(grad, shape, dims)
+    found = lax.select(first, given, lax.full_like(given, 0))
+    joined = [n * k for n, k in zip(grad.shape, _along(axes, kernel, grad.ndim))]
+    return found.reshape(joined)
+
+
+def _along(axes: Sequence[int], sizes: Sequence[int], rank: int) -> list[int]:
+    """Return sizes of some axes, and 1 for all others."""
+    found = [1] * rank
+    for axis, size in zip(axes, sizes):
+        found[axis] = size
+    return found
 
 
 _max.defvjp(_max_forward, _max_backward)
