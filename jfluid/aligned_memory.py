@@ -35,13 +35,18 @@ def copied(array: Array) -> Array:
     return made
 
 
-def stacked(values: Sequence[Any]) -> Array:
+def stacked(values: Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Return arrays of one shape, or what NumPy makes arrays of, along a new first dimension.
+
+    Args:
+        dtype: that numbers are converted to, as `astype` does; by default one that holds all.
 
     Raises ValueError as `numpy.stack` does: for no arrays, and for those of different shapes.
     """
     arrays = [np.asarray(value) for value in values]
     if not arrays:
         raise ValueError("expected at least one array, found none")
-    dtype = np.result_type(*{array.dtype for array in arrays})
-    return np.stack(arrays, out=empty((len(arrays), *arrays[0].shape), dtype))
+    if dtype is None:
+        dtype = np.result_type(*{array.dtype for array in arrays})
+    made = empty((len(arrays), *arrays[0].shape), dtype)
+    return np.stack(arrays, out=made, casting="unsafe")

@@ -33,13 +33,16 @@ def test_arrays_are_stacked_as_numpy_stacks_them():
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == expected.dtype
     assert _is_aligned(aligned_memory.stacked(list(X)))
+    converted = aligned_memory.stacked(list(X.astype("float64") + 0.5), "int64")
+    np.testing.assert_array_equal(converted, X.astype("int64"))
+    assert _is_aligned(converted)
     for wrong in ([], [X, X[:1]]):
         with pytest.raises(ValueError):
             aligned_memory.stacked(wrong)
 
 
 def _samples():
-    return ((row,) for row in X)
+    return ((row.astype("float64"),) for row in X)
 
 
 def _batches():

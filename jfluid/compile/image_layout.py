@@ -54,13 +54,9 @@ _CALLS = {
 _RANKS = (4, 5)  # of images and of volumes
 
 
-def _last(rank: int, lead: int = 1) -> Order:
-    """Return the dimensions of images in the order of channels last.
-
-    Args:
-        lead: how many dimensions are before the channels: replicas may have one of their own.
-    """
-    return (*range(lead), *range(lead + 1, rank), lead)
+def _last(rank: int) -> Order:
+    """Return the dimensions of images in the order of channels last."""
+    return (0, *range(2, rank), 1)
 
 
 def _result(array: Array, order: Order) -> list[Value]:
@@ -257,11 +253,8 @@ def _order(values: list[Value]) -> Order:
 
 def _broadcast(equation: Any, values: list[Value]) -> list[Value] | None:
     """Repeat images, also along new dimensions: these stay behind the ones that they follow."""
-    shape, order, places = (
-        equation.params["shape"],
-        _order(values),
-        equation.params["broadcast_dimensions"],
-    )
+    shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
+    order = _order(values)
     if places[0] != 0:
         return None
     ends = [*places[1:], len(shape)]

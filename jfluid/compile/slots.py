@@ -245,7 +245,9 @@ def joined(batch: Batch, layout: Layout) -> Joined:
     if len(values) == 1:
         (together,) = values
     else:
-        together = np.concatenate(values, out=None if small else _empty(layout.room, values[0]))
+        shape = layout.room, *values[0].shape[1:]
+        out = None if small else aligned_memory.empty(shape, values[0].dtype)
+        together = np.concatenate(values, out=out)
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
@@ -270,10 +272,6 @@ def _padded(
                     else np.resize(array, (end - count, *array.shape[1:]))
                 )
     return found
-
-
-def _empty(rows: int, like: np.ndarray) -> np.ndarray:
-    return aligned_memory.empty((rows, *like.shape[1:]), like.dtype)
 
 
 class SlotBuckets(Buckets):

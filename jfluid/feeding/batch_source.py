@@ -146,9 +146,7 @@ def _feed_by_position(arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple):
         raise errors.FeedError(f"expected a list of arrays, found a {type(arrays).__name__}")
     return {
-        str(i): value
-        if isinstance(value, LoDTensor)
-        else LoDTensor(aligned_memory.copied(np.asarray(value)))
+        str(i): value if isinstance(value, LoDTensor) else LoDTensor(_owned(value))
         for i, value in enumerate(arrays)
     }
 
@@ -167,6 +165,12 @@ def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
     return {slot.name: _tensor(slot, value) for slot, value in zip(slots, arrays)}
 
 
+def _owned(value: Any, dtype: Any = None) -> np.ndarray:
+    """A new array of a value."""
+    array = np.asarray(value, dtype)
+    return array if isinstance(value, list | tuple) else aligned_memory.copied(array)
+
+
 def _tensor(slot: Slot, value: Any) -> LoDTensor:
     """A copy of the value: the reader may reuse its array."""
     lod: list[np.ndarray] = []
@@ -175,12 +179,8 @@ def _tensor(slot: Slot, value: Any) -> LoDTensor:
         if isinstance(value.value, np.ndarray):  # else it is copied to be one
             value = value.value
     try:
-        array = np.asarray(
-            value,
-            None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype,
-        )
-        if not isinstance(value, list | tuple):
-            array = aligned_memory.copied(array)
+        has_dtype = hasattr(value, "dtype") or isinstance(value, LoDTensor)
+        array = _owned(value, None if has_dtype else slot.np_dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise errors.FeedError(
             f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "

@@ -155,7 +155,7 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
     shape = [len(fields), *slot.shape[1:]]
     try:
         if fields and isinstance(fields[0], np.ndarray):
-            value = aligned_memory.stacked(fields).astype(slot.np_dtype, copy=False)
+            value = aligned_memory.stacked(fields, slot.np_dtype)
         else:
             value = np.asarray(fields, slot.np_dtype)
         if value.ndim != len(shape) and -1 not in shape:

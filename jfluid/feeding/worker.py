@@ -190,9 +190,7 @@ def _receive(pipe: io.FileIO) -> Any:
 
 
 def _read(pipe: io.FileIO, size: int) -> memoryview | None:
-    found = aligned_memory.empty(
-        (size,), np.uint8
-    ).data  # not bytearray, which would write zeros first
+    found = aligned_memory.empty((size,), np.uint8).data  # bytearray would write zeros first
     rest = found
     while rest.nbytes:
         count = pipe.readinto(rest)

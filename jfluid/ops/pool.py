@@ -71,7 +71,7 @@ def _max_backward(
     place, shape = kept
     zero = jnp.zeros((), grad.dtype)
     if all(k == s and shape[a] == s * n for a, k, s, n in zip(axes, kernel, strides, out)):
-        return (_spread(place, grad, axes, kernel),)
+        return (_spread(place, grad, axes, kernel, shape),)
     total = None
     for i, offset in enumerate(np.ndindex(*kernel)):
         config = [(0, 0, 0)] * grad.ndim
@@ -82,34 +82,26 @@ def _max_backward(
     return (total,)
 
 
-def _spread(place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int]) -> Array:
+def _spread(
+    place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int], shape: Sequence[int]
+) -> Array:
     """Return the gradient of windows side by side: each element finds its window, and whether it is the first maximum
     there. XLA adds up whole arrays otherwise, one for each element of a window.
+
+    Args:
+        shape: of what the windows are of.
     """
-    shape: list[int] = []
-    dims: list[int] = []
-    inside: list[int] = []
-    for axis, n in enumerate(grad.shape):
-        dims.append(len(shape))
-        shape.append(n)
-        if axis in axes:
-            inside.append(len(shape))
-            shape.append(kernel[axes.index(axis)])
+    sizes = list(grad.shape)
+    for axis, size in reversed(list(zip(axes, kernel))):
+        sizes.insert(axis + 1, size)  # what is inside a window, behind the windows
+    inside = [axis + i + 1 for i, axis in enumerate(axes)]
+    windows_at = [d for d in range(len(sizes)) if d not in inside]
     number = np.arange(math.prod(kernel), dtype=np.uint8).reshape(kernel)
-    own = lax.broadcast_in_dim(number, shape, inside)
-    first = lax.eq(lax.broadcast_in_dim(place, shape, dims), own)
-    given = lax.broadcast_in_dim(grad, shape, dims)
-    found = lax.select(first, given, lax.full_like(given, 0))
-    joined = [n * k for n, k in zip(grad.shape, _along(axes, kernel, grad.ndim))]
-    return found.reshape(joined)
-
-
-def _along(axes: Sequence[int], sizes: Sequence[int], rank: int) -> list[int]:
-    """Return sizes of some axes, and 1 for all others."""
-    found = [1] * rank
-    for axis, size in zip(axes, sizes):
-        found[axis] = size
-    return found
+    first = lax.eq(
+        lax.broadcast_in_dim(place, sizes, windows_at), lax.broadcast_in_dim(number, sizes, inside)
+    )
+    given = lax.broadcast_in_dim(grad, sizes, windows_at)
+    return lax.select(first, given, lax.full_like(given, 0)).reshape(shape)
 
 
 _max.defvjp(_max_forward, _max_backward)

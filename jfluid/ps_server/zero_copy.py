@@ -95,9 +95,7 @@ def flat(values: np.ndarray[Any, Any]) -> Any:
 
 
 def aligned_copy(data: Any) -> np.ndarray[Any, Any]:
-    """Return a copy of bytes, uint8 [n], at an address at which XLA on the CPU takes an array as it
-    is; one that begins elsewhere it copies first.
-    """
+    """Return a copy of bytes, uint8 [n]: many of them where XLA on the CPU reads an array in place."""
     return aligned_memory.copied(np.frombuffer(data, np.uint8))
 
 
