@@ -62,8 +62,12 @@ def _compared(
         for part, there, here in waiting:
             if devices.clock.left <= 0:
                 break
-            found, wanted = _finish(there), _finish(here)
             done += len(part)
+            try:
+                found, wanted = _finish(there), _finish(here)
+            except jax.errors.JaxRuntimeError:
+                wrong += [row for c in part if (row := _alone(c, devices, precision, tolerance))]
+                continue
             wrong += [
                 Row(SECTION, c.case.name, "wrong", differs, {})
                 for c, one, other in zip(part, found, wanted)
@@ -78,6 +82,20 @@ def _compared(
     if done < total:
         left = f"{total - done} of {total} cases"
         yield Row(SECTION, f"{name} of {left}", "left out", "no time was left")
+
+
+def _alone(
+    computation: cases.Computation, devices: Devices, precision: str, tolerance: float | None
+) -> Row | None:
+    """The row of a case of a part that XLA refuses; None where the case is right."""
+    try:
+        with ThreadPoolExecutor() as pool:
+            there, here = _started(pool, [computation], devices.first, precision)
+            found, wanted = _finish(there), _finish(here)
+        differs = difference(found[0], wanted[0], tolerance)
+    except jax.errors.JaxRuntimeError as error:
+        differs = " / ".join(str(error).splitlines()[:3])
+    return Row(SECTION, computation.case.name, "wrong", differs, {}) if differs else None
 
 
 Started = Callable[[], Any]

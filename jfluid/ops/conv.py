@@ -268,16 +268,57 @@ def _transpose(
         (k - 1 - low, k - 1 - high + size - least)
         for k, (low, high), size, least in zip(kernel, pads, wanted, smallest)
     )
-    return lax.conv_general_dilated(
-        x,
-        _swap(w, groups),
-        (1,) * len(axes),
-        around,
-        lhs_dilation=tuple(strides),
-        rhs_dilation=tuple(dilations),
-        feature_group_count=groups,
-        dimension_numbers=_layout(x.ndim, data_format, "OI"),
-    )
+    layout = _layout(x.ndim, data_format, "OI")
+    return _dilated(x, _swap(w, groups), axes, strides, around, dilations, groups, layout)
+
+
+def _dilated(
+    x: jax.Array,
+    w: jax.Array,
+    axes: Sequence[int],
+    strides: Sequence[int],
+    pads: windows.Pairs,
+    dilations: Sequence[int],
+    groups: int,
+    layout: tuple[str, str, str],
+) -> jax.Array:
+    """Convolve an image whose pixels are `strides` apart, with zeros between them."""
+    ones, apart = (1,) * len(axes), tuple(strides)
+
+    def convolve(x: jax.Array, w: jax.Array, apart: tuple[int, ...]) -> jax.Array:
+        return lax.conv_general_dilated(
+            x,
+            w,
+            ones,
+            pads,
+            lhs_dilation=apart,
+            rhs_dilation=tuple(dilations),
+            feature_group_count=groups,
+            dimension_numbers=layout,
+        )
+
+    if groups == 1:
+        return convolve(x, w, apart)
+
+    @jax.custom_vjp
+    def convolve_groups(x: jax.Array, w: jax.Array) -> jax.Array:
+        return convolve(x, w, apart)
+
+    def backward(
+        saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        # XLA forgets the groups in the gradient of filters over dilated images, and cuDNN then
+        # refuses it: that gradient has its zeros in memory.
+        x, w = saved
+        between = dict(zip(axes, apart))
+        holes = [(0, 0, between.get(axis, 1) - 1) for axis in range(x.ndim)]
+        spread = lax.pad(x, jnp.zeros((), x.dtype), holes)
+        _, of_x = jax.vjp(lambda x: convolve(x, w, apart), x)
+        _, of_w = jax.vjp(lambda w: convolve(spread, w, ones), w)
+        return *of_x(cotangent), *of_w(cotangent)
+
+    convolve_groups.defvjp(lambda x, w: (convolve_groups(x, w), (x, w)), backward)
+    return convolve_groups(x, w)
 
 
 def _swap(w: jax.Array, groups: int) -> jax.Array:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -151,6 +152,24 @@ def test_a_wrong_value_is_found(two_cpus, monkeypatch):
     assert wrong.name == "tanh" and "off by 0.01" in wrong.about
     assert len(lowered) == 1, "the CPU's program is lowered once"
     assert row.state == "wrong" and row.about.startswith("0 of 1 cases")
+
+
+def test_of_a_part_that_xla_refuses_each_case_is_checked_alone(two_cpus, monkeypatch):
+    named = {case.type: case for case in operators.cases.recorded()}
+    part = [operators.cases.Computation(named[name]) for name in ("tanh", "relu")]
+    started = operators._started
+
+    def refused():
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such convolution\nmore")
+
+    def start(pool, some, device, precision):
+        there, here = started(pool, some, device, precision)
+        return (refused if part[1] in some else there), here
+
+    monkeypatch.setattr(operators, "_started", start)
+    wrong, row = operators._compared(two_cpus, [part], "float32", "values", None)
+    assert wrong.name == "relu" and wrong.about.startswith("INTERNAL: no such convolution")
+    assert row.state == "wrong" and row.about.startswith("1 of 2 cases")
 
 
 @pytest.mark.parametrize(

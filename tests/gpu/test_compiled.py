@@ -118,7 +118,21 @@ def test_operators(topology, start):
         [c.arguments for c in some],
     )
     with jax.enable_x64(True):
-        jax.jit(cases.together(some)).lower(arguments).compile()
+        text = jax.jit(cases.together(some)).lower(arguments).compile().as_text()
+    _assert_of_one_batch(text)
+
+
+def _assert_of_one_batch(text):
+    """cuDNN refuses gradients of images with another batch size than what they come from."""
+    shapes = dict(re.findall(r"(%[\w.-]+) = \(?\w+\[([\d,]*)\]", text))
+    found = re.findall(
+        r"= \(\w+\[([\d,]*)\].*custom-call\((%[\w.-]+),.*dim_labels=(\w+)_\w+->(\w+), .*convBackwardInput",
+        text,
+    )
+    for result, image, labels, result_labels in found:
+        one, other = result.split(","), shapes[image].split(",")
+        batch = one[result_labels.index("b")]
+        assert batch == other[labels.index("b")], f"{image} of {other} for {one}"
 
 
 @pytest.mark.parametrize("build", structure.PROGRAMS, ids=lambda build: build.__name__)
