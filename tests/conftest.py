@@ -21,11 +21,11 @@ from jax._src.interpreters import mlir
 import jfluid as fluid
 from tests import executed_operators, file_order, slow_tests
 
-# XLA has not read its flags yet. Processes of tests, and workers, have them too.
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
+# XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
+# have them too.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+if jax.__version_info__ < (0, 11):
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()
 os.environ["XLA_FLAGS"] = f"{QUICK} {FLAGS}"
 # Processes share the processors: XLA's threads may run on any of them.

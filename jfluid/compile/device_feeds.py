@@ -54,6 +54,11 @@ class DeviceTensor(LoDTensor):
         super().set_lod(lod)
         self._batch = None
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it has a value on the device: until it is set."""
+        return self._batch is not None
+
     def device_value(self) -> Any:
         """An array or a `Ragged` on the device; None once the tensor was set."""
         return None if self._batch is None else self._batch.value(self._name)
@@ -87,11 +92,10 @@ class FeedPlacer:
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
         given = {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
-        if reads_host_memory(device):
-            values = self._buckets.join(given)
-        else:
+        values = self._buckets.join(given)
+        if not reads_host_memory(device):
             with jax.enable_x64(True):
-                values = jax.device_put(self._buckets.pad(given), device)
+                values = jax.device_put(values, device)
         forms = {name: _form(tensor) for name, tensor in batch.items()}
         if forms != self._forms:
             self._forms = forms
