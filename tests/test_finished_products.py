@@ -295,3 +295,32 @@ def test_an_eager_step_updates_parameters_with_their_gradients(nothing_kept):
             optimizer.minimize(loss)
             net.clear_gradients()
             np.testing.assert_allclose(loss.numpy(), static[i], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 1.0 - x,
+        lambda x: x > 0.0,
+        lambda x: jax.grad(lambda x: jnp.tanh(x).sum())(x),
+    ],
+    ids=["one less", "positive", "slope of tanh"],
+)
+def test_what_is_made_for_products_can_be_turned(function):
+    x = jnp.arange(15.0).reshape(3, 5) - 7.0
+
+    @jax.jit
+    def turned(x):
+        return image_layout.channels_last(lambda _: {"y": jnp.transpose(function(x))})["y"]
+
+    np.testing.assert_allclose(turned(x), jnp.transpose(function(x)), rtol=1e-6, atol=1e-7)
+
+
+def test_filters_may_be_one_less_a_value():
+    x, w = jnp.ones((2, 3, 6, 6)), jnp.arange(54.0).reshape(2, 3, 3, 3) / 54
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(x, 1.0 - w, (1, 1), "SAME")
+
+    run = jax.jit(lambda x, w: image_layout.channels_last(lambda _: {"y": convolve(x, w)})["y"])
+    np.testing.assert_allclose(run(x, w), convolve(x, w), rtol=1e-5, atol=1e-5)

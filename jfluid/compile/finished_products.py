@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from jfluid.compile import columns, products
 from jfluid.compile.traced_value import (
+    MADE,
     TURNED,
     Change,
     Complement,
@@ -26,6 +27,7 @@ from jfluid.compile.traced_value import (
     Positive,
     Product,
     Sloped,
+    SlopeOfTanh,
     Value,
 )
 from jfluid.compile.update_order import AWAITED
@@ -112,7 +114,11 @@ def apply(equation: Any, values: list[Value]) -> Value | None:
 
 
 def _lazy(make: Callable[[], Array], origin: Origin) -> Value:
-    found = Value(make=lambda turned: lax.transpose(make(), TURNED) if turned else make())
+    def made(other_order: bool) -> Array:
+        array = make()
+        return lax.transpose(array, MADE[array.ndim]) if other_order else array
+
+    found = Value(make=made)
     found.origin = origin
     return found
 
@@ -229,11 +235,9 @@ def _greater(equation: Any, values: list[Value]) -> Value | None:
         return None
     shape = equation.outvars[0].aval.shape
     value = awaited(values[0], shape)
-    found = Value(make=lambda turned: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)))
     if value.order is not None or equation.invars[0].aval.dtype != np.float32:
         return None
-    found.origin = Positive(value)
-    return found
+    return _lazy(lambda: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)), Positive(value))
 
 
 def _select(equation: Any, values: list[Value]) -> Value | None:
@@ -262,11 +266,9 @@ def _subtract(equation: Any, values: list[Value]) -> Value | None:
     """One less the output of tanh; or a parameter less its change."""
     value, other = values
     if _is_number(value, 1.0) and other.order is None:
-        found = Value(make=lambda turned: lax.sub(np.float32(1.0), other.given()))
         if equation.outvars[0].aval.dtype != np.float32:
             return None
-        found.origin = Complement(other)
-        return found
+        return _lazy(lambda: lax.sub(np.float32(1.0), other.given()), Complement(other))
     change = other.origin
     if not isinstance(change, Change) or len(other.readers) != 1 or value.order is not None:
         return None
@@ -278,6 +280,13 @@ def _subtract(equation: Any, values: list[Value]) -> Value | None:
     return _finished(origin, array, array.shape)
 
 
+def _one_minus_square(equation: Any, values: list[Value]) -> Value | None:
+    (of,), params = values, equation.params
+    if of.order is not None or equation.outvars[0].aval.dtype != np.float32:
+        return None
+    return _lazy(lambda: equation.primitive.bind(of.given(), **params), SlopeOfTanh(of))
+
+
 def _multiply(equation: Any, values: list[Value]) -> Value | None:
     """A step on the way to the gradient of tanh, or to an update."""
     value, other = values
@@ -285,6 +294,8 @@ def _multiply(equation: Any, values: list[Value]) -> Value | None:
     def make() -> Array:
         return lax.mul(value.given(), other.given())
 
+    if isinstance(other.origin, SlopeOfTanh) and (origin := _plain(value)):
+        return _slope(equation, origin, other.origin.of, "tanh")
     if isinstance(other.origin, Complement) and (origin := _plain(value)):
         return _lazy(make, Sloped(origin, other.origin.of))
     if isinstance(value.origin, Sloped) and value.origin.out is other:
@@ -316,6 +327,7 @@ _RULES: dict[str, Callable[[Any, list[Value]], Value | None]] = {
     "gt": _greater,
     "select_n": _select,
     "sub": _subtract,
+    "one_minus_square": _one_minus_square,
     "mul": _multiply,
     "add_any": _add_any,
 }

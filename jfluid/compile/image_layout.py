@@ -25,8 +25,8 @@ from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 # Primitives that work on elements: the order of dimensions does not matter.
 _ELEMENTWISE = frozenset(
     "abs acos add add_any and asin atan atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh div "
-    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt min "
-    "mul ne neg nextafter not optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
+    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p log2 logistic lt min "
+    "mul ne neg nextafter not one_minus_square optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
     "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
 _REDUCTIONS = frozenset(

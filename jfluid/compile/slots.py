@@ -246,8 +246,11 @@ def joined(batch: Batch, layout: Layout) -> Joined:
         (together,) = values
     else:
         shape = layout.room, *values[0].shape[1:]
-        out = None if small else aligned_memory.empty(shape, values[0].dtype)
-        together = np.concatenate(values, out=out)
+        together = (
+            np.concatenate(values)
+            if small
+            else aligned_memory.concatenated(values, aligned_memory.empty(shape, values[0].dtype))
+        )
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)

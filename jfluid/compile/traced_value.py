@@ -13,7 +13,7 @@ from jfluid.compile.image_convolution import HELD
 from jfluid.compile.slot_rows import Taken
 
 TURNED = (1, 0)  # the order of a matrix that is turned round
-_MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
+MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
 Order = tuple[int, ...]  # the dimensions of an array, as they are held in another order
 
 
@@ -78,7 +78,7 @@ class Value:
 
     def laid(self, order: Order) -> Array:
         if self._laid is None or self._laid_order != order:
-            if self._given is None and self._make is not None and order == _MADE.get(len(order)):
+            if self._given is None and self._make is not None and order == MADE.get(len(order)):
                 self._laid = self._make(True)
             elif self.broadcast:
                 self._laid = _laid_broadcast(*self.broadcast, order)
@@ -142,6 +142,13 @@ class Complement:
 
 
 @dataclass
+class SlopeOfTanh:
+    """One less the square of a value, as JAX has it from 0.11 on for the gradient of tanh."""
+
+    of: Value
+
+
+@dataclass
 class Sloped:
     """A product times one less the output of tanh: half of the gradient of its input."""
 
@@ -164,4 +171,4 @@ class Change:
     product: Product
 
 
-Origin = Product | Positive | Complement | Sloped | OtherHalf | Change
+Origin = Product | Positive | Complement | SlopeOfTanh | Sloped | OtherHalf | Change

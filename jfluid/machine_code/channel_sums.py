@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfluid import inlining
 from jfluid.machine_code import channel_kernels, functions
 from jfluid.machine_code.channel_kernels import GEOMETRY, WIDTHS
 
@@ -19,7 +20,9 @@ _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
 
 
-@functools.partial(jax.jit, static_argnums=1, inline=True)  # traced once for images of one shape
+@functools.partial(
+    jax.jit, static_argnums=1, inline=inlining.EARLY
+)  # traced once for images of one shape
 def moments(x: Array, groups: int) -> tuple[Array, Array]:
     """Return the mean and the biased variance of each channel of x, [..., channels], in each group of
     rows: [groups, channels].
@@ -33,7 +36,7 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
     return mean, jnp.sum(squares / rows + jnp.square(means - mean[:, None]) * weights, 1)
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)
+@functools.partial(jax.jit, static_argnums=3, inline=inlining.EARLY)
 def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
     """Return the sums of `grad`, and of `grad` times what x is above `mean`, of each channel in each
     group of rows: [groups, channels].

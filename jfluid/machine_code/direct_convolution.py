@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfluid import inlining
 from jfluid.machine_code import convolution_kernels, functions, overlap_kernels
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
@@ -188,7 +189,7 @@ def _call(
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 3, 4, 5), inline=True
+    jax.jit, static_argnums=(0, 3, 4, 5), inline=inlining.EARLY
 )  # traced once for each geometry
 def _called(
     kind: str, x: Array, y: Array, numbers: tuple[int, ...], shape: tuple[int, ...], summed: bool

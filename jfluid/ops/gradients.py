@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfluid import errors
+from jfluid import errors, inlining
 from jfluid.ops import ragged, ragged_dispatch
 from jfluid.ops.definition import OpDef, Slot
 from jfluid.ops.ragged import Ragged
@@ -103,7 +103,7 @@ class Traced:
     def __init__(self) -> None:
         self.shape: dict[str, Any] = {}
         self._vjp: Any = None
-        self._pull: Any = jax.jit(lambda pull, seeds: pull(seeds), inline=True)
+        self._pull: Any = jax.jit(lambda pull, seeds: pull(seeds), inline=inlining.EARLY)
 
     def vjp(self, run: Callable[..., Any], moving: list[Any], still: list[Any]) -> Any:
         """Do what `jax.vjp` does for `run(moving, still)`, or for that of the first call."""
@@ -112,7 +112,7 @@ class Traced:
             def both(moving: list[Any], still: list[Any]) -> Any:
                 return jax.vjp(lambda values: run(values, still), moving, has_aux=True)
 
-            self._vjp = jax.jit(both, inline=True)
+            self._vjp = jax.jit(both, inline=inlining.EARLY)
         through, pull, rest = self._vjp(moving, still)
         return through, lambda seeds: self._pull(pull, seeds), rest
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jfluid import inlining
 from jfluid.ops import gradients
 from jfluid.ops.definition import OpDef
 
@@ -43,7 +44,7 @@ class Repeated:
         key = self._key(definition, inputs, kwargs)
         if key is not None:
             if key not in self._calls:
-                self._calls[key] = jax.jit(_traced(function), inline=True)
+                self._calls[key] = jax.jit(_traced(function), inline=inlining.EARLY)
             try:
                 found: tuple[Any, ...] = self._calls[key](*inputs)
                 return found
