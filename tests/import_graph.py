@@ -17,6 +17,7 @@ Graph = Mapping[str, set[str]]
 LAYERS = (
     {
         "aligned_memory",
+        "inlining",
         "collector",
         "endpoints",
         "errors",
