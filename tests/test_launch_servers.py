@@ -479,7 +479,8 @@ raise RuntimeError(f"life {life}")
         "life.s0.0",
     ]
     assert Path("mylog/workerlog.1").read_text().count("RuntimeError: life") == 3
-    assert len(numbers("child.*")) == 3 and not any(map(alive, numbers("child.*")))
+    assert len(numbers("child.*")) == 3
+    wait_until(lambda: not any(map(alive, numbers("child.*"))))  # they were sent SIGKILL
 
 
 @process

@@ -16,6 +16,10 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 
 
 @pytest.mark.process
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11),
+    reason="the doctor's table of names has signatures of Python's own classes as Python 3.11 says them",
+)
 def test_committed_pages_are_what_the_code_makes():
     # In a process of its own: tests register operators.
     result = subprocess.run(
