@@ -13,9 +13,6 @@ from numpy.typing import DTypeLike
 
 ALIGNMENT = 64  # bytes
 _FEWEST_BYTES = 4096  # of an array that is worth it
-# Other threads run while NumPy copies more than 500 elements. One that takes the interpreter meanwhile gives it back
-# no sooner than after 50 us, in which so much is copied several times.
-_ALONE_BYTES = 1 << 16
 
 Array = np.ndarray[Any, Any]
 
@@ -34,26 +31,8 @@ def empty(shape: Sequence[int], dtype: DTypeLike) -> Array:
 def copied(array: Array) -> Array:
     """Return a copy of an array."""
     made = empty(array.shape, array.dtype)
-    _copy(made, array)
+    made[...] = array
     return made
-
-
-def concatenated(arrays: Sequence[Array], made: Array) -> Array:
-    """Return `made` with the rows of the arrays, which are as many and of its type."""
-    end = 0
-    for array in arrays:
-        begin, end = end, end + len(array)
-        _copy(made[begin:end], array)
-    return made
-
-
-def _copy(made: Array, array: Array) -> None:
-    if array.nbytes > _ALONE_BYTES or not array.flags.c_contiguous or array.dtype.hasobject:
-        made[...] = array
-    else:
-        memoryview(made.reshape(-1).view(np.uint8))[:] = memoryview(
-            array.reshape(-1).view(np.uint8)
-        )
 
 
 def stacked(values: Sequence[Any], dtype: DTypeLike | None = None) -> Array:

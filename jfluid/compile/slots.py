@@ -246,11 +246,8 @@ def joined(batch: Batch, layout: Layout) -> Joined:
         (together,) = values
     else:
         shape = layout.room, *values[0].shape[1:]
-        together = (
-            np.concatenate(values)
-            if small
-            else aligned_memory.concatenated(values, aligned_memory.empty(shape, values[0].dtype))
-        )
+        out = None if small else aligned_memory.empty(shape, values[0].dtype)
+        together = np.concatenate(values, out=out)
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
