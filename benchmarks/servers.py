@@ -25,6 +25,7 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
 import statistics
 import subprocess
@@ -240,6 +241,7 @@ class Job:
         **variables,
     ):
         self.trainers, self._log = trainers, tempfile.TemporaryFile("w+")
+        self._rests = engine != "jfluid"
         self._limit_s = limit_s
         self._has_trained = False
         endpoints = ",".join("127.0.0.1:%d" % port for port in free_ports(servers))
@@ -299,6 +301,14 @@ class Job:
             "parts": parts,
         }
 
+    def rest(self, rests):
+        """Stop the processes until another job has had its turn, or let them go on: an asynchronous
+        trainer of Fluid that has nothing to do keeps a core busy. Ours wait, and are left alone.
+        """
+        if self._rests:
+            for each in self._training + self.serving:
+                each.send_signal(signal.SIGSTOP if rests else signal.SIGCONT)
+
     def _answer(self, stdout, end):
         """The line of a trainer. It writes one for each that it reads, so none waits in the file."""
         if not select.select([stdout], [], [], max(end - time.monotonic(), 0.0))[0]:
@@ -307,6 +317,7 @@ class Job:
 
     def end(self):
         """Have trainers end, and so servers, without waiting for them."""
+        self.rest(False)
         for each in self._training:
             each.stdin.close()
 
@@ -338,7 +349,9 @@ def in_turn(jobs, rounds, steps, machine=None):
         if name not in found:
             return
         try:
+            jobs[name].rest(False)
             found[name].append(machine.undisturbed(lambda: jobs[name].train(count)))
+            jobs[name].rest(True)
         except NoAnswerError:
             print("%s: no answer in time, left out" % name, file=sys.stderr)
             jobs[name].close()
