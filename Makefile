@@ -2,13 +2,11 @@
 # `make check-gpu` says what works on this machine's GPUs, `make bench` measures,
 # `make chaos` does harm to jobs, `make site` makes the documentation's site in build/site. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
-CONSTRAINTS ?= constraints.txt
 # twice as many as two cores: some of them run tests that start processes, which mostly wait (tests/file_order.py)
 WORKERS ?= 4
 PYTEST_ARGS ?=
 CUDA ?= cuda13
 CHECK_ARGS ?=
-NEWEST_ARGS ?=
 SEED ?= 1
 MINUTES ?= 10
 CHAOS_OUT ?= build/chaos
@@ -17,7 +15,7 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: bench demo test quick newest check-gpu check-compiled coverage lint chaos site clean
+.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -28,12 +26,6 @@ test: $(VENV)/.test
 # While you write: without the tests that start processes and those that take more than 1 s of processor time.
 quick: $(VENV)/.test
 	$(MAKE) test PYTEST_ARGS='-m "not process and not slow" $(PYTEST_ARGS)'
-
-# The tests with the newest JAX, and with what belongs to it, that this Python takes: NEWEST_ARGS='PYTHON=python3.13' names another.
-newest:
-	@mkdir -p build
-	grep -vE '^(jax|jaxlib|flax|ml_dtypes|numpy|scipy|optax|orbax-checkpoint|tensorstore)==' constraints.txt > build/newest.txt
-	$(MAKE) test VENV=build/newest CONSTRAINTS=build/newest.txt $(NEWEST_ARGS)
 
 # What works on this machine's GPUs, and how fast; on the CPU where there is none. CUDA=cuda12 is for older drivers.
 check-gpu: $(VENV)/.$(CUDA)
@@ -72,8 +64,8 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 # One rule for every set of extras: .venv/.demo holds jfluid[demo], .venv/.test holds jfluid[test].
-$(VENV)/.demo $(VENV)/.test $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' --constraint $(CONSTRAINTS)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' --constraint constraints.txt
 	@touch $@
 
 $(BIN)/python:
