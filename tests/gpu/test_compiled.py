@@ -53,6 +53,10 @@ LIMITS = {
 @pytest.fixture(scope="module")
 def topology():
     """Returns the four GPUs of a topology: processes x nodes x GPUs."""
+    if jax.__version_info__ >= (0, 11):
+        pytest.skip(
+            "XLA of JAX 0.11 and later refuses products where there is no GPU to try them on"
+        )
     plugins = importlib.util.find_spec("jax_plugins")
     folders = [] if plugins is None else plugins.submodule_search_locations
     if "xla_cuda13" not in {module.name for module in pkgutil.iter_modules(folders)}:
