@@ -28,6 +28,10 @@ _TABLE, _QUICK_TABLE = 10**8, 10**5
 _STRATEGIES = (("DeepFM, synchronous", "deepfm"), ("DeepFM, rows ahead", "ahead"))
 _ROWS, _WIDTH = 2**20, 16  # 64 MB
 _SIDE, _REPEATS = 1024, 5  # of matrices that are multiplied meanwhile; the best counts
+_PRODUCTS, _MOST_PRODUCTS = (
+    (1, 21),
+    20_000,
+)  # from which it is seen how long one takes; at most so many
 
 
 def processes(devices: Devices, rows: int) -> list[float] | Row:
@@ -115,10 +119,11 @@ def copies(device: jax.Device, rows: np.ndarray) -> dict[str, float | None]:
             took.append(time.perf_counter() - begin)
         return min(took)
 
-    jax.block_until_ready(multiplied(matrix, 1))
     plain, direct = seconds(lambda: copied(rows)), seconds(lambda: copied(locked))
+    few, many = (seconds(functools.partial(multiplied, matrix, n)) for n in _PRODUCTS)
+    each = max(many - few, 1e-6) / (_PRODUCTS[1] - _PRODUCTS[0])  # without the start of the program
     # as long as the copy, that there is something to hide it behind
-    times = max(1, round(plain / seconds(lambda: multiplied(matrix, 1))))
+    times = min(max(1, round(plain / each)), _MOST_PRODUCTS)
     alone = seconds(lambda: multiplied(matrix, times))
     both = seconds(lambda: multiplied(matrix, times), lambda: copied(rows))
     return {
