@@ -610,3 +610,22 @@ def test_from_dataset(places, drop_last, sizes):
 def test_from_dataset_refuses_what_is_none():
     with pytest.raises(TypeError, match="expected what fluid.DatasetFactory.*found list"):
         fluid.io.DataLoader.from_dataset([1], PLACE)
+
+
+def test_slots_are_placed_as_one_array_and_each_has_its_own_rows(puts):
+    lengths = ([1, 2, 1], [3, 1, 2], [1, 1, 1])
+    tensors = [
+        fluid.create_lod_tensor(
+            np.arange(sum(counts), dtype=np.int64)[:, None] + 2**40, [counts], PLACE
+        )
+        for counts in lengths
+    ]
+    slots = [fluid.data(f"slot_{i}", [None, 1], "int64", lod_level=1) for i in range(3)]
+    loader = fluid.io.DataLoader.from_generator(slots, 2)
+    loader.set_batch_generator(lambda: iter([tuple(tensors)]), PLACE)
+    ((batch,),) = loader()
+    assert len(batch["slot_0"]._batch.values) == 1
+    for i, tensor in enumerate(tensors):
+        value = batch[f"slot_{i}"].device_value()
+        assert isinstance(value.values, jax.Array) == puts
+        np.testing.assert_array_equal(np.asarray(value.values)[: len(tensor.value)], tensor.value)

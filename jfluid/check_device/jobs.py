@@ -28,10 +28,8 @@ _TABLE, _QUICK_TABLE = 10**8, 10**5
 _STRATEGIES = (("DeepFM, synchronous", "deepfm"), ("DeepFM, rows ahead", "ahead"))
 _ROWS, _WIDTH = 2**20, 16  # 64 MB
 _SIDE, _REPEATS = 1024, 5  # of matrices that are multiplied meanwhile; the best counts
-_PRODUCTS, _MOST_PRODUCTS = (
-    (1, 21),
-    20_000,
-)  # from which it is seen how long one takes; at most so many
+_PRODUCTS = 1, 21  # how many at a time, which shows how long one takes
+_MOST_PRODUCTS = 20_000
 
 
 def processes(devices: Devices, rows: int) -> list[float] | Row:

@@ -12,6 +12,7 @@ from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 
 Forms = dict[str, tuple[Any, ...]]
+_opened_there = jax.jit(opened)  # one program, where each slot would be one
 
 
 class PlacedBatch:
@@ -28,8 +29,11 @@ class PlacedBatch:
 
     def value(self, name: str) -> Any:
         """An array or a `Ragged` of one tensor."""
-        if self._opened is None:
+        if self._opened is None and reads_host_memory(self.device):
             self._opened = opened(self.values)
+        elif self._opened is None:
+            with jax.enable_x64(True):
+                self._opened = _opened_there(self.values)
         return self._opened[name]
 
 
