@@ -59,9 +59,9 @@ class DeviceTensor(LoDTensor):
         self._batch = None
 
     @property
-    def on_device(self) -> bool:
-        """Whether it has a value on the device: until it is set."""
-        return self._batch is not None
+    def form(self) -> tuple[Any, ...] | None:
+        """What a compiled step relies on of its value on the device; None once the tensor was set."""
+        return None if self._batch is None else self._batch.forms[self._name]
 
     def device_value(self) -> Any:
         """An array or a `Ragged` on the device; None once the tensor was set."""

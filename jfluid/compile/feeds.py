@@ -63,7 +63,7 @@ def own(value: Any) -> Any:
 
 
 def _checked(var: Variable, value: Any) -> Any:
-    if isinstance(value, DeviceTensor) and value.on_device:
+    if isinstance(value, DeviceTensor) and value.form:
         _checked_array(var, value.value)
         return value
     if isinstance(value, LoDTensor):

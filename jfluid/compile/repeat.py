@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jfluid import flags
@@ -15,7 +14,6 @@ from jfluid.compile.step import Step
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope
 
 # What feeds that a step takes alike have in common.
@@ -173,12 +171,7 @@ def _form(value: Any) -> Form | None:
     if type(value) is np.ndarray:
         return value.dtype, value.shape
     if type(value) is DeviceTensor:
-        inner = value.device_value()
-        if isinstance(inner, Ragged):
-            return DeviceTensor, inner.dtype, inner.shape[1:], len(inner.levels)
-        if isinstance(inner, (np.ndarray, jax.Array)):
-            return DeviceTensor, inner.dtype, inner.shape
-        return None
+        return (DeviceTensor, *value.form) if value.form else None
     if type(value) is not LoDTensor or type(array := value.value) is not np.ndarray:
         return None
     if not value._lod:
