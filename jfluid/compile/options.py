@@ -30,7 +30,8 @@ _PARTS = "xla_cpu_parallel_codegen_split_count"
 # until nobody else has changed it: for thousands of times the same id, each after the other.
 _ADDS: dict[str, str | int] = {"xla_gpu_ftz": True}
 _DETERMINISTIC = "FLAGS_cudnn_deterministic"  # its steps on GPUs give the same bits each time
-_KNOWN = (0, 10)  # the versions of JAX whose XLA has all of these
+_KNOWN = (0, 12)  # the last version of JAX of whose XLA it is known that it has these
+_ONLY_EMITTERS = (0, 11)  # from this version on XLA has no other way
 
 
 def options(
@@ -56,14 +57,14 @@ def options(
         found[_PARTS] = min(os.cpu_count() or 1, 32)
         if numbers is not None and numbers <= _FEW_NUMBERS:
             found[_LEVEL] = 0
-    if quickly and operators <= _FEW:
+    if quickly and operators <= _FEW and jax.__version_info__ < _ONLY_EMITTERS:
         found |= _SMALL
     if platform.machine().lower() in ("x86_64", "amd64"):
         found |= _LIBRARIES
     found = {name: value for name, value in found.items() if name not in given}
     return (
         found
-        if jax.__version_info__[:2] == _KNOWN
+        if jax.__version_info__[:2] <= _KNOWN
         else {n: v for n, v in found.items() if _understood(n, v)}
     )
 
