@@ -17,12 +17,12 @@ Graph = Mapping[str, set[str]]
 LAYERS = (
     {
         "aligned_memory",
-        "inlining",
         "collector",
         "endpoints",
         "errors",
         "fetched_array",
         "field_types",
+        "inlining",
         "protobuf_fields",
         "startup",
     },

@@ -29,11 +29,10 @@ class PlacedBatch:
 
     def value(self, name: str) -> Any:
         """An array or a `Ragged` of one tensor."""
-        if self._opened is None and reads_host_memory(self.device):
-            self._opened = opened(self.values)
-        elif self._opened is None:
+        if self._opened is None:
+            divide = opened if reads_host_memory(self.device) else _opened_there
             with jax.enable_x64(True):
-                self._opened = _opened_there(self.values)
+                self._opened = divide(self.values)
         return self._opened[name]
 
 
