@@ -252,7 +252,7 @@ class Client:
         self._send(
             begin,
             requests,
-            ShardedPull(self._directory, requests, {}, ()),
+            ShardedPull(self._directory, requests, ()),
             round,
             pushes=True,
             held=hold,
@@ -297,7 +297,7 @@ class Client:
 
         Args:
             pull_blocks: what `exchange_begun` is to return: servers send it when they have applied the
-                gradients, and it can go on with nothing else.
+                gradients.
         """
         arrays = [*(values for _, values in rows.values()), *blocks.values()]
         if sum(array.nbytes for array in arrays) < SMALLEST:
@@ -305,37 +305,27 @@ class Client:
         requests, pull = self._request({}, pull_blocks, or_no_rows=False)
         requests[0].push.message.state = state
         add_pushes(self._directory, requests, rows, blocks, None, Change.GRADIENT, merged)
-        begun = self._connections.begin(requests, round)
-        if begun is not None and pull_blocks:
-            begun.pull = pull
-        return begun
+        return self._connections.begin(requests, pull, round)
 
     def exchange_begun(
         self,
         begun: BegunPushes,
         rows: Mapping[str, Array],
-        blocks: Sequence[str] = (),
         or_no_rows: bool = False,
     ) -> PullResult:
-        """Do what `exchange` does, where the push is under way. The other arguments are those of
-        `pull`.
+        """Do what `exchange` does, where the push, which says what blocks are pulled, is under way. The
+        other arguments are those of `pull`.
         """
         begin = time.perf_counter()
         with begun.places:
-            requests, pull = begun.requests, begun.pull
-            if pull is None:
-                requests, pull = self._request(rows, blocks, or_no_rows, requests)
-            elif rows or blocks:
-                raise errors.ServerError(
-                    "exchange_begun: expected no rows and no blocks, since the push pulls blocks itself"
-                )
+            begun.pull.add_rows(begun.requests, rows, or_none=or_no_rows)
             return self._send(
                 begin,
-                requests,
-                pull,
+                begun.requests,
+                begun.pull,
                 begun.round,
                 pushes=True,
-                pulls=bool(rows or blocks or begun.pull),
+                pulls=any(request.pulls for request in begun.requests),
                 or_no_rows=or_no_rows,
                 begun=begun.pushes,
             )
@@ -481,18 +471,12 @@ class Client:
         rows: Mapping[str, Array],
         blocks: Sequence[str],
         or_no_rows: bool,
-        requests: list[OutgoingRequest] | None = None,
     ) -> tuple[list[OutgoingRequest], ShardedPull]:
         """A request to each server, with what is pulled."""
-        requests = requests or [OutgoingRequest() for _ in self._connections]
-        try:
-            return requests, ShardedPull(self._directory, requests, rows, blocks)
-        except errors.ServerError:  # of ids that no server has
-            if not or_no_rows:
-                raise
-        for request in requests:
-            request.pull.Clear()
-        return requests, ShardedPull(self._directory, requests, {}, blocks)
+        requests = [OutgoingRequest() for _ in self._connections]
+        pull = ShardedPull(self._directory, requests, blocks)
+        pull.add_rows(requests, rows, or_none=or_no_rows)
+        return requests, pull
 
     def _send(
         self,
@@ -534,8 +518,7 @@ class Client:
                     if not (or_no_rows and request.pull.rows):
                         raise
                 # With the same sequence: the server knows whether it has applied the push.
-                pull.drop_rows()
-                del request.pull.rows[:]
+                pull.drop_rows([request])
                 if not (request.push or request.pulls):
                     return None
                 return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull

@@ -233,41 +233,47 @@ class ServerConnection:
 
         return self._tried(method, send, waits)
 
-    def begun(self, request: OutgoingRequest) -> BegunPush | None:
-        """Return what sends a push without waiting for its answer. None where it is not large enough,
-        or there is no way past gRPC for it now.
+    def begun(self, request: OutgoingRequest, reply_bytes: int) -> BegunPush | None:
+        """Return what sends a push without waiting for its answer, of at most so many bytes. None where
+        the push is not large enough, or there is no way past gRPC for it now.
         """
         life, size = self._life, len(request.push)
-        # with room for the pull behind it
-        lane = self._lane(2 * size) if life and size >= SMALLEST else None
-        return None if lane is None else BegunPush(lane, life)
+        # with room for the pull behind it, and for its answer
+        room = 2 * max(size, reply_bytes)
+        lane = self._lane(room) if life and size >= SMALLEST else None
+        return None if lane is None else BegunPush(lane, life, reply_bytes)
 
     def _follow(
         self, begun: BegunPush, request: OutgoingRequest, waits: bool
     ) -> IncomingExchangeReply | None:
-        """What a push that was begun, and the pull behind it, are answered; None where either has no
-        answer, or is refused: it is all to be sent again.
+        """What a push that was begun, and the pull of rows behind it, are answered; None where either has
+        no answer, or is refused: it is all to be sent again.
+
+        The trainer reads the first answer, which has the blocks, while the server looks up the rows.
         """
         timeout_s, through = None if waits else self.timeout_s, begun.lane.through
         try:
             with begun.lane:
                 if not begun.sent or begun.life != self._life:
                     raise CallError(grpc.StatusCode.UNAVAILABLE, "another server")
-                if begun.asks:
-                    request.sent()
-                    both = through.answer(timeout_s, self._closed.is_set)
-                    return IncomingExchangeReply.read(both)
-                pulls = [request.pull.SerializeToString()] if request.pulls else []
-                if pulls:
-                    if not through.fits(len(pulls[0])):
+                rows = request.rows()
+                if rows is not None:
+                    if not through.fits(len(rows)):
                         raise CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "many ids")
-                    through.post("Pull", pulls)
+                    through.post("Pull", [rows], begun.reply_bytes)
                 request.sent()
-                push = _read("Push", through.answer(timeout_s, self._closed.is_set))
-                if not pulls:
-                    return IncomingExchangeReply(push, _NOTHING)
-                pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
-                return IncomingExchangeReply(push, pulled)
+                first = through.answer(timeout_s, self._closed.is_set)
+                if begun.asks:
+                    found = IncomingExchangeReply.read(first)
+                else:
+                    found = IncomingExchangeReply(_read("Push", first), _NOTHING)
+                if rows is not None:
+                    pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
+                    if begun.asks:
+                        found.pull.add_rows(pulled)
+                    else:
+                        found.pull = pulled
+                return found
         except (grpc.RpcError, ValueError) as error:
             logger.info("%s: a push is sent again: %s", self.endpoint, error)
             return None

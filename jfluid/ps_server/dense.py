@@ -3,6 +3,7 @@ new one.
 """
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,17 +40,23 @@ class SavedBlock(Block, Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def updated(rule: Rule, numbers: Array, gradient: Array, rate: np.float32) -> Array:
-    """Return the numbers of a block after an update by a gradient of the block's shape: the values, then
-    the optimizer's slots, float32 [n].
+def updated(
+    rule: Rule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array
+) -> Array:
+    """Return the numbers of blocks after an update by gradients of the blocks' shapes: float32 [n], of
+    each block the values, then the optimizer's slots.
+
+    Args:
+        widths: of each block the size of its gradient, int64 [blocks].
     """
     # it is None for the optimizer program, which only tables have
     assert rule.definition is not None
-    # of one kind, for which the kernel is compiled: messages are read where they lie
-    flat = np.require(gradient, requirements=["C", "A"]).reshape(-1).view()
-    flat.flags.writeable = False
+    # messages are read where they lie, unless that is where no float32 may
+    read = [np.ascontiguousarray(g) if g.flags.aligned else g.copy() for g in gradients]
+    places = np.array([g.__array_interface__["data"][0] for g in read], np.int64)
     new = np.empty_like(numbers)
-    rule.definition.renew(numbers, new, gradient.size, flat, rate, rule.hyper)
+    groups = 1 + len(rule.slots)
+    rule.definition.renew(numbers, new, groups, widths, places, rate, rule.hyper)
     return new
 
 
@@ -68,6 +75,7 @@ class DenseBlock:
         self.learning_rate: float = spec.optimizer.learning_rate
         self.version = self.step = 0
         self._lock = threading.Lock()
+        self._widths = np.array([spec.size], np.int64)
         # The values, then the slots of the optimizer: one row of the kernels.
         self._numbers = np.empty(spec.size * (1 + len(self.rule.slots)), np.float32)
         row_initializers.fill(
@@ -94,7 +102,7 @@ class DenseBlock:
             self.step += 1
             base = self.learning_rate if learning_rate is None else learning_rate
             rate = self.rule.rate(base, self.step, sparse=False)
-            return self._take(updated(self.rule, self._numbers, gradient, rate))
+            return self._take(updated(self.rule, self._numbers, [gradient], rate, self._widths))
 
     def add(self, difference: Array) -> int:
         """Add to the value, without the optimizer; returns the new version."""

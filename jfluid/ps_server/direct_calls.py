@@ -53,11 +53,11 @@ class DirectCalls:
         )
         if code != grpc.StatusCode.OK:
             return code, b"".join(parts)
-        if not _SMALL < sum(map(len, parts)) <= buffer.capacity:
+        if not _SMALL < sum(map(len, parts)) <= buffer.capacity - asked.reply_at:
             reply = pb.LocalReply(reply=b"".join(parts))
         else:
             with self._metrics.part("reply"):
-                reply = pb.LocalReply(bytes=buffer.write_reply(parts))
+                reply = pb.LocalReply(bytes=buffer.write_reply(parts, asked.reply_at))
         return code, reply.SerializeToString()
 
     def streamed(

@@ -79,6 +79,12 @@ def head_of(heads, page_bits, row):
 
 
 @kernel
+def floats_at(address, count):
+    """[count] float32 at an address, as a view."""
+    return carray(_float32_at(address), count)
+
+
+@kernel
 def _address(bodies, page_bits, stride, row):
     return bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
 

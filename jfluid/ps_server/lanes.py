@@ -16,7 +16,7 @@ class Through(Protocol):
     @property
     def idle(self) -> bool: ...
     def fits(self, size: int) -> bool: ...
-    def post(self, method: str, parts: Sequence[Any]) -> None: ...
+    def post(self, method: str, parts: Sequence[Any], reply_at: int = 0) -> None: ...
     def answer(
         self, timeout_s: float | None, closed: Callable[[], bool] = ...
     ) -> bytes | memoryview: ...
@@ -49,14 +49,16 @@ class BegunPush:
 
     Attributes:
         sent: it is; else its lane has failed.
-        asks: it pulls, too, and has one answer for both: nothing may be pulled behind it.
+        asks: it pulls blocks, too, and has one answer for both.
 
     Args:
         life: the incarnation of the server that it is for.
+        reply_bytes: the most that it is answered.
     """
 
-    def __init__(self, lane: Lane, life: int):
-        self.lane, self.life, self.sent, self.asks = lane, life, False, False
+    def __init__(self, lane: Lane, life: int, reply_bytes: int):
+        self.lane, self.life, self.reply_bytes = lane, life, reply_bytes
+        self.sent = self.asks = False
 
     def post(self, request: OutgoingRequest) -> None:
         """Send it, and what it pulls, without waiting for the answer."""
@@ -76,16 +78,15 @@ class BegunPushes:
     """A push to all servers that is under way.
 
     Attributes:
-        requests: to each server; what is pulled behind it is still to be added, unless it asks for
-            something itself.
+        requests: to each server; rows are still to be added, which are pulled behind it.
         pushes: to each server; each is to be followed once.
         places: the numbers of the calls, which are pending until this is closed.
         round: of the gradients, 0 for none.
-        pull: what it asks for itself; None for nothing.
+        pull: what it asks for itself.
     """
 
     requests: list[OutgoingRequest]
     pushes: list[BegunPush]
     places: contextlib.ExitStack
     round: int
-    pull: ShardedPull | None = None
+    pull: ShardedPull

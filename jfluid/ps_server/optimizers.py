@@ -22,7 +22,7 @@ import numpy as np
 from numba.extending import register_jitable
 from pydantic import Field, FiniteFloat, field_validator
 
-from jfluid.ps_server.kernels import body_of, head_of, kernel
+from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
 # What `specs` offers, too.
@@ -71,23 +71,29 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
     return update
 
 
-def _over_block(element: Callable[..., None]) -> Callable[..., None]:
-    """The kernel of one update of a block, past which the old numbers stay: `new` (float32 [n], the
-    values, then the slots, each of `width`) becomes what an update makes of `old`.
+def _over_blocks(element: Callable[..., None]) -> Callable[..., None]:
+    """The kernel of one update of blocks, past which the old numbers stay: `new` (float32 [n], of block
+    after block the values, then the slots, each of widths[i]) becomes what an update makes of `old` and
+    of the gradients at these addresses.
     """
 
     @kernel
-    def renew(old, new, width, gradient, rate, hyper):
+    def renew(old, new, groups, widths, gradients, rate, hyper):
         constants = (hyper[0], hyper[1], hyper[2], hyper[3])
-        for begin in range(0, width, _IN_CACHE):
-            count = min(_IN_CACHE, width - begin)
-            for group in range(begin, len(old), width):
-                before, after = old[group : group + count], new[group : group + count]
-                for j in range(count):  # from 0, which the compiler turns into vectors
-                    after[j] = before[j]
-            numbers, own = new[begin:], gradient[begin : begin + count]
-            for j in range(count):
-                element(numbers, own, j, width, rate, constants)
+        first = 0
+        for i in range(len(widths)):
+            width, gradient = widths[i], floats_at(gradients[i], widths[i])
+            end = first + groups * width
+            for begin in range(0, width, _IN_CACHE):
+                count = min(_IN_CACHE, width - begin)
+                for group in range(first + begin, end, width):
+                    before, after = old[group : group + count], new[group : group + count]
+                    for j in range(count):  # from 0, which the compiler turns into vectors
+                        after[j] = before[j]
+                numbers, own = new[first + begin : end], gradient[begin : begin + count]
+                for j in range(count):
+                    element(numbers, own, j, width, rate, constants)
+            first = end
 
     return renew
 
@@ -128,7 +134,7 @@ class RuleDef:
             as with `lazy_mode`.
         horizon: of the settings: after so many steps without a gradient a row stands still.
         update: the kernel of one update of rows with gradients.
-        renew: the kernel of one update of a block, into other memory.
+        renew: the kernel of one update of blocks, into other memory.
     """
 
     settings: type[Optimizer]
@@ -145,7 +151,7 @@ class RuleDef:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "update", _over_rows(self.element))
-        object.__setattr__(self, "renew", _over_block(self.element))
+        object.__setattr__(self, "renew", _over_blocks(self.element))
 
     @property
     def operator(self) -> str:

@@ -209,14 +209,16 @@ class AttachReply(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
 
 class LocalRequest(_message.Message):
-    __slots__ = ("method", "bytes", "at")
+    __slots__ = ("method", "bytes", "at", "reply_at")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    REPLY_AT_FIELD_NUMBER: _ClassVar[int]
     method: str
     bytes: int
     at: int
-    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
+    reply_at: int
+    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ..., reply_at: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
     __slots__ = ("bytes", "reply")

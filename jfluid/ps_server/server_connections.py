@@ -16,9 +16,11 @@ import grpc
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import wire
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.errors import RollbackError
 from jfluid.ps_server.lanes import BegunPush, BegunPushes
+from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 # For how long a trainer that has left stays reachable, so that a restarted server can ask it for
@@ -165,11 +167,14 @@ class ServerConnections:
         requests[own].on_sent = all_sent
         return self.everywhere(answer, quick)
 
-    def begin(self, requests: list[OutgoingRequest], round: int) -> BegunPushes | None:
+    def begin(
+        self, requests: list[OutgoingRequest], pull: ShardedPull, round: int
+    ) -> BegunPushes | None:
         """Begin to push these, each to its server (see Client.begin_push)."""
         pushes: list[BegunPush] = []
-        for connection, request in zip(self._connections, requests, strict=True):
-            begun = connection.begun(request) if self.entered else None
+        for connection, request, size in zip(self._connections, requests, pull.sizes, strict=True):
+            most = size + wire.OVERHEAD if size else 0
+            begun = connection.begun(request, most) if self.entered else None
             if begun is None:
                 for taken in pushes:
                     taken.lane.give()
@@ -184,7 +189,7 @@ class ServerConnections:
                 place = places.enter_context(connection.pulls.next())
                 request.pull.caller.CopyFrom(self.caller(*place))
             push.post(request)
-        return BegunPushes(requests, pushes, places, round)
+        return BegunPushes(requests, pushes, places, round, pull)
 
     # ---- the trainer in the job ------------------------------------------------------------------
 

@@ -203,9 +203,9 @@ class Service:
         ]
         for update in rows:
             self.metrics.rows[update.table, "pushed"].inc(len(update.ids))
-        for name, step in steps:
-            if name in pulled:
-                self.metrics.staleness[name].observe(max(step - 1 - pulled[name], 0))
+        self.metrics.staleness.observe(
+            (name, max(step - 1 - pulled[name], 0)) for name, step in steps if name in pulled
+        )
 
     def pull(
         self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE

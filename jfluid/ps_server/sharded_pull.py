@@ -90,18 +90,45 @@ class ShardedPull:
         self,
         directory: Directory,
         requests: list[OutgoingRequest],
-        rows: Mapping[str, Array],
         blocks: Sequence[str],
     ):
-        rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
         self._directory = directory
-        self.meanwhile = None if rows.meanwhile is None else partial(rows.meanwhile, rows)
+        self.meanwhile: Callable[[], None] | None = None
         # Of each table: its ids, their inverse, and each part with its position in the request to
         # its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         # Of each server its blocks, with the values that this client has.
         self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
+        for name in blocks:
+            block = directory.block(name)
+            with directory.lock:
+                known, life, value = block.known, block.life, block.value
+            self._blocks[block.server].append((name, value))
+            requests[block.server].pull.blocks.add(
+                block=block.name, known=known, server_incarnation=life
+            )
+            self.sizes[block.server] += 4 * math.prod(block.shape)
+
+    def add_rows(
+        self, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool = False
+    ) -> None:
+        """Ask for rows, too; for none of them if `or_none` and no server has some of these ids, for
+        which ServerError is raised otherwise.
+        """
+        rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
+        try:
+            self._add_rows(requests, rows)
+        except errors.ServerError:
+            if not or_none:
+                raise
+            self.drop_rows(requests)
+        else:
+            if rows.meanwhile is not None:
+                self.meanwhile = partial(rows.meanwhile, rows)
+
+    def _add_rows(self, requests: list[OutgoingRequest], rows: RowRequest) -> None:
+        directory = self._directory
         for table in rows:
             ids, inverse = rows.distinct(table)
             counts = (
@@ -121,19 +148,12 @@ class ShardedPull:
                 )
                 self.sizes[part.server] += 4 * len(own) * directory.width(table)
             self._rows.append((table, ids, inverse, owned))
-        for name in blocks:
-            block = directory.block(name)
-            with directory.lock:
-                known, life, value = block.known, block.life, block.value
-            self._blocks[block.server].append((name, value))
-            requests[block.server].pull.blocks.add(
-                block=block.name, known=known, server_incarnation=life
-            )
-            self.sizes[block.server] += 4 * math.prod(block.shape)
 
-    def drop_rows(self) -> None:
-        """Read no rows from the answers: a server has refused its share of them."""
+    def drop_rows(self, requests: list[OutgoingRequest]) -> None:
+        """Ask for no rows in these requests, and read none from the answers."""
         self._rows = []
+        for request in requests:
+            del request.pull.rows[:]
 
     def joined(self, replies: list[IncomingPullReply | None]) -> PullResult:
         """Merge the answers of all servers."""

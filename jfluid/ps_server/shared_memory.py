@@ -19,6 +19,7 @@ import secrets
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ _NAME = "jfluid-lane"
 
 class SharedBuffer:
     """A header with the proof, then space for requests, and as much for a reply. Calls are answered in
-    turn; a large reply is to be read before the next call is made.
+    turn; a large reply is to be read before another one that begins there is asked for.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -48,25 +49,31 @@ class SharedBuffer:
 
     def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
         self.capacity, self.name, self.pipes = capacity, 0, pipes
-        self._posted = self._end = 0  # requests without an answer, and where the last of them ends
+        self._end = 0  # of the last request without an answer
+        self._replies: deque[int] = deque()  # where the reply of each of them begins
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
 
     @property
     def idle(self) -> bool:
         """Whether all that was posted has an answer."""
-        return not self._posted
+        return not self._replies
 
     def fits(self, size: int) -> bool:
         """Return whether there is room for a request of so many bytes behind those without an answer."""
         return self._end + size <= self.capacity
 
-    def post(self, method: str, parts: Sequence[Any]) -> None:
-        """Send a request that `fits`. Raises CallError where the server has ended."""
+    def post(self, method: str, parts: Sequence[Any], reply_at: int = 0) -> None:
+        """Send a request that `fits`. Raises CallError where the server has ended.
+
+        Args:
+            reply_at: where its reply begins, if it is large: behind those that may be there still.
+        """
         assert self.pipes is not None  # a client's buffer has them
         size = self._write(_HEADER + self._end, parts)
-        request = pb.LocalRequest(method=method, bytes=size, at=self._end)
-        self._posted, self._end = self._posted + 1, self._end + size
+        request = pb.LocalRequest(method=method, bytes=size, at=self._end, reply_at=reply_at)
+        self._replies.append(reply_at)
+        self._end += size
         self.pipes.post(request.SerializeToString())
 
     def answer(
@@ -79,13 +86,13 @@ class SharedBuffer:
         try:
             reply = pb.LocalReply.FromString(self.pipes.answer(timeout_s, closed))
         finally:
-            self._posted -= 1
-            self._end *= bool(self._posted)
-        return reply.reply or self.reply(reply.bytes)
+            at = self._replies.popleft()
+            self._end *= bool(self._replies)
+        return reply.reply or self.reply(reply.bytes, at)
 
-    def write_reply(self, parts: Sequence[Any]) -> int:
-        """Write the parts one after the other; returns their total size in bytes."""
-        return self._write(_HEADER + self.capacity, parts)
+    def write_reply(self, parts: Sequence[Any], at: int = 0) -> int:
+        """Write the parts one after the other; returns their total size in bytes. They are to fit."""
+        return self._write(_HEADER + self.capacity + at, parts)
 
     def request(self, size: int, at: int = 0) -> memoryview:
         """Return the request where it lies: the client may change it, so nothing of it is to be read
@@ -93,9 +100,9 @@ class SharedBuffer:
         """
         return self._read(_HEADER, size, at)
 
-    def reply(self, size: int) -> memoryview:
+    def reply(self, size: int, at: int = 0) -> memoryview:
         """Return the reply where it lies, until the buffer serves another call."""
-        return self._read(_HEADER + self.capacity, size)
+        return self._read(_HEADER + self.capacity, size, at)
 
     def _write(self, at: int, parts: Sequence[Any]) -> int:
         begin = at

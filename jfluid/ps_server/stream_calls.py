@@ -130,8 +130,8 @@ class CallStream(_Stream):
         """Return whether a request of so many bytes may be posted."""
         return size <= self._largest
 
-    def post(self, method: str, parts: Sequence[Any]) -> None:
-        """Send a request. Raises CallError where the server has gone."""
+    def post(self, method: str, parts: Sequence[Any], reply_at: int = 0) -> None:
+        """Send a request; its reply comes behind the others. Raises CallError where the server has gone."""
         try:
             self._send(b"C", METHODS.index(method), parts)
         except OSError as error:

@@ -179,6 +179,19 @@ class OutgoingRequest:
         """Whether there is something to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
+    def rows(self) -> bytes | None:
+        """Return a PullRequest of the rows alone, of the same number: a pull of no rows is not counted.
+        None where there are none.
+        """
+        pull = self.pull
+        if not pull.rows:
+            return None
+        rows = pb.PullRequest(rows=pull.rows, round=pull.round)
+        rows.server_incarnation = pull.server_incarnation
+        if pull.HasField("caller"):
+            rows.caller.CopyFrom(pull.caller)
+        return rows.SerializeToString()
+
     def single(self) -> tuple[str, list[Any]]:
         """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
         empty, else "Exchange".
@@ -324,6 +337,11 @@ class IncomingPullReply:
         small = pb.PullReply.FromString(b"".join(rest))
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
         self.durable, self.counted = small.durable, small.counted
+
+    def add_rows(self, other: "IncomingPullReply") -> None:
+        """Add the rows of another reply to this one, which has none."""
+        self.rows, self.rounds = other.rows, max(self.rounds, other.rounds)
+        self.durable, self.counted = other.durable, other.counted
 
 
 def _aligned(data: memoryview, begin: int, end: int) -> memoryview:

@@ -2,7 +2,8 @@
 rather than by XLA, whose call costs more than the update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,32 +16,64 @@ from jfluid.ps_server.update_rule import Rule, rule_of
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
 class BlockRule:
-    """The update of one piece. Its variables stay in the server's scope: as parts of one array, a new
-    one after each update, so that who reads the old one keeps it.
+    """The update of one piece.
 
-    Args:
+    Attributes:
+        rule: of the optimizer.
         names: the parameter, and the optimizer's state in the order of the rule's slots.
         rate: the variable of the learning rate.
+        shape: of each of them.
+    """
+
+    rule: Rule
+    names: tuple[str, ...]
+    rate: str
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> Any:
+        """What is equal for pieces that one call of a kernel updates."""
+        return self.rule.settings, self.rate
+
+
+class BlockRules:
+    """The updates of pieces of one kind, by one call of a kernel. Their variables stay in the server's
+    scope: as parts of one array, a new one after each update, so that who reads the old one keeps it.
+
+    Args:
+        rules: of the pieces.
         tensor: a variable of the scope.
     """
 
-    def __init__(self, rule: Rule, names: list[str], rate: str, tensor: Callable[[str], Any]):
-        self._rule, self._names, self.rate, self._tensor = rule, names, rate, tensor
+    def __init__(self, rules: Sequence[BlockRule], tensor: Callable[[str], Any]):
+        self._rule, self.rate, self._tensor = rules[0].rule, rules[0].rate, tensor
+        self._names = [name for rule in rules for name in rule.names]
+        self._shapes = [rule.shape for rule in rules for _ in rule.names]
+        self._every = len(rules[0].names)
+        self._widths = np.array([np.prod(rule.shape) for rule in rules], np.int64)
+        ends = np.cumsum(np.repeat(self._widths, self._every)).tolist()
+        self._places = [slice(a, b) for a, b in zip([0, *ends], ends)]
         self._numbers = np.empty(0, np.float32)
-        self._values: list[Array] = []
+        self._values: list[Any] = [None] * len(self._names)
 
-    def update(self, gradient: Array, learning_rate: np.float32) -> Array:
-        """Update by a gradient of the parameter's shape; returns the parameter's new value."""
+    def update(self, gradients: Sequence[Array], learning_rate: np.float32) -> list[Array]:
+        """Update by gradients of the parameters' shapes; returns the parameters' new values."""
         tensors = [self._tensor(name) for name in self._names]
-        if [id(t.value) for t in tensors] != [id(v) for v in self._values]:  # others have set them
+        if any(t.value is not v for t, v in zip(tensors, self._values)):  # others have set them
             self._numbers = np.concatenate([np.ravel(t.value) for t in tensors])
-        self._numbers = dense.updated(self._rule, self._numbers, gradient, learning_rate)
-        self._values = list(self._numbers.reshape(len(tensors), *gradient.shape))
-        for tensor, value in zip(tensors, self._values, strict=True):
-            value.flags.writeable = False
+        self._numbers = dense.updated(
+            self._rule, self._numbers, gradients, learning_rate, self._widths
+        )
+        numbers = self._numbers.view()
+        numbers.flags.writeable = False
+        self._values = [
+            numbers[place].reshape(shape) for place, shape in zip(self._places, self._shapes)
+        ]
+        for tensor, value in zip(tensors, self._values):
             tensor.value = value
-        return self._values[0]
+        return self._values[:: self._every]
 
 
 def block_rule_of(update: Update, tensor: Callable[[str], Any]) -> BlockRule | None:
@@ -53,10 +86,10 @@ def block_rule_of(update: Update, tensor: Callable[[str], Any]) -> BlockRule | N
         return None
     made = rule_of(rule.settings_of(op.attr))
     inputs = {slot.name: slot.input for slot in rule.slots}
-    names = [update.param, *(op.input(inputs[name])[0] for name in made.names)]
+    names = (update.param, *(op.input(inputs[name])[0] for name in made.names))
     shape = tuple(tensor(update.param).shape())
     for name in names:
         value = tensor(name).value
         if value.dtype != np.float32 or tuple(value.shape) != shape:
             return None
-    return BlockRule(made, names, op.input("LearningRate")[0], tensor)
+    return BlockRule(made, names, op.input("LearningRate")[0], shape)

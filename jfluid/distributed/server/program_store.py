@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.programs.server_program import Update, updates_of
-from jfluid.distributed.server.block_rule import block_rule_of
+from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
 from jfluid.distributed.server.variables_block import Variables, packed, unpacked
 from jfluid.distributed.tables.program_table import ProgramTable, fill_owned, make_table
 from jfluid.distributed.tables.row_updates import RowUpdate
@@ -106,6 +106,10 @@ class ProgramBlock:
         return [self.name, *(n for n in self.update.state if n != self.name)]
 
 
+# pieces that rules update, by kind, and the others, by name
+_Ways = tuple[list[tuple[BlockRules, list[ProgramBlock]]], dict[str, ProgramBlock]]
+
+
 class ProgramStore(Store):
     """The tables and blocks of a server's program.
 
@@ -123,6 +127,7 @@ class ProgramStore(Store):
         self._program, self._scope = program, scope
         self._engine = Engine(engine.place, donate=False)  # trainers read the old values meanwhile
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
+        self._ways: dict[tuple[str, ...], _Ways] = {}
         self._row_updates: dict[str, RowUpdate] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in updates_of(program, listen):
@@ -357,16 +362,11 @@ class ProgramStore(Store):
         """
         with self.lock:
             feed = {}
-            pieces = {}
-            rates: dict[str, np.float32] = {}
-            for name, gradient in gradients.items():
-                piece = self._piece(name)
-                if piece.rule is None:
-                    pieces[name] = piece
-                    continue
-                if piece.rule.rate not in rates:
-                    rates[piece.rule.rate] = self._rate(piece.rule.rate)
-                piece.changed(piece.rule.update(gradient, rates[piece.rule.rate]))
+            by_rules, pieces = self._ways_of(tuple(gradients))
+            for rules, of in by_rules:
+                found = rules.update([gradients[p.name] for p in of], self._rate(rules.rate))
+                for piece, value in zip(of, found, strict=True):
+                    piece.changed(value)
             if not pieces:
                 return
             if any(piece.update.kept for piece in pieces.values()):
@@ -384,6 +384,23 @@ class ProgramStore(Store):
             self._run(program, feed | {grads[name]: _own(gradients[name]) for name in key})
             for name in key:
                 pieces[name].changed()
+
+    def _ways_of(self, names: tuple[str, ...]) -> _Ways:
+        """How these pieces are updated together: those that rules update, by kind, and the others."""
+        if names not in self._ways:
+            pieces = {name: self._piece(name) for name in names}
+            kinds: dict[Any, list[ProgramBlock]] = {}
+            for piece in pieces.values():
+                if piece.rule is not None:
+                    kinds.setdefault(piece.rule.kind, []).append(piece)
+            self._ways[names] = (
+                [
+                    (BlockRules([p.rule for p in of if p.rule is not None], self.tensor), of)
+                    for of in kinds.values()
+                ],
+                {name: piece for name, piece in pieces.items() if piece.rule is None},
+            )
+        return self._ways[names]
 
     def _rate(self, name: str) -> np.float32:
         return np.float32(np.asarray(self.tensor(name).value).reshape(()))

@@ -39,9 +39,7 @@ def send(
 
     wanted = pieces(program) if receive else []
     if begun is not None:
-        return connection.calls.exchange_begun(
-            begun, {} if rows is None else rows, wanted, or_no_rows=True
-        )
+        return connection.calls.exchange_begun(begun, {} if rows is None else rows, or_no_rows=True)
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
             f"{name}@{i}": value
@@ -79,8 +77,10 @@ def begin(
     wanted: Sequence[str] = (),
 ) -> "BegunPushes | None":
     """Begin to push gradients where that is one call to each server: then these are at work while the
-    next step begins, which may ask for its rows where no blocks are wanted here. None where `send` is
-    to push them.
+    next step begins, and asks for its rows. None where `send` is to push them.
+
+    Args:
+        wanted: blocks that come back for them.
     """
     if connection.careful if round else gradients.counts:
         return None
@@ -149,7 +149,7 @@ class Direct:
         begun = None
         if pending:
             connection.settle()
-            begun = begin(connection, gradients, number, state)
+            begun = begin(connection, gradients, number, state, pieces(program))
 
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
             pulled = send(connection, program, gradients, True, number, rows, state, begun)
