@@ -102,9 +102,12 @@ def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int,
         parts, groups = divided
         chunks, tiles, panels = parts * groups, *product_kernels.largest(rows, columns, *divided)
         held = max(rows / parts, tiles * product_kernels.LOWEST)
-        one = held * panels + _COPY_X * tiles + _COPY_Y * panels
+        one, copies = held * panels + _COPY_X * tiles, _COPY_Y * panels
+        each = -(-chunks // processors) + _UNEVEN
+        # what is copied of y serves all chunks that a processor has of a group
+        copied = each if depth > product_kernels.BLOCK else min(groups, each)
         large = product_kernels.memory(tiles, panels, depth) > _MOST_MEMORY
-        return chunks < processors, large, (-(-chunks // processors) + _UNEVEN) * one
+        return chunks < processors, large, each * one + copied * copies
 
     most = min(-(-rows // TILE), _MOST_PARTS * processors), -(-columns // WIDTH)
     ways = itertools.product(range(1, most[0] + 1), range(1, most[1] + 1))

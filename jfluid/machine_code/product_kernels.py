@@ -293,14 +293,18 @@ def _chunk(module: Module) -> Any:
         return b.sdiv(f.sum(size, I64(most - 1)), I64(most))
 
     blocks = parts_of(v["depth"], BLOCK)
-    i = b.sdiv(v["chunk"], v["groups"])
+    i = b.srem(v["chunk"], v["parts"])
     first, end = (part(n, v["rows"], v["parts"]) for n in (i, f.sum(i, I64(1))))
     rows = b.sub(end, first)
     high = parts_of(rows, TILE)  # tiles
     # Part of the columns overlap with those before, unless they are a multiple of a vector.
     wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
-    i, panels = b.srem(v["chunk"], v["groups"]), parts_of(v["columns"], WIDTH)
-    start, stop = (part(n, panels, v["groups"]) for n in (i, f.sum(i, I64(1))))
+    group, panels = b.sdiv(v["chunk"], v["parts"]), parts_of(v["columns"], WIDTH)
+    start, stop = (part(n, panels, v["groups"]) for n in (group, f.sum(group, I64(1))))
+    # Of one block, what is copied of y serves all chunks of a thread that are of one group.
+    noted = xla_tasks.holds(f, v["scratch"])
+    known = b.icmp_signed("==", f.load(noted, I64), f.sum(group, I64(1)))
+    b.store(b.select(b.icmp_signed("==", blocks, I64(1)), f.sum(group, I64(1)), I64(0)), noted)
     scratch = b.ptrtoint(v["scratch"], I64)
     others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
     numbers = f.at(others, f.product(b.sub(stop, start), I64(_apart(WIDTH))))
@@ -332,11 +336,12 @@ def _chunk(module: Module) -> Any:
     with f.loop(blocks) as block:
         done = part(block, v["depth"], blocks)
         depth = b.sub(part(f.sum(block, I64(1)), v["depth"], blocks), done)
-        copy("y", WIDTH, I64(0), others, v["columns"], start, f.least(stop, wide))
-        with b.if_then(b.icmp_signed(">", stop, wide)):
-            last = f.at(others, f.product(b.sub(wide, start), I64(_apart(WIDTH))))
-            size = v["columns"]
-            copy("y", LANES, I64(0), last, size, size, f.sum(size, I64(1)))
+        with b.if_then(b.not_(known)):
+            copy("y", WIDTH, I64(0), others, v["columns"], start, f.least(stop, wide))
+            with b.if_then(b.icmp_signed(">", stop, wide)):
+                last = f.at(others, f.product(b.sub(wide, start), I64(_apart(WIDTH))))
+                size = v["columns"]
+                copy("y", LANES, I64(0), last, size, size, f.sum(size, I64(1)))
         adds = b.icmp_signed(">", block, I64(0))
         is_last = b.icmp_signed("==", f.sum(block, I64(1)), blocks)
         with f.loop(high) as i:

@@ -27,7 +27,8 @@ _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS, _CREATE_FUTURE, _SET_AVAILABLE = 64, 13
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
-_HEADER = 64  # bytes before a thread's memory: how much there is
+_HEADER = 64  # bytes before a thread's memory: how much there is, and what it holds of a call
+_HOLDS = 8
 _NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _ARRAYS = range(9)
 # Numbers that the processor counts on by some 2 to 4 in a nanosecond: for so long a thread waits, and so long
 # after work has been divided another thread is kept for what follows.
@@ -80,6 +81,7 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     numbers = f.load(_part(f, call, _NUMBERS), POINTER)
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
     memory, last = f.call(_own_memory(module), size), f.variable(I1, I1(0))
+    f.b.store(I64(0), holds(f, memory))
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
@@ -114,6 +116,11 @@ def _own_memory(module: Module) -> Any:
         f.c("free", old)
         f.b.store(new, held)
     return f.end(f.at(f.load(held, POINTER), I64(_HEADER), kind=I8))
+
+
+def holds(f: Function, memory: Any) -> Any:
+    """Where a thread notes what its memory holds for more than one chunk of a call, from 1; 0 is nothing."""
+    return f.at(memory, I64(_HOLDS - _HEADER), kind=I8)
 
 
 def _make_key(module: Module, key: Any) -> None:
