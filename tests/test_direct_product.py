@@ -89,6 +89,21 @@ def test_numbers_have_the_same_bits_however_the_work_is_divided(monkeypatch, pro
         np.testing.assert_array_equal(np.asarray(run(x, y)), first)
 
 
+@pytest.mark.parametrize("over", [WEIGHT, LAYER, INPUT])
+def test_numbers_have_the_same_bits_whatever_a_cache_holds(monkeypatch, over):
+    """A copy of all of the second matrix serves several chunks, one of a part of it serves one."""
+    x, y = _draw(1000, 300, 90, over)
+    found, ways = [], []
+    for size in (1 << 16, 1 << 24):
+        monkeypatch.setattr(processor, "cache_bytes", lambda size=size: size)
+        direct_product._divided.cache_clear()
+        ways.append(direct_product._divided(300, 90, 1000, bool(over[0]), 2))
+        found.append(np.asarray(_product(over)(x, y)))
+    direct_product._divided.cache_clear()
+    assert ways[0][2] == product_kernels.BLOCK and ways[1][2] == 1000
+    np.testing.assert_array_equal(*found)
+
+
 def test_products_follow_one_another_in_loops():
     """XLA goes on when a product is there, wherever it is called."""
     x, y = _draw(64, 300, 64, LAYER)

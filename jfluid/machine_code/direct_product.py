@@ -16,9 +16,11 @@ from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
 from jfluid.machine_code.vector_functions import KINDS
 
 _MOST_MEMORY = 230_000  # float32 of a chunk: they stay in a core's cache
+_MOST_HELD = 0.45  # of that cache, for all of x, or for a copy of all of y
 _MOST_PARTS = 16  # of the rows, for each processor
 # What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
 _COPY_X, _COPY_Y = 7, 13
+_CHUNK = 11  # what a chunk takes beside that, as many
 _FEWEST_OF_THREADS = 5 << 17  # multiplications: fewer are done before another thread wakes up
 _UNEVEN = 0.15  # of a chunk, for which the other processors wait at the end
 # The library is as fast for larger results than these, and where much of a tile would lie outside of them.
@@ -65,11 +67,11 @@ def _call(
 ) -> Array:
     x, y = given[:2]
     depth, rows, columns = _sizes(x, y, over)
-    parts, groups = _divided(rows, columns, depth, os.cpu_count() or 1)
+    parts, groups, held = _divided(rows, columns, depth, bool(over[0]), os.cpu_count() or 1)
     largest = product_kernels.largest(rows, columns, parts, groups)
     geometry = {
         "chunks": parts * groups,
-        "memory": product_kernels.memory(*largest, depth),
+        "memory": product_kernels.memory(*largest, depth, held),
         "depth": depth,
         "rows": rows,
         "columns": columns,
@@ -77,6 +79,7 @@ def _call(
         "y_turned": over[1],
         "parts": parts,
         "groups": groups,
+        "held": held,
         "finish": finish,
     }
     numbers = np.array([geometry[name] for name in product_kernels.GEOMETRY], np.int32)
@@ -91,26 +94,35 @@ def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _divided(rows: int, columns: int, depth: int, processors: int) -> tuple[int, int]:
-    """Into how many parts rows and columns are divided: so that the processor that has most to do is soonest
-    ready.
+def _divided(
+    rows: int, columns: int, depth: int, x_turned: bool, processors: int
+) -> tuple[int, int, int]:
+    """Into how many parts rows and columns are divided, and how many rows of y are copied at once: so that
+    the processor that has most to do is soonest ready.
     """
+    some = min(depth, product_kernels.BLOCK)
     if rows * columns * depth < _FEWEST_OF_THREADS:
-        return 1, 1
+        return 1, 1, some
 
-    def cost(divided: tuple[int, int]) -> tuple[bool, bool, float]:
-        parts, groups = divided
-        chunks, tiles, panels = parts * groups, *product_kernels.largest(rows, columns, *divided)
-        held = max(rows / parts, tiles * product_kernels.LOWEST)
-        one, copies = held * panels + _COPY_X * tiles, _COPY_Y * panels
+    def cost(divided: tuple[int, int, int]) -> tuple[bool, bool, float]:
+        parts, groups, held = divided
+        chunks, largest = parts * groups, product_kernels.largest(rows, columns, parts, groups)
+        tiles, panels = largest
+        high = max(rows / parts, tiles * product_kernels.LOWEST)
         each = -(-chunks // processors) + _UNEVEN
-        # what is copied of y serves all chunks that a processor has of a group
-        copied = each if depth > product_kernels.BLOCK else min(groups, each)
-        large = product_kernels.memory(tiles, panels, depth) > _MOST_MEMORY
-        return chunks < processors, large, each * one + copied * copies
+        # a copy of all rows of y serves all chunks that a processor has of a group
+        copied = each if depth > held else min(groups, each)
+        large = product_kernels.memory(*largest, depth, held) > _MOST_MEMORY
+        work = each * (high * panels + _COPY_X * tiles + _CHUNK) + copied * _COPY_Y * panels
+        return chunks < processors, large or (held > some and groups > 1), work
 
     most = min(-(-rows // TILE), _MOST_PARTS * processors), -(-columns // WIDTH)
-    ways = itertools.product(range(1, most[0] + 1), range(1, most[1] + 1))
+    # tile after tile over all its depth, a processor reads rows of x again that lie side by side
+    read = columns if x_turned else max(rows, columns)
+    whole = 4 * depth * read <= _MOST_HELD * processor.cache_bytes()
+    ways = itertools.product(
+        range(1, most[0] + 1), range(1, most[1] + 1), {some, depth} if whole else {some}
+    )
     return min(ways, key=cost)
 
 

@@ -4,12 +4,14 @@ XLA_FLAGS limits those of XLA's own code (`--xla_cpu_max_isa=AVX2`).
 
 import functools
 import re
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from jfluid import environment
 
 _LIMIT = re.compile(r"--xla_cpu_max_isa=(\w+)")
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 # LLVM's name for processors that have 256 bits and products that are added at once, and no more.
 _WITHOUT_512 = "x86-64-v3"
 
@@ -27,6 +29,16 @@ def has_vectors() -> bool:
     """Whether there are at least 16 vectors of 256 bits (AVX2), and products that are added at once (FMA)."""
     features = llvm.get_host_cpu_features()
     return has_wide_vectors() or all(features.get(name) for name in ("avx2", "fma"))
+
+
+@functools.cache
+def cache_bytes() -> int:
+    """What the second cache of a core holds; 1 MiB where the system does not say."""
+    try:
+        found = re.fullmatch(r"(\d+)([KM])\s*", _CACHE.read_text())
+    except OSError:  # not Linux
+        found = None
+    return int(found[1]) << {"K": 10, "M": 20}[found[2]] if found else 1 << 20
 
 
 @functools.cache

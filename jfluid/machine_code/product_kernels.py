@@ -41,8 +41,9 @@ BLOCK = 408  # rows, at most, whose products are added up before they are added 
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns], or
 # the other way round if `x_turned`, `y_turned`. A chunk is the tiles of one of `parts` parts of the rows, and the
 # panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
-# there are no more. What is done to the sums has a number, `finish`.
-GEOMETRY = "chunks memory depth rows columns x_turned y_turned parts groups finish".split()
+# there are no more. `held` rows of y are copied at once: of all of them, a thread's next chunk of the same columns
+# has them, too. What is done to the sums has a number, `finish`.
+GEOMETRY = "chunks memory depth rows columns x_turned y_turned parts groups held finish".split()
 # Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
 # of which the output is given, a parameter less the sum times a rate.
 PLAIN, ACTIVATION, SLOPE, RATE = 0, 1, 1 + len(KINDS), 1 + 2 * len(KINDS)
@@ -50,11 +51,14 @@ _SUMS = TILE * WIDTH  # numbers of a tile
 _LINE = 64  # bytes
 
 
-def _apart(width: int) -> int:
-    """How many float32 lie from one copied part to the next: rows of parts side by side are copied together,
-    so three lines more than the rows need keep these from the same places of a cache.
+_BETWEEN = 3 * LANES  # numbers from the end of a copied part to the next: see `_apart`
+
+
+def _apart(depth: int) -> int:
+    """How many float32 lie from one copied part of y to the next: rows of parts side by side are copied
+    together, so three lines more than the rows need keep these from the same places of a cache.
     """
-    return BLOCK * width + 3 * LANES
+    return depth * WIDTH + _BETWEEN
 
 
 def largest(rows: int, columns: int, parts: int, groups: int) -> tuple[int, int]:
@@ -63,10 +67,10 @@ def largest(rows: int, columns: int, parts: int, groups: int) -> tuple[int, int]
     return math.ceil(high / TILE), math.ceil(panels / groups)
 
 
-def memory(tiles: int, panels: int, depth: int) -> int:
+def memory(tiles: int, panels: int, depth: int, held: int) -> int:
     """Return how many float32 a thread needs for chunks of so many tiles and panels."""
-    sums = tiles * panels if depth > BLOCK else 1
-    return _apart(TILE) + _apart(WIDTH) * panels + _SUMS * sums + LANES
+    sums = tiles * panels if depth > held else panels
+    return BLOCK * TILE + _BETWEEN + _apart(held) * panels + _SUMS * sums + LANES
 
 
 def names() -> list[str]:
@@ -204,7 +208,7 @@ def _start(f: Function, i: Any, size: Any, width: int) -> Any:
 
 def _parts(module: Module, name: str, width: int) -> Any:
     """Copies parts of a matrix [depth, size], from the part `first` to before `end`, each of `width` columns, to
-    `parts` [parts, _apart(width)], where the rows of a part follow one another. From one row of the matrix
+    `parts` [parts, apart], where the rows of a part follow one another. From one row of the matrix
     to the next are `pitch` numbers.
     """
     f = _copies(module, name)
@@ -213,7 +217,7 @@ def _parts(module: Module, name: str, width: int) -> Any:
         source = f.at(v["matrix"], f.product(row, v["pitch"]))
         target = f.at(v["parts"], f.product(row, I64(width)))
         with f.loop(v["end"], v["first"]) as i:
-            to = f.at(target, f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
+            to = f.at(target, f.product(f.b.sub(i, v["first"]), v["apart"]))
             _copy(f, to, f.at(source, _start(f, i, v["size"], width)), width, v["size"])
     return f.end()
 
@@ -225,7 +229,7 @@ def _turned_parts(module: Module, name: str, width: int) -> Any:
     zero = ir.Constant(vector, [0.0] * LANES)
     with f.loop(v["end"], v["first"]) as i:
         source = f.at(v["matrix"], f.product(_start(f, i, v["size"], width), v["pitch"]))
-        target = f.at(v["parts"], f.product(f.b.sub(i, v["first"]), I64(_apart(width))))
+        target = f.at(v["parts"], f.product(f.b.sub(i, v["first"]), v["apart"]))
         squares = f.b.sdiv(v["depth"], I64(LANES))
         last = f.b.sub(v["size"], I64(1))
         rows = [f.at(source, f.product(f.least(I64(j), last), v["pitch"])) for j in range(width)]
@@ -247,7 +251,7 @@ def _turned_parts(module: Module, name: str, width: int) -> Any:
 
 
 def _copies(module: Module, name: str) -> Function:
-    sizes = dict.fromkeys(("depth", "pitch", "size", "first", "end"), I64)
+    sizes = dict.fromkeys(("depth", "pitch", "size", "first", "end", "apart"), I64)
     return Function(module, name, VOID, matrix=POINTER, parts=POINTER, **sizes)
 
 
@@ -292,7 +296,7 @@ def _chunk(module: Module) -> Any:
     def parts_of(size: Any, most: int) -> Any:
         return b.sdiv(f.sum(size, I64(most - 1)), I64(most))
 
-    blocks = parts_of(v["depth"], BLOCK)
+    whole = b.sdiv(f.sum(v["depth"], b.sub(v["held"], I64(1))), v["held"])  # times that y is copied
     i = b.srem(v["chunk"], v["parts"])
     first, end = (part(n, v["rows"], v["parts"]) for n in (i, f.sum(i, I64(1))))
     rows = b.sub(end, first)
@@ -301,31 +305,45 @@ def _chunk(module: Module) -> Any:
     wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
     group, panels = b.sdiv(v["chunk"], v["parts"]), parts_of(v["columns"], WIDTH)
     start, stop = (part(n, panels, v["groups"]) for n in (group, f.sum(group, I64(1))))
-    # Of one block, what is copied of y serves all chunks of a thread that are of one group.
+    # What is copied of all rows of y serves all chunks of a thread that are of one group.
     noted = xla_tasks.holds(f, v["scratch"])
     known = b.icmp_signed("==", f.load(noted, I64), f.sum(group, I64(1)))
-    b.store(b.select(b.icmp_signed("==", blocks, I64(1)), f.sum(group, I64(1)), I64(0)), noted)
+    several = b.icmp_signed(">", whole, I64(1))
+    b.store(b.select(several, I64(0), f.sum(group, I64(1))), noted)
     scratch = b.ptrtoint(v["scratch"], I64)
     others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
-    numbers = f.at(others, f.product(b.sub(stop, start), I64(_apart(WIDTH))))
-    sums = f.at(numbers, I64(_apart(TILE)))
-    # Sums of one block are written as they are ready; others are kept until the last block.
-    several = b.select(b.icmp_signed(">", blocks, I64(1)), I64(_SUMS), I64(0))
+    apart = f.sum(f.product(v["held"], I64(WIDTH)), I64(_BETWEEN))
+    numbers = f.at(others, f.product(b.sub(stop, start), apart))
+    sums = f.at(numbers, I64(BLOCK * TILE + _BETWEEN))
+    # Sums are kept until the last rows: those of a tile, or of all of them while y is copied anew.
+    kept = b.select(several, high, I64(1))
     turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
 
-    def copy(name: str, width: int, at: Any, to: Any, size: Any, first: Any, end: Any) -> None:
-        """Write down the copying of parts of a block, which begins at `done`, from row or column `at` on."""
+    def copy(
+        name: str,
+        width: int,
+        rows: tuple[Any, Any],
+        at: Any,
+        to: Any,
+        size: Any,
+        first: Any,
+        end: Any,
+    ) -> None:
+        """Write down the copying of parts of `rows`, from the first to before the second, from column `at` on
+        (where they are turned, from that row on).
+        """
         pitch = v["rows" if name == "x" else "columns"]
+        done, depth = rows[0], b.sub(rows[1], rows[0])
         places = [
             f.at(v[name], done, f.product(at, v["depth"])),
             f.at(v[name], at, f.product(done, pitch)),
         ]
         with b.if_else(turned[name]) as cases:
-            for case, copying, place, apart in zip(
+            for case, copying, place, distance in zip(
                 cases, copies[width], places, (v["depth"], pitch)
             ):
                 with case:
-                    f.call(copying, place, to, depth, apart, size, first, end)
+                    f.call(copying, place, to, depth, distance, size, first, end, apart)
 
     def of_panel(panel: Any, width: int) -> tuple[Any, Any]:
         """Its first column, and how many of its columns the panel before has."""
@@ -333,29 +351,35 @@ def _chunk(module: Module) -> Any:
         inside = f.least(column, f.greatest(b.sub(v["columns"], I64(width)), I64(0)))
         return inside, b.sub(column, inside)
 
-    with f.loop(blocks) as block:
-        done = part(block, v["depth"], blocks)
-        depth = b.sub(part(f.sum(block, I64(1)), v["depth"], blocks), done)
+    with f.loop(whole) as time:
+        copied = tuple(part(n, v["depth"], whole) for n in (time, f.sum(time, I64(1))))
         with b.if_then(b.not_(known)):
-            copy("y", WIDTH, I64(0), others, v["columns"], start, f.least(stop, wide))
+            copy("y", WIDTH, copied, I64(0), others, v["columns"], start, f.least(stop, wide))
             with b.if_then(b.icmp_signed(">", stop, wide)):
-                last = f.at(others, f.product(b.sub(wide, start), I64(_apart(WIDTH))))
+                last = f.at(others, f.product(b.sub(wide, start), apart))
                 size = v["columns"]
-                copy("y", LANES, I64(0), last, size, size, f.sum(size, I64(1)))
-        adds = b.icmp_signed(">", block, I64(0))
-        is_last = b.icmp_signed("==", f.sum(block, I64(1)), blocks)
-        with f.loop(high) as i:
+                copy("y", LANES, copied, I64(0), last, size, size, f.sum(size, I64(1)))
+        blocks = parts_of(b.sub(copied[1], copied[0]), BLOCK)
+        with f.loop(high) as i, f.loop(blocks) as block:
+            inside = tuple(
+                part(n, b.sub(copied[1], copied[0]), blocks) for n in (block, f.sum(block, I64(1)))
+            )
+            these = tuple(f.sum(copied[0], n) for n in inside)
+            depth = b.sub(inside[1], inside[0])
+            adds = b.icmp_signed(">", these[0], I64(0))
+            is_last = b.icmp_signed("==", these[1], v["depth"])
             row, after = (f.sum(first, part(n, rows, high)) for n in (i, f.sum(i, I64(1))))
             count = b.sub(after, row)
-            copied = f.least(row, b.sub(v["rows"], I64(TILE)))
-            copy("x", TILE, copied, numbers, I64(TILE), I64(0), I64(1))
+            left = f.least(row, b.sub(v["rows"], I64(TILE)))
+            copy("x", TILE, these, left, numbers, I64(TILE), I64(0), I64(1))
             height = f.greatest(count, I64(_HEIGHTS[-1]))
             begin = f.least(row, b.sub(v["rows"], height))
-            given = f.at(numbers, b.sub(begin, copied))
+            given = f.at(numbers, b.sub(begin, left))
             with f.loop(stop, start) as panel:
-                place = f.sum(f.product(b.sub(panel, start), high), i)
-                place = f.at(sums, f.product(place, several))
-                held = f.at(others, f.product(b.sub(panel, start), I64(_apart(WIDTH))))
+                place = f.product(b.sub(panel, start), kept)
+                place = f.sum(place, b.select(several, i, I64(0)))
+                place = f.at(sums, f.product(place, I64(_SUMS)))
+                held = f.at(others, f.product(b.sub(panel, start), apart))
                 narrow = b.icmp_signed(">=", panel, wide)
                 with b.if_else(narrow) as cases:
                     for case, width in zip(cases, (LANES, WIDTH)):
@@ -363,7 +387,8 @@ def _chunk(module: Module) -> Any:
                             tile = tiles[width][-1]
                             for n, other in list(zip(_HEIGHTS, tiles[width]))[:-1]:
                                 tile = b.select(b.icmp_signed("==", height, I64(n)), other, tile)
-                            f.call(tile, given, held, place, depth, adds)
+                            held_rows = f.at(held, f.product(inside[0], I64(width)))
+                            f.call(tile, given, held_rows, place, depth, adds)
                             with b.if_then(is_last):
                                 column, skipped = of_panel(panel, width)
                                 here = f.sum(f.product(row, v["columns"]), column)
