@@ -144,7 +144,8 @@ def main():
         print(json.dumps(read(engine, sorted(os.path.join(folder, f) for f in os.listdir(folder)))))
         return
     found = {"lines_s": {}}
-    with tempfile.TemporaryDirectory() as folder:
+    # Fluid leaves a file of each run where it runs
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as here:
         paths = write(folder, args.lines)
         found["parser_mb_s"] = parser_speed(paths)
         print("parser alone: %.0f MB/s" % found["parser_mb_s"])
@@ -156,6 +157,7 @@ def main():
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     check=True,
+                    cwd=here,
                     env=dict(os.environ, PYTHONWARNINGS="ignore"),
                 )
                 rate = args.lines / json.loads(done.stdout.decode().splitlines()[-1])

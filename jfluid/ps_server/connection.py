@@ -269,10 +269,7 @@ class ServerConnection:
                     found = IncomingExchangeReply(_read("Push", first), _NOTHING)
                 if rows is not None:
                     pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
-                    if begun.asks:
-                        found.pull.add_rows(pulled)
-                    else:
-                        found.pull = pulled
+                    pulled.blocks, found.pull = found.pull.blocks, pulled
                 return found
         except (grpc.RpcError, ValueError) as error:
             logger.info("%s: a push is sent again: %s", self.endpoint, error)

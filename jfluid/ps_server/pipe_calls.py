@@ -78,7 +78,7 @@ class CallPipes:
         try:
             os.write(self._out, _REQUEST.pack(len(request)) + request)
         except BrokenPipeError:
-            raise _lost() from None
+            raise lost() from None
 
     def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> bytes:
         """Return the answer to the first request that has none yet.
@@ -91,7 +91,7 @@ class CallPipes:
             code, size = _ANSWER.unpack(self._read(_ANSWER.size, end, closed))
             data = self._read(size, end, closed)
         except BrokenPipeError:
-            raise _lost() from None
+            raise lost() from None
         if code:
             raise CallError(STATUS[code], data.decode(errors="replace"), told=True)
         return data
@@ -105,7 +105,7 @@ class CallPipes:
             if ready.poll(max(left_s, 0.0) * 1e3):
                 data = os.read(self._in, size - len(found))
                 if not data:
-                    raise _lost()
+                    raise lost()
                 found += data
             elif closed():
                 raise ValueError("the client was closed")
@@ -167,8 +167,9 @@ class ServedPipes:
         _close(*self._files)
 
 
-def _lost() -> CallError:
-    return CallError(grpc.StatusCode.UNAVAILABLE, "the server, or its end of the pipe, is gone")
+def lost(why: str = "the server, or its end of the pipe, is gone") -> CallError:
+    """Return the error of a call without an answer, which is to be made again."""
+    return CallError(grpc.StatusCode.UNAVAILABLE, why)
 
 
 def _close(*files: int) -> None:

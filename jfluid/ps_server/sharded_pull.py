@@ -14,6 +14,8 @@ from jfluid.ps_server.directory import Directory, Part
 from jfluid.ps_server.zero_copy import BlockValue, IncomingPullReply, OutgoingRequest
 
 Array = np.ndarray[Any, Any]
+# The most bytes of a reply that stand before a block's values: tags, lengths, its version, padding.
+_BESIDE_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ShardedPull:
             requests[block.server].pull.blocks.add(
                 block=block.name, known=known, server_incarnation=life
             )
-            self.sizes[block.server] += 4 * math.prod(block.shape)
+            self.sizes[block.server] += 4 * math.prod(block.shape) + _BESIDE_BLOCK
 
     def add_rows(
         self, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool = False

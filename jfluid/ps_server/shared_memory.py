@@ -28,7 +28,7 @@ import grpc
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.cancellation import Alive
 from jfluid.ps_server.errors import NotReadyError, TooLargeError
-from jfluid.ps_server.pipe_calls import CallPipes, ServedPipes
+from jfluid.ps_server.pipe_calls import CallPipes, ServedPipes, lost
 
 SMALLEST = 1 << 16  # smaller messages are as fast over the network
 MOST = 4  # buffers of one client, and so its concurrent calls through shared memory
@@ -88,6 +88,8 @@ class SharedBuffer:
         finally:
             at = self._replies.popleft()
             self._end *= bool(self._replies)
+        if self._replies and at <= self._replies[0] < at + reply.bytes:
+            raise lost("an answer is longer than there was room for: the next one lies over it")
         return reply.reply or self.reply(reply.bytes, at)
 
     def write_reply(self, parts: Sequence[Any], at: int = 0) -> int:

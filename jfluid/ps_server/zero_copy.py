@@ -338,11 +338,6 @@ class IncomingPullReply:
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
         self.durable, self.counted = small.durable, small.counted
 
-    def add_rows(self, other: "IncomingPullReply") -> None:
-        """Add the rows of another reply to this one, which has none."""
-        self.rows, self.rounds = other.rows, max(self.rounds, other.rounds)
-        self.durable, self.counted = other.durable, other.counted
-
 
 def _aligned(data: memoryview, begin: int, end: int) -> memoryview:
     """Bytes of a message that begins where an array may: as they are if they do, too."""

@@ -10,6 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
+from jfluid.distributed.server import program_store
 from jfluid.distributed.server.program_store import ProgramBlock, ProgramStore
 from jfluid.distributed.tables.row_updates import UpdateByFunction, UpdateByRule
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
@@ -169,6 +170,31 @@ def test_rules_are_kept_where_the_gradient_is_sparse(case, kind, distributed):
     store = store_of(optimizer, distributed=distributed, **attr)
     assert type(store._row_updates["table"]) is kind
     assert (store.tables["table"].spec.optimizer.type == "program") is (kind is UpdateByFunction)
+
+
+def test_any_of_the_pieces_may_be_updated_together_and_few_sets_are_remembered():
+    def build():
+        x = fluid.data("x", [None, 3])
+        loss = layers.mean(
+            sum(layers.fc(x, 2, bias_attr=False, param_attr=f"w{i}") for i in range(5))
+        )
+        opt.SGD(0.5).minimize(loss)
+        return (loss,)
+
+    store = stored(build, trainers=1, sync=False)
+    pieces = {name: store.block(name) for name in store.blocks if name.startswith("w")}
+    expected = {name: np.array(block.read()[0]) for name, block in pieces.items()}
+    random = np.random.RandomState(0)
+    for _ in range(40):
+        some = [name for name in pieces if random.rand() < 0.5]
+        random.shuffle(some)
+        given = {n: random.rand(*pieces[n].shape).astype(np.float32) for n in some}
+        store.apply([], [BlockUpdate(n, Change.GRADIENT, g) for n, g in given.items()], trainer=0)
+        for name, gradient in given.items():
+            expected[name] -= np.float32(0.5) * gradient
+    assert len(pieces) >= 5 and 1 < len(store._ways) <= program_store._MOST_WAYS
+    for name, value in expected.items():
+        np.testing.assert_array_equal(pieces[name].read()[0], value)
 
 
 def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):

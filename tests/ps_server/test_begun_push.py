@@ -174,3 +174,32 @@ def test_rows_behind_a_push_are_what_it_made(job, again, lane):
         assert not np.array_equal(before, after)
         before = after
     assert not any(request.push for request in again)
+
+
+def test_answers_of_many_blocks_have_room_before_those_of_rows(job, again):
+    """Each block has bytes of its own beside its values."""
+    client = job.start().client()
+    small = [
+        BLOCK.model_copy(
+            update={"name": f"b{i}", "shape": (3,), "initializer": specs.Constant(value=i)}
+        )
+        for i in range(3000)
+    ]
+    client.create([TABLE], {0: [BLOCK, *small]})
+    client.enter()
+    ids, names = np.arange(3000), [b.name for b in small]
+    push = client.begin_push({}, ONES, merged=True, pull_blocks=["w", *names])
+    found = client.exchange_begun(push, {"t": ids})
+    assert all((found.blocks[name] == i).all() for i, name in enumerate(names))
+    np.testing.assert_array_equal(found.rows["t"].values, client.look_up("t", ids))
+    assert not any(request.push for request in again)
+
+
+def test_an_answer_that_is_too_long_for_its_place_is_not_believed(job, again, monkeypatch):
+    client = ready(job.start())
+    push = begun(client)
+    push.pushes[0].reply_bytes = 5000  # where the rows' answer lies over that of the blocks
+    found = client.exchange_begun(push, {"t": np.arange(3000)})
+    assert (found.blocks["w"] == 8).all() and len(again) == 1
+    np.testing.assert_array_equal(found.rows["t"].values, client.look_up("t", np.arange(3000)))
+    assert client.status()[0].through == 1

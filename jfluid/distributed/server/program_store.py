@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile.lru_cache import LruCache
 from jfluid.distributed.programs.server_program import Update, updates_of
 from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
 from jfluid.distributed.server.variables_block import Variables, packed, unpacked
@@ -106,6 +107,7 @@ class ProgramBlock:
         return [self.name, *(n for n in self.update.state if n != self.name)]
 
 
+_MOST_WAYS = 8  # sets of pieces that are updated together: each has a copy of their numbers
 # pieces that rules update, by kind, and the others, by name
 _Ways = tuple[list[tuple[BlockRules, list[ProgramBlock]]], dict[str, ProgramBlock]]
 
@@ -127,7 +129,7 @@ class ProgramStore(Store):
         self._program, self._scope = program, scope
         self._engine = Engine(engine.place, donate=False)  # trainers read the old values meanwhile
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
-        self._ways: dict[tuple[str, ...], _Ways] = {}
+        self._ways = LruCache[_Ways](_MOST_WAYS)
         self._row_updates: dict[str, RowUpdate] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in updates_of(program, listen):
@@ -362,7 +364,8 @@ class ProgramStore(Store):
         """
         with self.lock:
             feed = {}
-            by_rules, pieces = self._ways_of(tuple(gradients))
+            names = tuple(sorted(gradients))
+            by_rules, pieces = self._ways.get_or_make(names, lambda: self._ways_of(names))
             for rules, of in by_rules:
                 found = rules.update([gradients[p.name] for p in of], self._rate(rules.rate))
                 for piece, value in zip(of, found, strict=True):
@@ -387,20 +390,16 @@ class ProgramStore(Store):
 
     def _ways_of(self, names: tuple[str, ...]) -> _Ways:
         """How these pieces are updated together: those that rules update, by kind, and the others."""
-        if names not in self._ways:
-            pieces = {name: self._piece(name) for name in names}
-            kinds: dict[Any, list[ProgramBlock]] = {}
-            for piece in pieces.values():
-                if piece.rule is not None:
-                    kinds.setdefault(piece.rule.kind, []).append(piece)
-            self._ways[names] = (
-                [
-                    (BlockRules([p.rule for p in of if p.rule is not None], self.tensor), of)
-                    for of in kinds.values()
-                ],
-                {name: piece for name, piece in pieces.items() if piece.rule is None},
-            )
-        return self._ways[names]
+        pieces = {name: self._piece(name) for name in names}
+        kinds: dict[Any, list[ProgramBlock]] = {}
+        for piece in pieces.values():
+            if piece.rule is not None:
+                kinds.setdefault(piece.rule.kind, []).append(piece)
+        by_rules = [
+            (BlockRules([p.rule for p in of if p.rule is not None], self.tensor), of)
+            for of in kinds.values()
+        ]
+        return by_rules, {name: piece for name, piece in pieces.items() if piece.rule is None}
 
     def _rate(self, name: str) -> np.float32:
         return np.float32(np.asarray(self.tensor(name).value).reshape(()))

@@ -33,13 +33,13 @@ def send(
 ) -> "PullResult":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
     (two for a round of a careful connection). `state` goes with a round: what only this trainer
-    has. `begun` is what has begun to push these gradients."""
+    has. `begun` is what has begun to push these gradients, and says what blocks come back."""
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
-    wanted = pieces(program) if receive else []
     if begun is not None:
         return connection.calls.exchange_begun(begun, {} if rows is None else rows, or_no_rows=True)
+    wanted = pieces(program) if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
             f"{name}@{i}": value
