@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from jfluid import errors
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.parts import with_activation, with_bias
+from jfluid.dygraph.parts import computed
 from jfluid.initializer import Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -98,16 +98,15 @@ class _Convolution(Layer):
                 f"{self._name()}: input has {self._rank + 2} dimensions, channels second; "
                 f"found {list(input.shape)}"
             )
-        out = emit(
+        return computed(
+            self,
             self._op_type(),
             {"Input": input, "Filter": self.weight},
             self._attributes(),
-            outs=("Output",),
-            name=self._full_name,
+            out="Output",
+            bias=self.bias if self._adds_bias else None,
+            act=self._act,
         )
-        if self._adds_bias:
-            out = with_bias(self, out, self.bias, axis=1)
-        return with_activation(self, out, self._act)
 
 
 class Conv2D(_Convolution):

@@ -5,15 +5,18 @@ works on eager variables as it does on those of static programs.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph.pending import MOST_PENDING
+from jfluid.dygraph import chains
+from jfluid.dygraph.calls import frozen
+from jfluid.dygraph.pending import MOST_PENDING, Pending
 from jfluid.dygraph.tracer import Tracer, Variables, listed
+from jfluid.dygraph.updates import Update, call_all
 from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import ParamBase, VarBase
 from jfluid.ir import unique_name
@@ -160,14 +163,50 @@ class EagerBlock(Block):
         attrs: Mapping[str, Any] | None,
     ) -> Any:
         tracer = self.program.tracer
-        pending = tracer.pending
-        # first values are a step of their own: those that follow can then be alike
+        self._ready(tracer.pending)
+        return tracer.call(type, inputs, outputs, attrs)
+
+    def _ready(self, pending: Pending) -> None:
+        """Run what is pending, where that is a step of its own without the next operator."""
+        # first values are one: those that follow can then be alike
         if (depth := pending.point.depth) and (
             pending.ends or pending.initializes != self._initializing or depth >= MOST_PENDING
         ):
             pending.run()
         pending.initializes = self._initializing
-        return tracer.call(type, inputs, outputs, attrs)
+
+    def append_chain(
+        self,
+        token: Hashable,
+        attrs: Mapping[str, Any] | None,
+        variables: Sequence[Any],
+        function: Callable[[], Any],
+        prefix: str,
+    ) -> Any:
+        """Return what a function gives that calls operators, each upon the result of the one before it.
+
+        Args:
+            token, attrs: another one, or others, where the function calls other operators.
+            variables: all that it reads; None for one that is missing.
+            prefix: what the result's name begins with.
+        """
+        for v in variables:
+            if v is not None and not isinstance(v, VarBase):
+                return function()  # says what is wrong
+        tracer = self.program.tracer
+        self._ready(tracer.pending)
+        whole = (token, frozen(attrs) if attrs else ())
+        found = chains.call(tracer.pending, tracer.records, whole, variables, function)
+        found._prefix = prefix
+        return found
+
+    def append_updates(self, type: str, updates: Sequence[Update]) -> None:
+        """Run an operator for each of some updates; what each is given, and what is raised, is as of
+        `append_op`.
+        """
+        pending = self.program.tracer.pending
+        self._ready(pending)
+        call_all(pending, type, updates, lambda update: self.append_op(type, *update))
 
     def insert_op(
         self,

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ _NUMBER, _BYTES = 4, 8  # of a message: its number; with the loss behind it
 _TAKEN = (
     16  # after so many steps what nobody has waited for is taken, as there is room for some hundred
 )
+_OPEN = 512  # of the latest messages are known
 _LOOK = 50  # milliseconds, after which a step that is waited for may have failed
 
 
@@ -34,17 +35,19 @@ class Message:
 
     Attributes:
         to: what the step is given: the socket, and the number of the message.
+        number: of the message.
         body: what has come: the number and the loss; None before.
     """
 
-    __slots__ = ("__weakref__", "body", "to")
+    __slots__ = ("__weakref__", "body", "number", "to")
 
     def __init__(self, file: int, number: int):
         self.to = np.array([file, number], np.int32)
+        self.number = number
         self.body: bytes | None = None
 
     def read(self, result: Any) -> np.ndarray:
-        """Wait for the loss, and return it.
+        """Wait for the loss, and return it, as an array that may be read only.
 
         Args:
             result: the loss among what the step gives.
@@ -53,7 +56,7 @@ class Message:
             _inbox().wait(self, result)
         if self.body is None:
             return np.array(result)  # or the step's error
-        return np.frombuffer(self.body, np.float32, 1, _NUMBER).reshape(result.shape).copy()
+        return np.frombuffer(self.body, np.float32, 1, _NUMBER).reshape(result.shape)
 
 
 def sender(items: Sequence[Item], results: Mapping[str, Aval], device: jax.Device) -> int | None:
@@ -129,14 +132,15 @@ class _Inbox:
         self._poll = select.poll()
         self._poll.register(self._mine, select.POLLIN)
         self._numbers = itertools.cycle(range(1 << 31))
-        self._open: WeakValueDictionary[int, Message] = WeakValueDictionary()
+        self._open: list[ref[Message] | None] = [None] * _OPEN  # those that are held, by number
 
     def expected(self) -> Message:
         number = next(self._numbers)
         if number % _TAKEN == 0:
             while self._take():
                 pass
-        made = self._open[number] = Message(self._theirs, number)
+        made = Message(self._theirs, number)
+        self._open[number % _OPEN] = ref(made)
         return made
 
     def wait(self, message: Message, result: Any) -> None:
@@ -153,7 +157,9 @@ class _Inbox:
             body = os.read(self._mine, _BYTES)
         except BlockingIOError:
             return False
-        message = self._open.get(int.from_bytes(body[:_NUMBER], "little"))
-        if message is not None:
+        number = int.from_bytes(body[:_NUMBER], "little")
+        held = self._open[number % _OPEN]
+        message = None if held is None else held()
+        if message is not None and message.number == number:
             message.body = body
         return True

@@ -21,7 +21,7 @@ from jfluid.dygraph.norm import (
     SpectralNorm,
     in_test_form,
 )
-from jfluid.dygraph.parts import with_activation, with_bias
+from jfluid.dygraph.parts import computed
 from jfluid.initializer import Constant
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -85,14 +85,15 @@ class Linear(Layer):
 
     def forward(self, input: Variable) -> Variable:
         """Return [..., output_dim] of an input [..., input_dim]."""
-        out = emit(
+        return computed(
+            self,
             "matmul",
             {"X": input, "Y": self.weight},
             {"transpose_X": False, "transpose_Y": False, "alpha": 1.0},
-            name=self._full_name,
+            bias=self.bias,
+            axis=len(input.shape) - 1,
+            act=self._act,
         )
-        out = with_bias(self, out, self.bias, axis=len(input.shape) - 1)
-        return with_activation(self, out, self._act)
 
 
 class Embedding(Layer):
@@ -287,12 +288,8 @@ class BilinearTensorProduct(Layer):
 
     def forward(self, x: Variable, y: Variable) -> Variable:
         """Return [N, output_dim] of x [N, input1_dim] and y [N, input2_dim]."""
-        out = emit(
-            "bilinear_tensor_product",
-            {"X": x, "Y": y, "Weight": self.weight, "Bias": self.bias},
-            name=self._full_name,
-        )
-        return with_activation(self, out, self._act)
+        inputs = {"X": x, "Y": y, "Weight": self.weight, "Bias": self.bias}
+        return computed(self, "bilinear_tensor_product", inputs, act=self._act)
 
 
 class GRUUnit(Layer):
@@ -472,13 +469,15 @@ class TreeConv(Layer):
         """Return [N, nodes, output_size, num_filters] of features [N, nodes, feature_size] and
         edges [N, edges, 2], int32.
         """
-        out = emit(
+        return computed(
+            self,
             "tree_conv",
             {"NodesVector": nodes_vector, "EdgeSet": edge_set, "Filter": self.weight},
             {"max_depth": self._max_depth},
-            name=self._full_name,
+            bias=self.bias,
+            axis=3,
+            act=self._act,
         )
-        return with_activation(self, with_bias(self, out, self.bias, axis=3), self._act)
 
 
 class _OfSequences(Layer):
@@ -533,7 +532,8 @@ class SequenceConv(_OfSequences):
 
     def forward(self, input: Variable) -> Variable:
         """Return rows [rows, num_filters] with the LoD of the input."""
-        out = emit(
+        return computed(
+            self,
             "sequence_conv",
             {"X": input, "Filter": self.weight},
             {
@@ -541,9 +541,9 @@ class SequenceConv(_OfSequences):
                 "contextStart": -(self._filter_size // 2),
                 "contextLength": self._filter_size,
             },
-            name=self._full_name,
+            bias=self.bias,
+            act=self._act,
         )
-        return with_activation(self, with_bias(self, out, self.bias, axis=1), self._act)
 
 
 class RowConv(_OfSequences):
@@ -579,5 +579,4 @@ class RowConv(_OfSequences):
 
     def forward(self, input: Variable) -> Variable:
         """Return rows of the shape and with the LoD of the input."""
-        out = emit("row_conv", {"X": input, "Filter": self.weight}, name=self._full_name)
-        return with_activation(self, out, self._act)
+        return computed(self, "row_conv", {"X": input, "Filter": self.weight}, act=self._act)

@@ -1,17 +1,50 @@
-"""What the layers of `nn` share: a bias, an activation."""
+"""What the layers of `nn` share: an operator, a bias, an activation."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from jfluid.dygraph.layers import Layer
+from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
 
-__all__ = ["with_activation", "with_bias"]
+__all__ = ["computed", "with_activation"]
 
 
-def with_bias(layer: Layer, x: Variable, bias: Variable | None, axis: int) -> Variable:
-    """Return x plus a bias that stands along its dimension `axis`; x itself without a bias."""
-    if bias is None:
-        return x
-    return emit("elementwise_add", {"X": x, "Y": bias}, {"axis": axis}, name=layer.full_name())
+def computed(
+    layer: Layer,
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    out: str = "Out",
+    bias: Variable | None = None,
+    axis: int = 1,
+    act: str | None = None,
+) -> Variable:
+    """Return act(operator(inputs) + bias), without what is None.
+
+    Args:
+        layer: gives the variables their names.
+        out: the output slot.
+        axis: the dimension that the bias stands along.
+        act: the name of an activation.
+
+    Raises TypeError for an activation that is no name.
+    """
+
+    def call() -> Variable:
+        name = layer.full_name()
+        made = emit(op_type, inputs, attrs, outs=(out,), name=name)
+        if bias is not None:
+            made = emit("elementwise_add", {"X": made, "Y": bias}, {"axis": axis}, name=name)
+        return with_activation(layer, made, act)
+
+    block: Any = default_main_program().current_block()
+    if not block.program.eager or not (isinstance(act, str) or (act is None and bias is not None)):
+        return call()
+    variables, token = [*inputs.values(), bias], (op_type, *inputs, out, axis, act)
+    return block.append_chain(token, attrs, variables, call, layer.full_name())  # type: ignore[no-any-return]
 
 
 def with_activation(layer: Layer, x: Variable, act: str | None) -> Variable:

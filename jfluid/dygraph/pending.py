@@ -14,7 +14,7 @@ records repeat again.
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -99,7 +99,7 @@ class Pending:
             self._none, self._points = Point(), 0
         self.point = self._none  # the operators
         self.leaves: list[Value] = []  # their inputs
-        self.outs: dict[int, ref[Value]] = {}  # outputs that somebody may hold, by number
+        self.outs: list[ref[Value]] = []  # outputs that somebody may hold
         self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
         self.nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
         self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
@@ -165,6 +165,54 @@ class Pending:
             found = self.places[id(edge)] = -len(self.variables)
         return found
 
+    def name(
+        self,
+        variables: Iterable[Any],
+        records: bool,
+        key: list[Any],
+        values: list[Value | None],
+        edges: list[Any],
+    ) -> bool:
+        """Name what variables hold as inputs of the next call; return whether all have a value here.
+
+        Args:
+            variables: VarBases, or None for one that is missing.
+            records: whether gradients are recorded.
+            key: gets what tells them from others, as far as results depend on it.
+            values, edges: get what each holds, and where its gradient goes, as of a GradNode.
+        """
+        # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
+        leaves, places = self.leaves, self.places
+        for v in variables:
+            value: Value | None = None
+            edge: Any = None
+            if v is None:
+                key.append(None)
+            else:
+                value = v._value
+                if value is not None and value.owner is leaves:
+                    key.append(value.source)
+                elif value is None or value.array is None:
+                    return False  # it has none, or is pending on another device
+                else:
+                    value.owner, value.source = leaves, -1 - len(leaves)
+                    leaves.append(value)
+                    key.append((value.aval,) if value.known else value.aval)
+                if records:
+                    if v._stop_gradient:
+                        key.append(None)
+                    elif (edge := v._edge) is None:
+                        edge = v
+                        flow = places.get(id(v))
+                        key.append(self.flow(v) if flow is None else flow)
+                    elif (node := edge.node) is not None and node.owner is leaves:
+                        key.append(node.point.first + edge.index)
+                    else:
+                        key.append(self.flow(edge))
+            values.append(value)
+            edges.append(edge)
+        return True
+
     def go(self, point: Point, draw: tuple[int, int] | None) -> list[Value | None]:
         """Record the call that leads to a point; returns its outputs, for all slots one after the other.
 
@@ -182,7 +230,7 @@ class Pending:
             value = None
             if type(kind) is Aval:
                 value = Value(kind, None, number, owner)
-                self.outs[number] = ref(value)
+                self.outs.append(ref(value))
             elif kind is not None:
                 value = constant(kind, known=True)
             values.append(value)
@@ -221,7 +269,7 @@ class Pending:
         """
         for number, value in held.items():
             value.owner, value.source = self.leaves, number
-            self.outs[number] = ref(value)
+            self.outs.append(ref(value))
         self.draws += draws
         self.point = end
 
@@ -247,9 +295,12 @@ class Pending:
     def _run(self) -> None:
         point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
         self._begin()
-        holders = {
-            i: v for i, held in outs.items() if (v := held()) is not None and v.array is None
-        }
+        holders: dict[int, Value] = {}
+        made: list[ref[Value]] = []
+        for held in outs:
+            if (value := held()) is not None and value.array is None:
+                holders[value.source] = value
+                made.append(held)
         if not holders:
             leaves.clear()
             self._ahead.forget()
@@ -284,12 +335,12 @@ class Pending:
                     )
             else:
                 self._whole.move_to_end(key)
-            made = self._ahead.take(step, arrays, draws)
-            if made is None:
+            ran = self._ahead.take(step, arrays, draws)
+            if ran is None:
                 with jax.enable_x64(True):
-                    made = step.run(arrays, seeds_of(draws))
-            self._ahead.ran(step, point, sources, draws, [outs[i] for i in holders])
-            (results, message), sent, orders = made, step.sent, step.orders
+                    ran = step.run(arrays, seeds_of(draws))
+            self._ahead.ran(step, point, sources, draws, made)
+            (results, message), sent, orders = ran, step.sent, step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
             value.array = result

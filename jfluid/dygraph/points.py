@@ -35,6 +35,7 @@ class Point:
         place: of its node among those of all calls that gradients flow through.
         after: the points that other calls lead to, by what `Tracer.call` and `Pending.after` know
             of these.
+        together: what several calls lead to at once, by what these know of them (see `chains`, `updates`).
         depth, leaves, outputs, draws, nodes: how many calls there are, inputs, outputs, random numbers,
             and calls that gradients flow through.
         bytes: of the inputs.
@@ -63,6 +64,7 @@ class Point:
         "record",
         "slots",
         "sparse",
+        "together",
     )
 
     def __init__(
@@ -77,6 +79,7 @@ class Point:
         self.before, self.record, self.kinds = before, record, kinds
         self.made, self.slots, self.flows = made, slots, flows
         self.after: dict[Any, Point] = {}
+        self.together: dict[Any, Any] = {}
         self.number = next(_numbers)
         self.depth = self.leaves = self.outputs = self.draws = self.nodes = self.bytes = 0
         self.first, self.place, self.sparse, self.hash = 0, 0, False, 0
@@ -136,7 +139,7 @@ class Point:
         while left:
             point = left.pop()
             left += point.after.values()
-            point.after = {}
+            point.after, point.together = {}, {}
 
 
 def numbered(outputs: Sequence[Any], first: int) -> list[Any]:

@@ -115,48 +115,27 @@ class Tracer:
 
         Raises what `Block.append_op` does.
         """
-        # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
         pending, records = self.pending, self.records
-        leaves, places, before = pending.leaves, pending.places, len(pending.leaves)
+        before = len(pending.leaves)
         key: list[Any] = [type_, records]
         if attrs:
             key.append(frozen(attrs))
+        given: list[VarBase | None] = []
+        for slot, variables in inputs.items():
+            key.append(slot)
+            if isinstance(variables, VarBase):
+                given.append(variables)
+            else:
+                key.append((len(variables),))
+                given += variables
         values: list[Value | None] = []
         edges: list[Any] = []
-        for slot, given in inputs.items():
-            key.append(slot)
-            for v in (given,) if isinstance(given, VarBase) else given:
-                value: Value | None = None
-                edge: Any = None
-                if v is None:
-                    key.append(None)
-                else:
-                    value = v._value
-                    if value is not None and value.owner is leaves:
-                        key.append(value.source)
-                    elif value is None or value.array is None:
-                        # it has none, or is pending on another device
-                        pending.take_back(before)
-                        array_of(v.held)
-                        return self.call(type_, inputs, outputs, attrs, draw)
-                    else:
-                        value.owner, value.source = leaves, -1 - len(leaves)
-                        leaves.append(value)
-                        key.append((value.aval,) if value.known else value.aval)
-                    if records and not v._stop_gradient:
-                        edge = v._edge
-                        if edge is None:
-                            edge = v
-                            flow = places.get(id(v))
-                            key.append(pending.flow(v) if flow is None else flow)
-                        elif (node := edge.node) is not None and node.owner is leaves:
-                            key.append(node.point.first + edge.index)
-                        else:
-                            key.append(pending.flow(edge))
-                    else:
-                        key.append(None)
-                values.append(value)
-                edges.append(edge)
+        if not pending.name(given, records, key, values, edges):
+            pending.take_back(before)
+            for v in given:
+                if v is not None:
+                    array_of(v.held)
+            return self.call(type_, inputs, outputs, attrs, draw)
         made: list[VarBase | None] = []
         if isinstance(outputs, tuple):
             key.append(outputs)

@@ -103,7 +103,8 @@ class VarBase(Variable):
     _shape: tuple[int, ...] | None = None
     _dtype: VarType | None = None
     _edge: Edge | None = None
-    _gradient: "VarBase | None" = None
+    _gradient: Value | None = None
+    _gradient_variable: "VarBase | None" = None  # that holds it, once somebody has asked for it
 
     def __init__(
         self,
@@ -286,30 +287,37 @@ class VarBase(Variable):
         """Return the gradient as a NumPy array, a tuple (values, row numbers) for one of sparse
         rows, or None where there is none.
         """
-        if self._gradient is None:
+        value = self._held_gradient()
+        if value is None:
             return None
-        found = array_of(self._gradient.held)
+        found = array_of(value)
         if isinstance(found, SelectedRows):
             with jax.enable_x64(True):
                 return fetched(found.values), fetched(found.rows)
         return fetched(found)
 
-    def hold_gradient(self, gradient: Value) -> None:
-        """Hold another gradient."""
-        self._gradient = VarBase(gradient, f"{self.name}@GRAD", True)
-        if not gradient.aval.plain:
-            self._gradient.type = VarType.SELECTED_ROWS
+    def hold_gradient(self, gradient: Value | None) -> None:
+        """Hold another gradient, or none."""
+        self._gradient, self._gradient_variable = gradient, None
+
+    def _held_gradient(self) -> Value | None:
+        variable = self._gradient_variable
+        return self._gradient if variable is None else variable.held
 
     def clear_gradient(self) -> None:  # type: ignore[override]
         """Set the gradient to zeros; forget one of sparse rows."""
-        if self._gradient is None:
-            return
-        aval = self._gradient.held.aval
-        self._gradient = VarBase(zeros(aval), f"{self.name}@GRAD", True) if aval.plain else None
+        value = self._held_gradient()
+        if value is not None:
+            self.hold_gradient(zeros(value.aval) if value.aval.plain else None)
 
     def _grad_ivar(self) -> "VarBase | None":
         """Return the variable that holds the gradient; None where there is none."""
-        return self._gradient
+        found, value = self._gradient_variable, self._gradient
+        if found is None and value is not None:
+            found = self._gradient_variable = VarBase(value, f"{self.name}@GRAD", True)
+            if not value.aval.plain:
+                found.type = VarType.SELECTED_ROWS
+        return found
 
     # Fluid's name
     @property

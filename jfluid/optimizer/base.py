@@ -199,12 +199,13 @@ class Optimizer(DygraphMode):
             new = [p for p, _ in present if not (program.eager and self._has_accumulators(p))]
             self._create_accumulators(block, new)
         self._create_global_learning_rate()
-        for pair in present:
-            if program.eager:  # its operators have neither roles nor scopes
-                self._append_optimize_op(block, pair)
-                continue
-            with program._optimized_guard(pair), name_scope("optimizer"):
-                self._append_optimize_op(block, pair)
+        if program.eager:  # its operators have neither roles nor scopes
+            eager_block: Any = block
+            eager_block.append_updates(self.type, [self._update(pair) for pair in present])
+        else:
+            for pair in present:
+                with program._optimized_guard(pair), name_scope("optimizer"):
+                    self._append_optimize_op(block, pair)
         self._finish_update(block, params_grads)
         return block.ops[start:]
 
@@ -242,6 +243,12 @@ class Optimizer(DygraphMode):
         return {}
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
+        return block.append_op(self.type, *self._update(param_and_grad))
+
+    def _update(
+        self, param_and_grad: ParamGrad
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Inputs, outputs and attributes of the operator that updates a parameter."""
         param, grad = param_and_grad
         inputs: dict[str, Any] = {"Param": param, "Grad": grad, **self._extra_inputs()}
         outputs = {"ParamOut": param}
@@ -251,7 +258,7 @@ class Optimizer(DygraphMode):
             inputs[read] = self._get_accumulator(name, param)
             if written is not None:
                 outputs[written] = inputs[read]
-        return block.append_op(self.type, inputs, outputs, self._attributes(param))
+        return inputs, outputs, self._attributes(param)
 
     def _finish_update(self, block: Block, params_grads: Sequence[ParamGrad]) -> None:
         """Called after all updates are appended."""

@@ -89,7 +89,7 @@ def test_messages_that_nobody_reads_are_let_go(net):
     for _ in range(40):
         pending.array_of(_loss(net).held).block_until_ready()
     inbox = messages._inbox()
-    assert len(inbox._open) <= 1
+    assert sum(held is not None and held() is not None for held in inbox._open) <= 1
     left = 0
     while inbox._take():
         left += 1
