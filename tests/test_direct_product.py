@@ -36,6 +36,8 @@ SHAPES = {
     "of stacked_lstm": (2560, 32, 128),
     "several chunks each way": (300, 250, 530),
     "more rows than are kept for others": (5000, 64, 64),
+    "rows in one set of the cache": (1024, 45, 77),
+    "no tile but that which copies": (50, 14, 64),
 }
 
 
@@ -97,11 +99,30 @@ def test_numbers_have_the_same_bits_whatever_a_cache_holds(monkeypatch, over):
     for size in (1 << 16, 1 << 24):
         monkeypatch.setattr(processor, "cache_bytes", lambda size=size: size)
         direct_product._divided.cache_clear()
-        ways.append(direct_product._divided(300, 90, 1000, bool(over[0]), 2))
+        ways.append(direct_product._divided(300, 90, 1000, over, 2))
         found.append(np.asarray(_product(over)(x, y)))
     direct_product._divided.cache_clear()
     assert ways[0][2] == product_kernels.BLOCK and ways[1][2] == 1000
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("depth", [300, 1024])
+def test_numbers_have_the_same_bits_where_they_are_copied(monkeypatch, depth):
+    x, y = _draw(depth, 100, 90, LAYER)
+    found = []
+    for copied in (False, True):
+        monkeypatch.setattr(direct_product, "_is_copied", lambda depth, copied=copied: copied)
+        found.append(np.asarray(_product(LAYER)(x, y)))
+    np.testing.assert_array_equal(*found)
+
+
+def test_rows_that_push_each_other_out_are_copied():
+    assert [
+        depth for depth in (64, 200, 512, 784, 1000, 1024) if direct_product._is_copied(depth)
+    ] == [
+        512,
+        1024,
+    ]
 
 
 def test_products_follow_one_another_in_loops():

@@ -5,6 +5,7 @@ faster for than XLA's library.
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -18,8 +19,15 @@ from jfluid.machine_code.vector_functions import KINDS
 _MOST_MEMORY = 230_000  # float32 of a chunk: they stay in a core's cache
 _MOST_HELD = 0.45  # of that cache, for all of x, or for a copy of all of y
 _MOST_PARTS = 16  # of the rows, for each processor
-# What copying a row of a tile and of a panel takes, where a row of a tile times one of a panel takes 14.
-_COPY_X, _COPY_Y = 7, 13
+# What copying a row of a tile and of a panel takes beside computing with it, where a row of a tile times one of
+# a panel takes 14; and before that.
+_COPY_X, _COPY_Y = 5, 10
+_COPY_X_BEFORE, _COPY_Y_BEFORE = 7, 13
+_READ_X = 2  # what reading a row of a tile takes that is not copied
+_SETS, _MOST_OF_SET = (
+    64,
+    4,
+)  # of a core's first cache, and rows of a tile that may be in one of them
 _CHUNK = 11  # what a chunk takes beside that, as many
 _FEWEST_OF_THREADS = 5 << 17  # multiplications: fewer are done before another thread wakes up
 _UNEVEN = 0.15  # of a chunk, for which the other processors wait at the end
@@ -67,7 +75,7 @@ def _call(
 ) -> Array:
     x, y = given[:2]
     depth, rows, columns = _sizes(x, y, over)
-    parts, groups, held = _divided(rows, columns, depth, bool(over[0]), os.cpu_count() or 1)
+    parts, groups, held = _divided(rows, columns, depth, over, os.cpu_count() or 1)
     largest = product_kernels.largest(rows, columns, parts, groups)
     geometry = {
         "chunks": parts * groups,
@@ -77,6 +85,7 @@ def _call(
         "columns": columns,
         "x_turned": over[0],
         "y_turned": over[1],
+        "x_copied": _is_copied(depth),
         "parts": parts,
         "groups": groups,
         "held": held,
@@ -93,9 +102,15 @@ def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:
     return x.shape[over[0]], x.shape[1 - over[0]], y.shape[1 - over[1]]
 
 
+def _is_copied(depth: int) -> bool:
+    """Whether rows of x that lie along the sum are copied: in place they would push each other out of the cache."""
+    lines = [row * depth * 4 // product_kernels.LINE for row in range(TILE)]
+    return max(Counter(line % _SETS for line in lines).values()) > _MOST_OF_SET
+
+
 @functools.cache
 def _divided(
-    rows: int, columns: int, depth: int, x_turned: bool, processors: int
+    rows: int, columns: int, depth: int, over: tuple[int, int], processors: int
 ) -> tuple[int, int, int]:
     """Into how many parts rows and columns are divided, and how many rows of y are copied at once: so that
     the processor that has most to do is soonest ready.
@@ -103,6 +118,10 @@ def _divided(
     some = min(depth, product_kernels.BLOCK)
     if rows * columns * depth < _FEWEST_OF_THREADS:
         return 1, 1, some
+    x_turned, y_turned = over
+    copy_x, copy_y = _COPY_X, _COPY_Y_BEFORE if y_turned else _COPY_Y
+    if x_turned:
+        copy_x = _COPY_X_BEFORE if _is_copied(depth) else _READ_X
 
     def cost(divided: tuple[int, int, int]) -> tuple[bool, bool, float]:
         parts, groups, held = divided
@@ -113,7 +132,7 @@ def _divided(
         # a copy of all rows of y serves all chunks that a processor has of a group
         copied = each if depth > held else min(groups, each)
         large = product_kernels.memory(*largest, depth, held) > _MOST_MEMORY
-        work = each * (high * panels + _COPY_X * tiles + _CHUNK) + copied * _COPY_Y * panels
+        work = each * (high * panels + copy_x * tiles + _CHUNK) + copied * copy_y * panels
         return chunks < processors, large or (held > some and groups > 1), work
 
     most = min(-(-rows // TILE), _MOST_PARTS * processors), -(-columns // WIDTH)

@@ -145,6 +145,11 @@ class Function:
         """What is so many bytes behind a pointer."""
         return self.load(self.at(base, I64(offset), kind=ir.IntType(8)), kind)
 
+    def opaque(self, value: Any) -> Any:
+        """A value that LLVM does not know how it was computed: it stays in a register of its own."""
+        kind = ir.FunctionType(value.type, [value.type])
+        return self.b.asm(kind, "", "=r,0", [value], False)
+
     def sum(self, first: Any, *others: Any) -> Any:
         return functools.reduce(self.b.add, others, first)
 

@@ -1,9 +1,11 @@
 """Products of two matrices on CPUs as loops over registers, for LLVM.
 
 A tile of the result stays in registers while the products that make it are added up: at each step some
-numbers of one matrix times vectors of the other. Both are copied together before, in the order in which
+numbers of one matrix times vectors of the other. Both are copied together, in the order in which
 they are read, the first tile by tile and the second once for many tiles: where matrices
-lie in memory, numbers of rows that follow one another would push each other out of a core's cache. What is
+lie in memory, numbers of rows that follow one another would push each other out of a core's cache. The tile
+that is the first to read numbers copies them, while it computes. Rows of the first matrix that lie along the
+sum stay where they are, unless they would push each other out. What is
 done to each number of a result, as a layer's activation, is done while it is in the cache.
 """
 
@@ -16,6 +18,7 @@ from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.llvm_writer import (
     FLOAT,
     I1,
+    I8,
     I32,
     I64,
     POINTER,
@@ -43,12 +46,17 @@ BLOCK = 408  # rows, at most, whose products are added up before they are added 
 # panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
 # there are no more. `held` rows of y are copied at once: of all of them, a thread's next chunk of the same columns
 # has them, too. What is done to the sums has a number, `finish`.
-GEOMETRY = "chunks memory depth rows columns x_turned y_turned parts groups held finish".split()
+GEOMETRY = (
+    "chunks memory depth rows columns x_turned y_turned x_copied parts groups held finish".split()
+)
 # Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
 # of which the output is given, a parameter less the sum times a rate.
 PLAIN, ACTIVATION, SLOPE, RATE = 0, 1, 1 + len(KINDS), 1 + 2 * len(KINDS)
+_AHEAD = 24  # rows, which are prefetched while they are copied
 _SUMS = TILE * WIDTH  # numbers of a tile
-_LINE = 64  # bytes
+# Rows of a tile that a register points to: each of the others is one of so many rows behind one of them.
+_BASES, _TIMES = (0, 3, 5, 10), (0, 1, 2, 4, 8)
+LINE = 64  # bytes
 
 
 _BETWEEN = 3 * LANES  # numbers from the end of a copied part to the next: see `_apart`
@@ -99,29 +107,57 @@ def chunk_arguments() -> tuple[str, ...]:
     return ("x", "y", "e", "r", "out", "geometry", "scratch")
 
 
-def _tile(module: Module, height: int, width: int) -> Any:
-    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, `numbers` [depth, TILE] times `others`
-    [depth, width].
+def _tile(
+    module: Module, height: int, width: int, along: bool = False, copies: str | None = None
+) -> Any:
+    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, a product over `depth` rows of `others`
+    [depth, width]. Its other matrix is `numbers`, [depth, pitch], or [height, pitch] where `along`.
+
+    Args:
+        copies: "others", which are read from `beside` [depth, between] then, and written; or "numbers", which
+            are written to `beside` [depth, TILE].
     """
-    pointers = dict.fromkeys(("numbers", "others", "sums"), POINTER)
-    name = f"product_tile_{height}_{width}"
-    f = Function(module, name, VOID, **pointers, depth=I64, adds=I1)
+    pointers = dict.fromkeys(("numbers", "others", "sums", "beside"), POINTER)
+    sizes = dict.fromkeys(("depth", "pitch", "between"), I64)
+    name = f"product_tile_{'along_' * along}{f'copies_{copies}_' * bool(copies)}{height}_{width}"
+    f = Function(module, name, VOID, **pointers, **sizes, adds=I1)
     f.function.attributes.add("noinline")  # so that the loop has all registers
     vector = ir.VectorType(FLOAT, LANES)
     fma = module.declare(f"llvm.fma.v{LANES}f32", vector, [vector] * 3)
     v, parts = f.v, range(width // LANES)
     zero = constants(vector, *[0.0] * LANES)
     sums = [[f.variable(vector, zero) for _ in parts] for _ in range(height)]
-    places = [f.variable(POINTER, v[name]) for name in ("numbers", "others")]
+    others, beside = (f.variable(POINTER, v[name]) for name in ("others", "beside"))
+    bases = {
+        row: f.variable(POINTER, f.at(v["numbers"], f.product(I64(row), v["pitch"])))
+        for row in (_BASES if along else (0,))
+    }
+    bytes_apart = f.opaque(f.product(v["pitch"], I64(4)))
     with f.loop(v["depth"]):
-        numbers, others = (f.load(place, POINTER) for place in places)
-        loaded = [f.load(f.at(others, I64(LANES * j)), vector) for j in parts]
+        here = {row: f.opaque(f.load(place, POINTER)) for row, place in bases.items()}
+        to, copied = f.load(others, POINTER), f.load(beside, POINTER)
+        of = copied if copies == "others" else to
+        loaded = [f.load(f.at(of, I64(LANES * j)), vector) for j in parts]
+        if copies == "others":
+            for j, other in zip(parts, loaded):
+                f.b.store(other, f.at(to, I64(LANES * j)), align=4)
+                f.prefetch(f.at(of, f.product(I64(_AHEAD), v["between"]), I64(LANES * j)))
+            f.b.store(f.at(of, v["between"]), beside)
+        if copies == "numbers":
+            # what a vector has beyond the row is where the next one is written
+            lanes = f.lanes(vector, I64(TILE))
+            f.b.store(f.load_lanes(here[0], vector, lanes), copied, align=4)
+            for last in (0, TILE - 1):
+                f.prefetch(f.at(here[0], f.product(I64(_AHEAD), v["pitch"]), I64(last)))
+            f.b.store(f.at(copied, I64(TILE)), beside)
         for i, of_number in enumerate(sums):
-            number = f.spread(f.load(f.at(numbers, I64(i)), FLOAT), vector)
+            place = _row(f, here, i, bytes_apart) if along else f.at(here[0], I64(i))
+            number = f.spread(f.load(place, FLOAT), vector)
             for place, other in zip(of_number, loaded):
                 f.b.store(f.call(fma, number, other, f.load(place, vector)), place)
-        f.b.store(f.at(numbers, I64(TILE)), places[0])
-        f.b.store(f.at(others, I64(width)), places[1])
+        for row, place in bases.items():
+            f.b.store(f.at(here[row], I64(1) if along else v["pitch"]), place)
+        f.b.store(f.at(to, I64(width)), others)
     everywhere = [
         (sums[i][j], f.at(v["sums"], I64(WIDTH * i + LANES * j)))
         for i in range(height)
@@ -133,6 +169,12 @@ def _tile(module: Module, height: int, width: int) -> Any:
     for place, after in everywhere:
         f.b.store(f.load(place, vector), after, align=4)
     return f.end()
+
+
+def _row(f: Function, bases: dict[int, Any], row: int, bytes_apart: Any) -> Any:
+    """Where a row begins: so many times as far behind one of the bases as a processor's address may say."""
+    base = next(b for b in bases if row - b in _TIMES)
+    return f.at(bases[base], f.product(I64(row - base), bytes_apart), kind=I8)
 
 
 def _finish(module: Module) -> Any:
@@ -280,7 +322,13 @@ def _chunk(module: Module) -> Any:
         ]
         for n in (TILE, *widths)
     }
-    tiles = {width: [_tile(module, height, width) for height in _HEIGHTS] for width in widths}
+    tiles = {
+        (along, width): [_tile(module, height, width, along) for height in _HEIGHTS]
+        for along in (False, True)
+        for width in widths
+    }
+    copying = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
+    copying_x = _tile(module, TILE, WIDTH, copies="numbers")
     finish = _finish(module)
     pointers = dict.fromkeys(chunk_arguments(), POINTER)
     f = Function(module, "product_chunk", VOID, **pointers, chunk=I64)
@@ -311,13 +359,14 @@ def _chunk(module: Module) -> Any:
     several = b.icmp_signed(">", whole, I64(1))
     b.store(b.select(several, I64(0), f.sum(group, I64(1))), noted)
     scratch = b.ptrtoint(v["scratch"], I64)
-    others = b.inttoptr(b.and_(f.sum(scratch, I64(_LINE - 1)), I64(-_LINE)), POINTER)
+    others = b.inttoptr(b.and_(f.sum(scratch, I64(LINE - 1)), I64(-LINE)), POINTER)
     apart = f.sum(f.product(v["held"], I64(WIDTH)), I64(_BETWEEN))
     numbers = f.at(others, f.product(b.sub(stop, start), apart))
     sums = f.at(numbers, I64(BLOCK * TILE + _BETWEEN))
     # Sums are kept until the last rows: those of a tile, or of all of them while y is copied anew.
     kept = b.select(several, high, I64(1))
     turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
+    along = b.and_(turned["x"], b.icmp_signed("==", v["x_copied"], I64(0)))
 
     def copy(
         name: str,
@@ -354,13 +403,15 @@ def _chunk(module: Module) -> Any:
     with f.loop(whole) as time:
         copied = tuple(part(n, v["depth"], whole) for n in (time, f.sum(time, I64(1))))
         with b.if_then(b.not_(known)):
-            copy("y", WIDTH, copied, I64(0), others, v["columns"], start, f.least(stop, wide))
+            with b.if_then(turned["y"]):  # else the first tile copies what it reads
+                copy("y", WIDTH, copied, I64(0), others, v["columns"], start, f.least(stop, wide))
             with b.if_then(b.icmp_signed(">", stop, wide)):
                 last = f.at(others, f.product(b.sub(wide, start), apart))
                 size = v["columns"]
                 copy("y", LANES, copied, I64(0), last, size, size, f.sum(size, I64(1)))
         blocks = parts_of(b.sub(copied[1], copied[0]), BLOCK)
         with f.loop(high) as i, f.loop(blocks) as block:
+            copies_y = b.and_(b.icmp_signed("==", i, I64(0)), b.not_(b.or_(known, turned["y"])))
             inside = tuple(
                 part(n, b.sub(copied[1], copied[0]), blocks) for n in (block, f.sum(block, I64(1)))
             )
@@ -371,36 +422,68 @@ def _chunk(module: Module) -> Any:
             row, after = (f.sum(first, part(n, rows, high)) for n in (i, f.sum(i, I64(1))))
             count = b.sub(after, row)
             left = f.least(row, b.sub(v["rows"], I64(TILE)))
-            copy("x", TILE, these, left, numbers, I64(TILE), I64(0), I64(1))
+            # else the tile of the first panel copies what it reads
+            copies_x = b.and_(b.icmp_signed("<", start, wide), b.not_(copies_y))
+            copies_x = b.and_(copies_x, b.not_(turned["x"]))
+            with b.if_then(b.not_(b.or_(along, copies_x))):
+                copy("x", TILE, these, left, numbers, I64(TILE), I64(0), I64(1))
             height = f.greatest(count, I64(_HEIGHTS[-1]))
-            begin = f.least(row, b.sub(v["rows"], height))
-            given = f.at(numbers, b.sub(begin, left))
+            lowest = f.least(row, b.sub(v["rows"], height))
             with f.loop(stop, start) as panel:
+                narrow = b.icmp_signed(">=", panel, wide)
+                copies = b.and_(copies_y, b.not_(narrow))
+                copies_here = b.and_(copies_x, b.icmp_signed("==", panel, start))
+                begin = b.select(b.or_(copies, copies_here), left, lowest)
+                of_x = [
+                    f.at(v["x"], f.product(these[0], v["rows"]), begin),
+                    f.at(v["x"], these[0], f.product(begin, v["depth"])),
+                ]
+                in_place = b.or_(along, copies_here)
+                given = b.select(along, of_x[1], of_x[0])
+                given = b.select(in_place, given, f.at(numbers, b.sub(begin, left)))
+                pitch = b.select(along, v["depth"], v["rows"])
+                pitch = b.select(in_place, pitch, I64(TILE))
                 place = f.product(b.sub(panel, start), kept)
                 place = f.sum(place, b.select(several, i, I64(0)))
                 place = f.at(sums, f.product(place, I64(_SUMS)))
                 held = f.at(others, f.product(b.sub(panel, start), apart))
-                narrow = b.icmp_signed(">=", panel, wide)
                 with b.if_else(narrow) as cases:
                     for case, width in zip(cases, (LANES, WIDTH)):
                         with case:
-                            tile = tiles[width][-1]
-                            for n, other in list(zip(_HEIGHTS, tiles[width]))[:-1]:
-                                tile = b.select(b.icmp_signed("==", height, I64(n)), other, tile)
-                            held_rows = f.at(held, f.product(inside[0], I64(width)))
-                            f.call(tile, given, held_rows, place, depth, adds)
+                            column, skipped = of_panel(panel, width)
+                            tile = None
+                            for n, *both in zip(_HEIGHTS, tiles[False, width], tiles[True, width]):
+                                other = b.select(along, both[1], both[0])
+                                is_high = b.icmp_signed("==", height, I64(n))
+                                tile = b.select(is_high, other, tile) if tile else other
+                            of_y = f.at(v["y"], f.product(these[0], v["columns"]), column)
+                            if width == WIDTH:
+                                other = b.select(along, copying[1], copying[0])
+                                tile = b.select(copies, other, tile)
+                                tile = b.select(copies_here, copying_x, tile)
+                            beside = b.select(copies_here, numbers, of_y)
+                            f.call(
+                                tile,
+                                given,
+                                f.at(held, f.product(inside[0], I64(width))),
+                                place,
+                                beside,
+                                depth,
+                                pitch,
+                                v["columns"],
+                                adds,
+                            )
                             with b.if_then(is_last):
-                                column, skipped = of_panel(panel, width)
                                 here = f.sum(f.product(row, v["columns"]), column)
                                 of_rows = b.icmp_signed(">=", v["finish"], I64(SLOPE))
-                                beside = f.at(v["e"], b.select(of_rows, here, column))
+                                of_e = f.at(v["e"], b.select(of_rows, here, column))
                                 before = f.at(place, f.product(b.sub(row, begin), I64(WIDTH)))
                                 stop_at = f.least(I64(width), b.sub(v["columns"], column))
                                 f.call(
                                     finish,
                                     before,
                                     f.at(v["out"], here),
-                                    beside,
+                                    of_e,
                                     v["r"],
                                     v["columns"],
                                     count,
