@@ -11,6 +11,7 @@ from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Func
 NAME = "jfluid_message"
 # The numbers of a call, see `xla_tasks.py` for the first two.
 GEOMETRY = "chunks memory bytes".split()
+HEADER = 2  # numbers before a message that waits to be sent
 
 
 def names() -> list[str]:
@@ -20,14 +21,26 @@ def names() -> list[str]:
 
 def write(module: Module) -> None:
     """Write down the functions of all names."""
-    xla_tasks.define(module, NAME, _send(module), divided=False)
+    # Who is told wakes up where it is told, and whose processor that is waits: not the thread that goes on with the step.
+    xla_tasks.define_with_rest(module, NAME, _prepare(module), _send(module))
+
+
+def _prepare(module: Module) -> Any:
+    """Copies a message, behind the file's number, which is the first of `to`, and its size; and makes a one."""
+    pointers = dict.fromkeys(("message", "to", "one", "geometry", "memory"), POINTER)
+    f = Function(module, "message_prepare", VOID, **pointers, chunk=I64)
+    size = f.load(f.at(f.v["geometry"], I64(GEOMETRY.index("bytes")), kind=I32), I32)
+    memory = f.v["memory"]
+    f.b.store(f.load(f.v["to"], I32), memory)
+    f.b.store(size, f.at(memory, I64(1), kind=I32))
+    f.c("memcpy", f.at(memory, I64(HEADER), kind=I32), f.v["message"], f.b.zext(size, I64))
+    f.b.store(ir.Constant(FLOAT, 1.0), f.v["one"], align=4)
+    return f.end()
 
 
 def _send(module: Module) -> Any:
-    """Writes a message to the file whose number is the first of `to`, and makes a one."""
-    pointers = dict.fromkeys(("message", "to", "one", "geometry", "memory"), POINTER)
-    f = Function(module, "message_send", VOID, **pointers, chunk=I64)
-    size = f.load(f.at(f.v["geometry"], I64(GEOMETRY.index("bytes")), kind=I32), I32)
-    f.c("write", f.load(f.v["to"], I32), f.v["message"], f.b.zext(size, I64))
-    f.b.store(ir.Constant(FLOAT, 1.0), f.v["one"], align=4)
+    """Writes the message to the file."""
+    f = Function(module, "message_send", VOID, memory=POINTER)
+    file, size = (f.load(f.at(f.v["memory"], I64(i), kind=I32), I32) for i in range(HEADER))
+    f.c("write", file, f.at(f.v["memory"], I64(HEADER), kind=I32), f.b.zext(size, I64))
     return f.end()

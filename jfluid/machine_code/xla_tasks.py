@@ -9,11 +9,12 @@ processors, and would take one of them from those that compute.
 A thread of XLA's that has had nothing to do for 30 us sleeps, and begins 20 to 110 us after it is called: as
 long as a small product takes. So one that has no more chunks to do waits for those who have; and while one
 thread does alone what is too small for two, another one waits for what follows. Both give their processor
-to who wants it, and wait for `_PATIENCE` at most.
+to who wants it, and wait for `_PATIENCE` at most. So does one whose others have not begun, before each chunk: the
+thread that calls them may be the one that it has taken the processor from.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -29,28 +30,51 @@ _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
 _HEADER = 64  # bytes before a thread's memory: how much there is, and what it holds of a call
 _HOLDS = 8
-_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _ARRAYS = range(9)
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _AWAITED, _ARRAYS = range(10)
 # Numbers that the processor counts on by some 2 to 4 in a nanosecond: for so long a thread waits, and so long
 # after work has been divided another thread is kept for what follows.
 _PATIENCE, _LATELY = 200_000, 3_000_000
 
 
-def define(
-    module: Module, name: str, chunk: Any, given: int = 2, made: int = 1, divided: bool = True
-) -> None:
-    """Write down a function for XLA.
+def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1) -> None:
+    """Write down a function for XLA, which may divide its work; only x86 has the counter that this takes.
 
     Args:
         chunk: does a part of the work, for the arrays, those that it makes, numbers, memory and the
             chunk's number.
         given: how many arrays there are beside the numbers.
         made: how many results.
-        divided: whether the work may have several chunks. Only x86 has the counter that this takes.
     """
     leave = module.find("leave") or _leave(module)
     work = _work(module, f"{name}_work", chunk, given + made)
-    keep = (module.find("keep_thread") or _keep_thread(module)) if divided else None
+    keep = module.find("keep_thread") or _keep_thread(module)
     _handler(module, name, work, _task(module, name, work, leave), leave, keep, given, made)
+
+
+def define_with_rest(
+    module: Module, name: str, chunk: Any, rest: Any, given: int = 2, made: int = 1
+) -> None:
+    """Write down a function for XLA of a single chunk, and of a rest, which another thread does and for which the
+    step does not wait.
+
+    Args:
+        chunk: as above; its memory is the rest's.
+        rest: is given that memory.
+    """
+    task = Function(module, f"{name}_rest", VOID, memory=POINTER)
+    task.call(rest, task.v["memory"])
+    task.c("free", task.v["memory"])
+    task.end()
+    f, frame = _begin(module, name, given, made)
+    memory = f.c("malloc", f.product(_number(f, frame.numbers, 1), I64(4)))
+    f.call(chunk, *frame.arrays, frame.numbers, memory, I64(0))
+    alone = f.variable(I1, I1(1))
+    with f.b.if_then(f.b.icmp_signed(">", _threads(f, frame), I64(1))):
+        refused, _ = _request(f, frame.api, _SCHEDULE, frame.context, task.function, memory)
+        f.b.store(refused, alone)
+    with f.b.if_then(f.b.load(alone, typ=I1)):
+        f.call(task.function, memory)
+    f.end(ir.Constant(POINTER, None))
 
 
 def _part(f: Function, call: Any, which: int) -> Any:
@@ -82,7 +106,12 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
     memory, last = f.call(_own_memory(module), size), f.variable(I1, I1(0))
     f.b.store(I64(0), holds(f, memory))
+    f.b.atomic_rmw("sub", _part(f, call, _AWAITED), I64(1), "monotonic")
     with f.repeat() as leave:
+        # who calls the others may wait for this processor
+        missing = f.b.icmp_signed(">", _shared(f, _part(f, call, _AWAITED)), I64(0))
+        with f.b.if_then(missing):
+            f.c("sched_yield")
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
         f.call(chunk, *arrays, numbers, memory, i)
@@ -185,6 +214,43 @@ def _keep_thread(module: Module) -> Any:
     return f.end()
 
 
+class _Frame(NamedTuple):
+    """What XLA calls a function with."""
+
+    place: Any
+    api: Any
+    context: Any
+    arrays: list[Any]
+    numbers: Any
+
+
+def _begin(module: Module, name: str, given: int, made: int) -> tuple[Function, _Frame]:
+    """Begin a function that XLA calls with a frame, or to ask which version of its interface this is written for."""
+    f = Function(module, name, POINTER, frame=POINTER)
+    b, frame, nothing = f.b, f.v["frame"], ir.Constant(POINTER, None)
+    extension = f.field(frame, _EXTENSION)
+    with b.if_then(b.icmp_unsigned("!=", extension, nothing)):
+        with b.if_then(b.icmp_signed("==", f.field(extension, _TYPE, I32), I32(_OF_METADATA))):
+            metadata = f.field(extension, _METADATA)
+            if key := module.find("make_memory_key"):
+                f.call(key)
+            for offset, value in ((_MAJOR, _VERSION[0]), (_MINOR, _VERSION[1]), (_TRAITS, 0)):
+                b.store(I32(value), f.at(metadata, I64(offset), kind=ir.IntType(8)))
+            b.ret(nothing)
+    api, context = f.field(frame, _API), f.field(frame, _CONTEXT)
+    arguments, results = f.field(frame, _ARGUMENTS), f.field(frame, _RESULTS)
+    *arrays, numbers = (f.field(f.field(arguments, 8 * i), _DATA) for i in range(given + 1))
+    arrays += [f.field(f.field(results, 8 * i), _DATA) for i in range(made)]
+    return f, _Frame(frame, api, context, arrays, numbers)
+
+
+def _threads(f: Function, frame: _Frame) -> Any:
+    """How many threads XLA has."""
+    threads = f.variable(I64, I64(1))
+    _request(f, frame.api, _NUM_THREADS, frame.context, threads)
+    return f.load(threads, I64)
+
+
 def _handler(
     module: Module,
     name: str,
@@ -195,38 +261,24 @@ def _handler(
     given: int,
     made: int,
 ) -> None:
-    """What XLA calls with a frame, or to ask which version of its interface this is written for."""
-    f = Function(module, name, POINTER, frame=POINTER)
-    b, frame, nothing = f.b, f.v["frame"], ir.Constant(POINTER, None)
-    extension = f.field(frame, _EXTENSION)
-    with b.if_then(b.icmp_unsigned("!=", extension, nothing)):
-        with b.if_then(b.icmp_signed("==", f.field(extension, _TYPE, I32), I32(_OF_METADATA))):
-            metadata = f.field(extension, _METADATA)
-            f.call(module.find("make_memory_key"))
-            for offset, value in ((_MAJOR, _VERSION[0]), (_MINOR, _VERSION[1]), (_TRAITS, 0)):
-                b.store(I32(value), f.at(metadata, I64(offset), kind=ir.IntType(8)))
-            b.ret(nothing)
-    api, context = f.field(frame, _API), f.field(frame, _CONTEXT)
-    arguments, results = f.field(frame, _ARGUMENTS), f.field(frame, _RESULTS)
-    *arrays, numbers = (f.field(f.field(arguments, 8 * i), _DATA) for i in range(given + 1))
-    arrays += [f.field(f.field(results, 8 * i), _DATA) for i in range(made)]
+    """What XLA calls; see `define`."""
+    f, given_frame = _begin(module, name, given, made)
+    frame, api, context, arrays, numbers = given_frame
+    b, nothing = f.b, ir.Constant(POINTER, None)
     chunks = _number(f, numbers, 0)
-    threads = f.variable(I64, I64(1))
-    _request(f, api, _NUM_THREADS, context, threads)
-    tasks = f.least(f.load(threads, I64), chunks)
+    tasks = f.least(_threads(f, given_frame), chunks)
     call = f.c("malloc", I64(8 * (_ARRAYS + len(arrays))))
     memory = f.product(_number(f, numbers, 1), I64(4))
-    values = (I64(0), I64(0), chunks, I64(1), memory, numbers, api, nothing, *arrays)
+    values = (I64(0), I64(0), chunks, I64(1), memory, numbers, api, nothing, tasks, *arrays)
     for i, value in enumerate(values):
         b.store(value, _part(f, call, i))
     others = f.variable(I64, I64(0))  # tasks that XLA has taken
-    if keep_thread is not None:
-        now, last = _counter(f), _shared(f, _last_divided(module))
-        with b.if_else(b.icmp_signed(">", tasks, I64(1))) as (several, one):
-            with several:
-                b.store_atomic(now, _last_divided(module), "release", 8)
-            with one, b.if_then(b.icmp_signed("<", b.sub(now, last), I64(_LATELY))):
-                _request(f, api, _SCHEDULE, context, keep_thread, last)
+    now, last = _counter(f), _shared(f, _last_divided(module))
+    with b.if_else(b.icmp_signed(">", tasks, I64(1))) as (several, one):
+        with several:
+            b.store_atomic(now, _last_divided(module), "release", 8)
+        with one, b.if_then(b.icmp_signed("<", b.sub(now, last), I64(_LATELY))):
+            _request(f, api, _SCHEDULE, context, keep_thread, last)
     with b.if_then(b.icmp_signed(">", tasks, I64(1))):
         refused, future = _request(f, api, _CREATE_FUTURE, nothing)
         with b.if_then(b.not_(refused)):
