@@ -21,6 +21,7 @@ from jax import Array, lax
 
 from jfluid.compile.plan import Item
 from jfluid.dygraph.values import Aval
+from jfluid.fetched_array import FetchedArray, fetched
 
 _NUMBER, _BYTES = 4, 8  # of a message: its number; with the loss behind it
 _TAKEN = (
@@ -46,17 +47,18 @@ class Message:
         self.number = number
         self.body: bytes | None = None
 
-    def read(self, result: Any) -> np.ndarray:
-        """Wait for the loss, and return it, as an array that may be read only.
+    def read(self, result: Any, shape: tuple[int, ...]) -> FetchedArray:
+        """Wait for the loss, and return it.
 
         Args:
             result: the loss among what the step gives.
+            shape: of the loss.
         """
         if self.body is None:
             _inbox().wait(self, result)
         if self.body is None:
-            return np.array(result)  # or the step's error
-        return np.frombuffer(self.body, np.float32, 1, _NUMBER).reshape(result.shape)
+            return fetched(result)  # or the step's error
+        return FetchedArray(shape, np.float32, bytearray(self.body[_NUMBER:]))
 
 
 def sender(items: Sequence[Item], results: Mapping[str, Aval], device: jax.Device) -> int | None:

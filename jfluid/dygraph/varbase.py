@@ -218,7 +218,7 @@ class VarBase(Variable):
         value = self.held
         array = array_of(value)
         if value.message is not None:
-            return fetched(value.message.read(array))
+            return value.message.read(array, value.aval.shape)  # type: ignore[no-any-return]
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()

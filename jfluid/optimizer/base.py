@@ -122,11 +122,14 @@ class Optimizer(DygraphMode):
         return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
     def _apply_eagerly(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
-        program: Any = default_main_program()
-        with program.tracer.recording(False):
+        tracer = default_main_program().tracer  # type: ignore[attr-defined]
+        records, tracer.records = tracer.records, False
+        try:
             updates = self.apply_gradients(params_grads)
+        finally:
+            tracer.records = records
         # it runs when the next step begins: until then the script may clear gradients
-        program.tracer.pending.ends = True
+        tracer.pending.ends = True
         return updates
 
     def backward(
@@ -193,7 +196,8 @@ class Optimizer(DygraphMode):
         program = default_main_program()
         block = program.global_block()
         start = len(block.ops)
-        self.helper = LayerHelper(type(self).__name__)
+        if self.helper is None or not program.eager:
+            self.helper = LayerHelper(type(self).__name__)
         present = [(p, g) for p, g in params_grads if g is not None and p.trainable]
         if self.accumulators:
             new = [p for p, _ in present if not (program.eager and self._has_accumulators(p))]
