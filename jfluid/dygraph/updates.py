@@ -31,15 +31,18 @@ def call_all(
     if known is not None:
         _repeat(pending, known, updates)
         return
+    named = pending.leaves[leaves:]
     pending.take_back(leaves)
     owner = pending.leaves
     for update in updates:
         call(update)
-    if key is None or owner is not pending.leaves or not pending.point.follows(before):
+    # what was named must be what the operators have read, in this order
+    if key is None or owner is not pending.leaves or owner[leaves:] != named:
         return
     written = [v.held for _, outputs, _ in updates for v in outputs.values()]
     if (
-        pending.point.depth == before.depth + len(updates)
+        pending.point.follows(before)
+        and pending.point.depth == before.depth + len(updates)
         and pending.point.draws == before.draws
         and all(pending.has(v) and v.source >= before.outputs for v in written)
     ):
@@ -85,6 +88,8 @@ def _key(pending: Pending, type_: str, updates: Sequence[Update]) -> Any:
             given.append(v)
             places[id(v)] = slot
         for slot, v in outputs.items():
+            if not isinstance(v, VarBase):
+                return None
             key.append(slot)
             key.append(places.get(id(v)))  # what an operator overwrites is another call
             written.add(id(v))

@@ -9,8 +9,8 @@ processors, and would take one of them from those that compute.
 A thread of XLA's that has had nothing to do for 30 us sleeps, and begins 20 to 110 us after it is called: as
 long as a small product takes. So one that has no more chunks to do waits for those who have; and while one
 thread does alone what is too small for two, another one waits for what follows. Both give their processor
-to who wants it, and wait for `_PATIENCE` at most. So does one whose others have not begun, before each chunk: the
-thread that calls them may be the one that it has taken the processor from.
+to who wants it, and wait for `_PATIENCE` at most. One whose others have not begun gives its processor once before
+it does: it may have taken it from the thread that calls them.
 """
 
 from collections.abc import Callable
@@ -107,11 +107,10 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     memory, last = f.call(_own_memory(module), size), f.variable(I1, I1(0))
     f.b.store(I64(0), holds(f, memory))
     f.b.atomic_rmw("sub", _part(f, call, _AWAITED), I64(1), "monotonic")
+    # who calls the others, or one of them, may wait for this processor
+    with f.b.if_then(f.b.icmp_signed(">", _shared(f, _part(f, call, _AWAITED)), I64(0))):
+        f.c("sched_yield")
     with f.repeat() as leave:
-        # who calls the others may wait for this processor
-        missing = f.b.icmp_signed(">", _shared(f, _part(f, call, _AWAITED)), I64(0))
-        with f.b.if_then(missing):
-            f.c("sched_yield")
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
         f.call(chunk, *arrays, numbers, memory, i)
