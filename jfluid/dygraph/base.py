@@ -113,8 +113,6 @@ def to_variable(
 
     Raises TypeError for another value, DygraphError outside of dygraph mode.
     """
-    if type(value) is np.ndarray and value.dtype.kind != "c":
-        return real_variable(value, name)
     if isinstance(value, ComplexVariable):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "c":
@@ -127,10 +125,9 @@ def to_variable(
 
 def real_variable(value: Any, name: str | None = None) -> VarBase:
     """Return what `to_variable` does of an array of real numbers; raises the same errors."""
-    program: Any = default_main_program()
-    if getattr(program, "captured", None) is not None:
+    if getattr(default_main_program(), "captured", None) is not None:
         return _in_program(value)  # type: ignore[no-any-return]
-    current = program.tracer if program.eager else tracer()
+    current = tracer()
     if isinstance(value, VarBase):
         return value
     if isinstance(value, LoDTensor):

@@ -24,10 +24,8 @@ _MOST_PARTS = 16  # of the rows, for each processor
 _COPY_X, _COPY_Y = 5, 10
 _COPY_X_BEFORE, _COPY_Y_BEFORE = 7, 13
 _READ_X = 2  # what reading a row of a tile takes that is not copied
-_SETS, _MOST_OF_SET = (
-    64,
-    4,
-)  # of a core's first cache, and rows of a tile that may be in one of them
+_SETS = 64  # of a core's first cache
+_MOST_OF_SET = 4  # rows of a tile that may be in one of them
 _CHUNK = 11  # what a chunk takes beside that, as many
 _FEWEST_OF_THREADS = 5 << 17  # multiplications: fewer are done before another thread wakes up
 _UNEVEN = 0.15  # of a chunk, for which the other processors wait at the end
