@@ -11,14 +11,21 @@ import pytest
 from jax import lax
 
 from jfluid.compile import image_convolution, image_layout
-from jfluid.machine_code import convolution_kernels, direct_convolution, direct_product, functions
+from jfluid.machine_code import (
+    convolution_kernels,
+    direct_convolution,
+    direct_product,
+    functions,
+    processor,
+    window_kernels,
+)
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
 pytestmark = pytest.mark.skipif(
     not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2"
 )
-
+_WIDE = pytest.mark.skipif(not processor.has_wide_vectors(), reason="made for CPUs with AVX-512")
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
 SHAPES = {
@@ -73,8 +80,26 @@ def test_numbers_are_those_of_the_library(shape):
         ((2, 5, 16, 16), (5, 7, 16, 3), ((1, 2), (1, 0))),
         ((1, 12, 11, 33), (3, 4, 33, 9), ((0, 0), (0, 2))),
         ((2, 9, 8, 24), (4, 4, 24, 5), ((5, 4), (4, 5))),
+        ((3, 13, 12, 20), (5, 5, 20, 50), ((0, 0), (0, 0))),
+        ((2, 12, 17, 19), (3, 5, 19, 7), ((1, 0), (0, 2))),
+        ((2, 12, 11, 18), (3, 5, 18, 3), ((2, 2), (3, 4))),
+        ((1, 15, 9, 20), (5, 4, 20, 6), ((2, 2), (0, 0))),
+        ((2, 18, 10, 20), (3, 3, 20, 5), ((0, 0), (0, 0))),
+        ((1, 80, 90, 20), (3, 5, 20, 4), ((0, 0), (0, 0))),
     ],
-    ids=["whole tiles", "part of a tile", "borders", "few numbers", "windows outside"],
+    ids=[
+        "whole tiles",
+        "part of a tile",
+        "borders",
+        "few numbers",
+        "windows outside",
+        "seven vectors, odd",
+        "seven and borders",
+        "six vectors",
+        "five vectors",
+        "four vectors",
+        "more sums than a cache holds",
+    ],
 )
 def test_gradients_of_images_are_those_of_the_library(image, filter_, pads):
     x, w = _draw(image, filter_)
@@ -91,6 +116,26 @@ def test_steps_use_it_for_images_whose_windows_reach_over_borders():
     names = _primitives((2, 20, 12, 12), (50, 20, 5, 5), "VALID")
     assert names.count("ffi_call") == 3
     assert not {"conv_general_dilated", "dot_general"} & set(names)
+
+
+@_WIDE
+@pytest.mark.parametrize(
+    "grad, filter_, wanted",
+    [
+        ((2, 8, 8, 50), (5, 5, 50, 20), True),
+        ((2, 12, 8, 50), (3, 3, 50, 20), True),
+        ((2, 11, 8, 50), (3, 3, 50, 20), False),
+        ((2, 8, 8, 50), (5, 5, 50, 16), False),
+        ((2, 8, 8, 50), (5, 5, 50, 24), False),
+        ((2, 76, 86, 50), (5, 5, 50, 20), False),
+    ],
+    ids=["seven vectors", "four", "few rows", "full vectors", "many vectors", "large images"],
+)
+def test_filters_that_fill_no_vectors_do_side_by_side(grad, filter_, wanted):
+    g, w = _draw(grad, filter_)
+    sizes = [n + k - 1 for n, k in zip(grad[1:3], filter_[:2])]
+    text = jax.jit(lambda: direct_convolution.of_images(g, w, (0, 0), sizes)).lower().as_text()
+    assert (window_kernels.NAME in text) is wanted
 
 
 def test_gradients_have_the_same_bits_each_time():
@@ -184,13 +229,15 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
         ([(32, 3, 3, 3)], [(64, 10)], ["images"]),
         ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["images", "products"]),
         ([], [(64, 96)], []),
+        ([(50, 3, 5, 5)], [], ["images"]),
+        pytest.param([(50, 20, 5, 5)], [], ["images", "windows"], marks=_WIDE),
     ],
-    ids=["a narrow layer", "a wide layer", "no filter"],
+    ids=["a narrow layer", "a wide layer", "no filter", "a few channels", "odd channels"],
 )
 def test_it_is_made_for_the_layers_beside_convolutions_too(filters, weights, wanted, monkeypatch):
     made = []
     monkeypatch.setattr(direct_product.processor, "has_wide_vectors", lambda: True)
-    for kind in ("images", "products"):
+    for kind in ("images", "windows", "products"):
         monkeypatch.setattr(functions, f"{kind}_registered", lambda kind=kind: made.append(kind))
     image_convolution.expect(filters, weights)
     for thread in threading.enumerate():

@@ -37,6 +37,7 @@ _MACHINE_CODE = {
     b"jfluid_direct_convolution": "images_registered",
     b"jfluid_direct_channel": "images_registered",
     b"jfluid_direct_overlap": "images_registered",
+    b"jfluid_direct_windows": "windows_registered",
     b"jfluid_direct_product": "products_registered",
     b"jfluid_loop_": "loops_registered",
     b"jfluid_rows_": "rows_registered",

@@ -54,7 +54,7 @@ def write(module: Module) -> None:
     """Write down the functions of all names."""
     columns, numbers = (
         {
-            (count, lanes): _tile(module, kind, count, lanes)
+            (count, lanes): tile(module, kind, count, lanes)
             for lanes in _VECTORS
             for count in dict.fromkeys(counts[lanes])
         }
@@ -66,9 +66,9 @@ def write(module: Module) -> None:
         xla_tasks.define(module, name(kind), chunk(module, tiles))
 
 
-def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
-    """Adds to the vectors at 0 and `last` of `out` [count], or sets them unless `adds`, the sums over two
-    loops, `outer` and `inner`, of `numbers` times the vectors at 0 and `last` of `others`.
+def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
+    """Adds to vectors of `out` [count], or sets them unless `adds`, the sums over two loops, `outer` and
+    `inner`, of `numbers` times vectors of `others`: side by side, but for the one that begins at `last`.
 
     The numbers of a sum are `apart` from those of the next and `step` from one to the next in `inner`. Of
     `columns` the step is 1, of `numbers` they are 1 apart: places that are known need no arithmetic.
@@ -89,7 +89,7 @@ def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
         module.declare(f"llvm.fma.v{n}f32", vector, [vector] * 3)
         for n, vector in zip(lanes, vectors)
     ]
-    v, starts = f.v, (I64(0), f.v["last"])[: len(lanes)]
+    v, starts = f.v, [*(I64(i * LANES) for i in range(len(lanes) - 1)), f.v["last"]]
     step, apart = (I64(1), v["apart"]) if kind == "columns" else (v["step"], I64(1))
     offsets = [f.product(I64(i), apart) for i in range(count)]
     sums = [
@@ -117,15 +117,17 @@ def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
         f.b.store(f.at(numbers, step), places[0])
         f.b.store(f.at(others, v["others_inner"]), places[1])
 
-    unrolled = f.b.sdiv(v["inner"], I64(_UNROLLED))
+    at_once = _UNROLLED if len(lanes) <= len(_PAIR) else 1
+    unrolled = f.b.sdiv(v["inner"], I64(at_once))
     with f.loop(v["outer"]):
         begins = [f.load(row, POINTER) for row in rows]
         places = [f.variable(POINTER, begin) for begin in begins]
         with f.loop(unrolled):
-            for _ in range(_UNROLLED):
+            for _ in range(at_once):
                 add(places)
-        with f.loop(v["inner"], f.product(unrolled, I64(_UNROLLED))):
-            add(places)
+        if at_once > 1:
+            with f.loop(v["inner"], f.product(unrolled, I64(at_once))):
+                add(places)
         f.b.store(f.at(begins[0], v["numbers_outer"]), rows[0])
         f.b.store(f.at(begins[1], v["others_outer"]), rows[1])
     for place, out, vector in everywhere:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import inlining
-from jfluid.machine_code import convolution_kernels, functions, overlap_kernels
+from jfluid.machine_code import convolution_kernels, functions, overlap_kernels, window_kernels
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
@@ -25,6 +25,9 @@ _PARTS = 8
 _COPIED = 128 << 10
 # Larger filters are read again from far caches for each row: the library divides them.
 _MOST_FILTERS = 320 << 10  # bytes
+# What is added to the sums of an image's gradient has these in a core's second cache.
+_SUMS = 512 << 10  # bytes
+_MANY_ROWS = 100
 # The gradient of a filter is read and written once for each image: it has to be small for that, but
 # costs less than turning images and gradients round.
 _BYTES_A_POSITION = 2560
@@ -72,12 +75,35 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
         low: zeros before the first row and the first column of an image.
         sizes: of an image.
     """
-    images, rows, columns, _ = grad.shape
-    geometry = _geometry(grad.shape, w.shape[:2], w.shape[3], (1, 1), low, sizes)
+    images, rows, columns, channels = grad.shape
+    height, places, _, filters = w.shape
+    vectors = _side_by_side(rows, places, filters)
+    sums = (rows + height - 1) * window_kernels.pitch_of(columns, places, filters)
+    if vectors and 4 * sums <= _SUMS and functions.windows_registered():
+        w = jnp.swapaxes(w, 1, 2).reshape(height, channels, places * filters)
+        w = jnp.pad(w, ((0, 0), (0, 0), (0, vectors * LANES - places * filters)))
+        numbers = (images, sums, rows, columns, channels, *sizes, filters, height, places, *low)
+        shape = (images, *sizes, filters)
+        name = window_kernels.NAME
+        found: Array = _called(name, grad, w, tuple(map(int, numbers)), shape, False)
+        return found
+    geometry = _geometry(grad.shape, w.shape[:2], filters, (1, 1), low, sizes)
     held = -(-columns // TILE) * TILE
     geometry["chunks"] = images
-    geometry["memory"] = rows * held * w.shape[2] + (held + w.shape[1] - 1) * w.shape[3]
-    return _call("images", grad, w, geometry, (images, *sizes, w.shape[3]))
+    geometry["memory"] = rows * held * channels + (held + places - 1) * filters
+    return _call("images", grad, w, geometry, (images, *sizes, filters))
+
+
+def _side_by_side(rows: int, places: int, filters: int) -> int:
+    """The vectors that filters of all places in a row of a window fill, if that is fewer than those of each
+    place by itself; otherwise 0.
+    """
+    vectors = -(-places * filters // LANES)
+    if vectors not in window_kernels.ROWS or vectors >= places * -(-filters // LANES):
+        return 0
+    most, less = window_kernels.ROWS[vectors]
+    # from so many on any number of rows is a sum of these
+    return vectors if rows >= (most - 1) * (less - 1) else 0
 
 
 def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
@@ -184,7 +210,8 @@ def _call(
     summed: bool = False,
 ) -> Array:
     numbers = tuple([int(geometry[name]) for name in convolution_kernels.GEOMETRY])
-    out: Array = _called(kind, x, y, numbers, tuple(map(int, shape)), summed)
+    name = convolution_kernels.name(kind)
+    out: Array = _called(name, x, y, numbers, tuple(map(int, shape)), summed)
     return out
 
 
@@ -192,12 +219,10 @@ def _call(
     jax.jit, static_argnums=(0, 3, 4, 5), inline=inlining.EARLY
 )  # traced once for each geometry
 def _called(
-    kind: str, x: Array, y: Array, numbers: tuple[int, ...], shape: tuple[int, ...], summed: bool
+    name: str, x: Array, y: Array, numbers: tuple[int, ...], shape: tuple[int, ...], summed: bool
 ) -> Array:
-    """Call the function of a kind; `summed` gives the sum of the parts along the first dimension."""
-    function = jax.ffi.ffi_call(
-        convolution_kernels.name(kind), jax.ShapeDtypeStruct(shape, np.float32)
-    )
+    """Call the function of a name; `summed` gives the sum of the parts along the first dimension."""
+    function = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, np.float32))
     out: Array = function(x, y, np.array(numbers, np.int32))
     # Written out: XLA's reduction of few large parts takes ten times as long.
     return functools.reduce(jnp.add, list(out)) if summed else out
@@ -207,5 +232,8 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     """Make the machine code known, if filters of these shapes, [filters, channels, height, width], may be
     convolved with here.
     """
-    if any(len(shape) == 4 and shape[0] >= LANES for shape in filters):
+    shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
+    if shapes:
         functions.images_registered()
+    if any(_side_by_side(_MANY_ROWS, shape[3], shape[1]) for shape in shapes):
+        functions.windows_registered()

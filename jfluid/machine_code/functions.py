@@ -20,15 +20,17 @@ from jfluid.machine_code import (
     pool_kernels,
     product_kernels,
     row_kernels,
+    window_kernels,
 )
 
 # What is made, kept and loaded together: a program calls all of it, or none.
 _IMAGES = (convolution_kernels, channel_kernels, overlap_kernels)
+_WINDOWS = (window_kernels,)
 _PRODUCTS = (product_kernels,)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
 _MESSAGES = (message_kernels,)
-_MOST_FILES = 10
+_MOST_FILES = 12
 _registering = threading.Lock()
 
 
@@ -38,6 +40,12 @@ def images_registered() -> bool:
     """
     with _registering:
         return _register(_IMAGES)
+
+
+def windows_registered() -> bool:
+    """Make machine code of images' gradients by rows of windows known to XLA; False as above."""
+    with _registering:
+        return _register(_WINDOWS)
 
 
 def products_registered() -> bool:

@@ -1,0 +1,101 @@
+"""The gradient of a convolution's images where its filters fill no vectors, on CPUs as loops over registers,
+for LLVM.
+
+A number of the result's gradient gives something to all places of a window: those in a row of it lie side by
+side, and fill vectors together (20 channels of five places are seven vectors of 16, where each place by itself
+takes two). Sums are of some rows of images at a time, whose windows do not overlap in them.
+"""
+
+from typing import Any
+
+from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.convolution_kernels import tile
+from jfluid.machine_code.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.processor import LANES, REGISTERS
+
+NAME = "jfluid_direct_windows"
+# By how many vectors the places in a row of a window fill: the rows that are computed at a time, as many sums as
+# registers hold beside what they are made of, and one less, so that any number is made of them.
+ROWS = {4: (5, 4), 5: (4, 3), 6: (4, 3), 7: (3, 2)} if REGISTERS == 32 else {}
+# The numbers of a call, see `xla_tasks.py` for the first two. x is the gradient of the convolution's result,
+# [images, height, width, channels], y the filter, [window_height, channels, window_width * filters and zeros up
+# to whole vectors], whose filters are the channels of the images: out is [images, rows, columns, filters]. A
+# chunk is an image.
+GEOMETRY = (
+    "chunks memory height width channels rows columns filters window_height window_width top left"
+).split()
+
+
+def names() -> list[str]:
+    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    return [NAME] if processor.has_wide_vectors() else []
+
+
+def write(module: Module) -> None:
+    """Write down the functions of all names."""
+    tiles = {
+        (count, vectors): tile(module, "columns", count, (LANES,) * vectors)
+        for vectors, counts in ROWS.items()
+        for count in counts
+    }
+    xla_tasks.define(module, NAME, _chunk(module, tiles))
+
+
+def pitch_of(width: int, window_width: int, filters: int) -> int:
+    """Return the numbers of a row of sums: what is behind its last place is added to, too."""
+    return (width + window_width - 1) * filters + LANES
+
+
+def _chunk(module: Module, tiles: Any) -> Any:
+    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
+    f = Function(module, "windows_chunk", VOID, **pointers, chunk=I64)
+    v, b, made, bytes_ = f.v, f.b, f.v["scratch"], I64(4)
+    for i, name in enumerate(GEOMETRY):
+        v[name] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
+    vectors = _vectors(f)
+
+    def chosen(of: Any) -> Any:
+        first, *others = ROWS
+        found = of(first)
+        for count in others:
+            found = b.select(b.icmp_signed("==", vectors, I64(count)), of(count), found)
+        return found
+
+    most, less = (chosen(lambda n, i=i: I64(ROWS[n][i])) for i in (0, 1))
+    large, small = (chosen(lambda n, i=i: tiles[ROWS[n][i], n]) for i in (0, 1))
+    few = b.srem(b.sub(most, b.srem(v["height"], most)), most)
+    many = b.sdiv(b.sub(v["height"], f.product(few, less)), most)
+    row_of_y = f.product(vectors, I64(LANES))
+    row_of_x = f.product(v["width"], v["channels"])
+    pitch = f.sum(
+        f.product(f.sum(v["width"], v["window_width"], I64(-1)), v["filters"]), I64(LANES)
+    )
+    x = f.at(v["x"], f.product(v["chunk"], v["height"], row_of_x))
+    rows = f.sum(v["height"], v["window_height"], I64(-1))
+    f.c("memset", made, I32(0), f.product(rows, pitch, bytes_))
+    outer, inner = (I64(1), I64(0), I64(0)), (v["channels"], row_of_y, pitch)
+    last = b.sub(row_of_y, I64(LANES))
+    with f.loop(v["window_height"]) as down, f.loop(f.sum(many, few)) as block:
+        behind = f.sum(f.product(many, most), f.product(b.sub(block, many), less))
+        is_large = b.icmp_signed("<", block, many)
+        row = b.select(is_large, f.product(block, most), behind)
+        of_rows = b.select(is_large, large, small)
+        others = f.at(v["y"], f.product(down, v["channels"], row_of_y))
+        with f.loop(v["width"]) as column:
+            numbers = f.at(x, f.product(row, row_of_x), f.product(column, v["channels"]))
+            out = f.at(made, f.product(f.sum(row, down), pitch), f.product(column, v["filters"]))
+            f.call(of_rows, numbers, others, out, row_of_x, I64(1), *outer, *inner, last, I1(1))
+    size = f.product(v["columns"], v["filters"])
+    with f.loop(v["rows"]) as row:
+        source = f.at(
+            made, f.product(f.sum(row, v["top"]), pitch), f.product(v["left"], v["filters"])
+        )
+        at = f.product(f.sum(f.product(v["chunk"], v["rows"]), row), size)
+        f.c("memcpy", f.at(v["out"], at), source, f.product(size, bytes_))
+    return f.end()
+
+
+def _vectors(f: Function) -> Any:
+    """That the places in a row of a window fill."""
+    places = f.product(f.v["window_width"], f.v["filters"])
+    return f.b.sdiv(f.sum(places, I64(LANES - 1)), I64(LANES))
