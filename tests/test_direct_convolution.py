@@ -138,6 +138,14 @@ def test_filters_that_fill_no_vectors_do_side_by_side(grad, filter_, wanted):
     assert (window_kernels.NAME in text) is wanted
 
 
+def test_a_number_that_is_not_finite_reaches_its_window_alone():
+    grad, w = _draw((1, 8, 8, 20), (5, 5, 20, 20))
+    found = direct_convolution.of_images(grad.at[0, 2, 3, 1].set(np.inf), w, (0, 0), (12, 12))
+    expected = np.zeros((12, 12), bool)
+    expected[2:7, 3:8] = True
+    np.testing.assert_array_equal(~np.isfinite(found[0]).all(-1), expected)
+
+
 def test_gradients_have_the_same_bits_each_time():
     x, grad = _draw((20, 32, 32, 16), (20, 32, 32, 16))
     run = jax.jit(lambda: direct_convolution.gradient(x, grad, (3, 3), (1, 1), (1, 1)))

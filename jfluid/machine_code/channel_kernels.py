@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import FLOAT, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
 # The kinds of functions, and the arrays that each is given.
@@ -46,11 +46,9 @@ def write(module: Module) -> None:
 
 def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
     """Sums of a chunk of the rows, into out [chunks, 2, channels]."""
-    pointers = dict.fromkeys((*KINDS[kind], "out", "geometry", "scratch"), POINTER)
-    f = Function(module, f"channel_{kind}_{width}_chunk", VOID, **pointers, chunk=I64)
+    name = f"channel_{kind}_{width}_chunk"
+    f = xla_tasks.begin_chunk(module, name, (*KINDS[kind], "out"), GEOMETRY)
     v, b = f.v, f.b
-    for i, number in enumerate(GEOMETRY):
-        v[number] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
     v["first"], v["end"] = (
         b.sdiv(f.product(v["rows"], c), v["chunks"])
         for c in (v["chunk"], f.sum(v["chunk"], I64(1)))

@@ -137,11 +137,8 @@ def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
 
 def _chunk(module: Module, name: str) -> tuple[Function, dict[str, Any]]:
     """A function that computes a part of the result, and what it is given: the geometry too."""
-    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
-    f = Function(module, name, VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, name, ("x", "y", "out"), GEOMETRY)
     v = f.v
-    for i, name in enumerate(GEOMETRY):
-        v[name] = f.b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
     v["window"] = f.product(v["window_width"], v["channels"])  # numbers in a row of it
     v["step"] = f.product(v["across"], v["channels"])
     columns = f.sum(f.product(f.b.sub(v["columns"], I64(1)), v["across"]), v["window_width"])

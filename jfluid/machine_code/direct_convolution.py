@@ -27,7 +27,6 @@ _COPIED = 128 << 10
 _MOST_FILTERS = 320 << 10  # bytes
 # What is added to the sums of an image's gradient has these in a core's second cache.
 _SUMS = 512 << 10  # bytes
-_MANY_ROWS = 100
 # The gradient of a filter is read and written once for each image: it has to be small for that, but
 # costs less than turning images and gradients round.
 _BYTES_A_POSITION = 2560
@@ -77,9 +76,12 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
     """
     images, rows, columns, channels = grad.shape
     height, places, _, filters = w.shape
-    vectors = _side_by_side(rows, places, filters)
-    sums = (rows + height - 1) * window_kernels.pitch_of(columns, places, filters)
-    if vectors and 4 * sums <= _SUMS and functions.windows_registered():
+    vectors = _side_by_side(places, filters)
+    most, less = window_kernels.ROWS.get(vectors, (0, 0))
+    sums = (rows + height - 1) * (columns + places - 1) * filters
+    # from so many on any number of rows is a sum of these two
+    fits = vectors and rows >= (most - 1) * (less - 1) and 4 * sums <= _SUMS
+    if fits and functions.windows_registered():
         w = jnp.swapaxes(w, 1, 2).reshape(height, channels, places * filters)
         w = jnp.pad(w, ((0, 0), (0, 0), (0, vectors * LANES - places * filters)))
         numbers = (images, sums, rows, columns, channels, *sizes, filters, height, places, *low)
@@ -94,16 +96,13 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
     return _call("images", grad, w, geometry, (images, *sizes, filters))
 
 
-def _side_by_side(rows: int, places: int, filters: int) -> int:
+def _side_by_side(places: int, filters: int) -> int:
     """The vectors that filters of all places in a row of a window fill, if that is fewer than those of each
     place by itself; otherwise 0.
     """
     vectors = -(-places * filters // LANES)
-    if vectors not in window_kernels.ROWS or vectors >= places * -(-filters // LANES):
-        return 0
-    most, less = window_kernels.ROWS[vectors]
-    # from so many on any number of rows is a sum of these
-    return vectors if rows >= (most - 1) * (less - 1) else 0
+    fewer = vectors < places * -(-filters // LANES)
+    return vectors if fewer and vectors in window_kernels.ROWS else 0
 
 
 def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
@@ -235,5 +234,5 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:
         functions.images_registered()
-    if any(_side_by_side(_MANY_ROWS, shape[3], shape[1]) for shape in shapes):
+    if any(_side_by_side(shape[3], shape[1]) for shape in shapes):
         functions.windows_registered()

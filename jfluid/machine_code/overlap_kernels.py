@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
 NAME = "jfluid_direct_overlap"
@@ -30,11 +30,8 @@ def write(module: Module) -> None:
 
 
 def _chunk(module: Module) -> Any:
-    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
-    f = Function(module, "overlap_chunk", VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, "overlap_chunk", ("x", "y", "out"), GEOMETRY)
     v, b, zero = f.v, f.b, I64(0)
-    for i, name in enumerate(GEOMETRY):
-        v[name] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
     size = f.product(v["height"], v["width"], v["channels"])
     out = f.at(v["out"], f.product(v["chunk"], size))
     f.c("memset", out, I32(0), f.product(size, I64(4)))

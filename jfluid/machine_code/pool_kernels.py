@@ -5,7 +5,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import Vectors
 
@@ -33,11 +33,8 @@ def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Functi
     Args:
         of_rows: which array has `rows` rows; of the others, all but "offsets" have `number`.
     """
-    pointers = dict.fromkeys((*arrays.split(), "geometry", "scratch"), POINTER)
-    f = Function(module, name, VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, name, arrays.split(), GEOMETRY)
     v, b = f.v, f.b
-    for i, number in enumerate(GEOMETRY):
-        v[number] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
     batch, v["part"] = b.srem(v["chunk"], v["batches"]), b.sdiv(v["chunk"], v["batches"])
     for array in arrays.split():
         if array == "offsets":

@@ -49,6 +49,7 @@ BLOCK = 408  # rows, at most, whose products are added up before they are added 
 GEOMETRY = (
     "chunks memory depth rows columns x_turned y_turned x_copied parts groups held finish".split()
 )
+_ARRAYS = ("x", "y", "e", "r", "out")  # that a chunk is given, or some of them
 # Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
 # of which the output is given, a parameter less the sum times a rate.
 PLAIN, ACTIVATION, SLOPE, RATE = 0, 1, 1 + len(KINDS), 1 + 2 * len(KINDS)
@@ -95,16 +96,11 @@ def write(module: Module) -> None:
 
 def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
     """A function that is given some of what a chunk is, and calls it."""
-    pointers = dict.fromkeys((*"xyer"[:given], "out", "geometry", "scratch"), POINTER)
-    f = Function(module, f"{name}_chunk", VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, f"{name}_chunk", (*"xyer"[:given], "out"), ())
     nothing = ir.Constant(POINTER, None)
-    f.call(chunk, *(f.v.get(argument, nothing) for argument in chunk_arguments()), f.v["chunk"])
+    pointers = (*_ARRAYS, "geometry", "scratch")
+    f.call(chunk, *(f.v.get(argument, nothing) for argument in pointers), f.v["chunk"])
     return f.end()
-
-
-def chunk_arguments() -> tuple[str, ...]:
-    """Names of the pointers that a chunk is given."""
-    return ("x", "y", "e", "r", "out", "geometry", "scratch")
 
 
 def _tile(
@@ -330,12 +326,8 @@ def _chunk(module: Module) -> Any:
     copying = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
     copying_x = _tile(module, TILE, WIDTH, copies="numbers")
     finish = _finish(module)
-    pointers = dict.fromkeys(chunk_arguments(), POINTER)
-    f = Function(module, "product_chunk", VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, "product_chunk", _ARRAYS, GEOMETRY)
     v, b = f.v, f.b
-    for i, name in enumerate(GEOMETRY):
-        place = f.at(v["geometry"], I64(i), kind=I32)
-        v[name] = b.sext(f.load(place, I32), I64)
 
     def part(i: Any, size: Any, count: Any) -> Any:
         """Where one of `count` parts begins."""

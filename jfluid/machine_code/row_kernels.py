@@ -38,11 +38,7 @@ def write(module: Module) -> None:
 
 
 def _begin(module: Module, name: str, arrays: str) -> Function:
-    pointers = dict.fromkeys((*arrays.split(), "geometry", "scratch"), POINTER)
-    f = Function(module, name, VOID, **pointers, chunk=I64)
-    for i, number in enumerate(GEOMETRY):
-        f.v[number] = f.b.sext(f.load(f.at(f.v["geometry"], I64(i), kind=I32), I32), I64)
-    return f
+    return xla_tasks.begin_chunk(module, name, arrays.split(), GEOMETRY)
 
 
 def _row(f: Function, i: Any) -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jfluid.machine_code.llvm_writer import I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code import xla_tasks
+from jfluid.machine_code.llvm_writer import I32, I64, POINTER, Module
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import Vectors
 
@@ -48,11 +49,8 @@ class Group:
         of_sequences: str,
         geometry: Sequence[str],
     ):
-        pointers = dict.fromkeys((*arrays.split(), "geometry", "scratch"), POINTER)
-        self.f = Function(module, name, VOID, **pointers, chunk=I64)
+        self.f = xla_tasks.begin_chunk(module, name, arrays.split(), geometry)
         f, v, b = self.f, self.f.v, self.f.b
-        for i, number in enumerate(geometry):
-            v[number] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
         self.vectors = Vectors(f)
         batch = b.srem(v["chunk"], v["batches"])
         self.part = b.sdiv(v["chunk"], v["batches"])

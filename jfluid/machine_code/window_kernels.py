@@ -10,7 +10,7 @@ from typing import Any
 
 from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.convolution_kernels import tile
-from jfluid.machine_code.llvm_writer import I1, I32, I64, POINTER, VOID, Function, Module
+from jfluid.machine_code.llvm_writer import I1, I32, I64, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
 NAME = "jfluid_direct_windows"
@@ -19,8 +19,8 @@ NAME = "jfluid_direct_windows"
 ROWS = {4: (5, 4), 5: (4, 3), 6: (4, 3), 7: (3, 2)} if REGISTERS == 32 else {}
 # The numbers of a call, see `xla_tasks.py` for the first two. x is the gradient of the convolution's result,
 # [images, height, width, channels], y the filter, [window_height, channels, window_width * filters and zeros up
-# to whole vectors], whose filters are the channels of the images: out is [images, rows, columns, filters]. A
-# chunk is an image.
+# to whole vectors, so that few of them lie in two lines of the cache]; its filters are the channels of the
+# images: out is [images, rows, columns, filters]. A chunk is an image.
 GEOMETRY = (
     "chunks memory height width channels rows columns filters window_height window_width top left"
 ).split()
@@ -41,18 +41,11 @@ def write(module: Module) -> None:
     xla_tasks.define(module, NAME, _chunk(module, tiles))
 
 
-def pitch_of(width: int, window_width: int, filters: int) -> int:
-    """Return the numbers of a row of sums: what is behind its last place is added to, too."""
-    return (width + window_width - 1) * filters + LANES
-
-
 def _chunk(module: Module, tiles: Any) -> Any:
-    pointers = dict.fromkeys(("x", "y", "out", "geometry", "scratch"), POINTER)
-    f = Function(module, "windows_chunk", VOID, **pointers, chunk=I64)
+    f = xla_tasks.begin_chunk(module, "windows_chunk", ("x", "y", "out"), GEOMETRY)
     v, b, made, bytes_ = f.v, f.b, f.v["scratch"], I64(4)
-    for i, name in enumerate(GEOMETRY):
-        v[name] = b.sext(f.load(f.at(v["geometry"], I64(i), kind=I32), I32), I64)
-    vectors = _vectors(f)
+    row_of_window = f.product(v["window_width"], v["filters"])
+    vectors = b.sdiv(f.sum(row_of_window, I64(LANES - 1)), I64(LANES))
 
     def chosen(of: Any) -> Any:
         first, *others = ROWS
@@ -67,14 +60,13 @@ def _chunk(module: Module, tiles: Any) -> Any:
     many = b.sdiv(b.sub(v["height"], f.product(few, less)), most)
     row_of_y = f.product(vectors, I64(LANES))
     row_of_x = f.product(v["width"], v["channels"])
-    pitch = f.sum(
-        f.product(f.sum(v["width"], v["window_width"], I64(-1)), v["filters"]), I64(LANES)
-    )
+    pitch = f.product(f.sum(v["width"], v["window_width"], I64(-1)), v["filters"])
     x = f.at(v["x"], f.product(v["chunk"], v["height"], row_of_x))
     rows = f.sum(v["height"], v["window_height"], I64(-1))
     f.c("memset", made, I32(0), f.product(rows, pitch, bytes_))
     outer, inner = (I64(1), I64(0), I64(0)), (v["channels"], row_of_y, pitch)
-    last = b.sub(row_of_y, I64(LANES))
+    # the last vector overlaps with the one before: what is behind them belongs to other places
+    last = b.sub(row_of_window, I64(LANES))
     with f.loop(v["window_height"]) as down, f.loop(f.sum(many, few)) as block:
         behind = f.sum(f.product(many, most), f.product(b.sub(block, many), less))
         is_large = b.icmp_signed("<", block, many)
@@ -93,9 +85,3 @@ def _chunk(module: Module, tiles: Any) -> Any:
         at = f.product(f.sum(f.product(v["chunk"], v["rows"]), row), size)
         f.c("memcpy", f.at(v["out"], at), source, f.product(size, bytes_))
     return f.end()
-
-
-def _vectors(f: Function) -> Any:
-    """That the places in a row of a window fill."""
-    places = f.product(f.v["window_width"], f.v["filters"])
-    return f.b.sdiv(f.sum(places, I64(LANES - 1)), I64(LANES))

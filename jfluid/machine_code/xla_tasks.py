@@ -13,7 +13,7 @@ to who wants it, and wait for `_PATIENCE` at most. One whose others have not beg
 it does: it may have taken it from the thread that calls them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -49,6 +49,23 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
     work = _work(module, f"{name}_work", chunk, given + made)
     keep = module.find("keep_thread") or _keep_thread(module)
     _handler(module, name, work, _task(module, name, work, leave), leave, keep, given, made)
+
+
+def begin_chunk(
+    module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]
+) -> Function:
+    """Begin a function that does a part of the work: `v` has the arrays, "scratch" for memory, and the chunk's
+    and a call's numbers.
+
+    Args:
+        arrays: names of those that are given, then of those that are made.
+        geometry: names of a call's numbers.
+    """
+    pointers = dict.fromkeys((*arrays, "geometry", "scratch"), POINTER)
+    f = Function(module, name, VOID, **pointers, chunk=I64)
+    for i, number in enumerate(geometry):
+        f.v[number] = f.b.sext(f.load(f.at(f.v["geometry"], I64(i), kind=I32), I32), I64)
+    return f
 
 
 def define_with_rest(
