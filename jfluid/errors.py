@@ -53,6 +53,12 @@ class DtypeError(ShapeError, TypeError):
     """An operator cannot be applied to the dtypes of its inputs."""
 
 
+class OperandError(ShapeError):
+    """An operator cannot be applied to the values of its inputs: offsets, lengths or labels that do not
+    fit its rows.
+    """
+
+
 class DygraphError(ProgramError, AssertionError):
     """Something of dygraph mode is used outside of it, or in a way in which it cannot be."""
 

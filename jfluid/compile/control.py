@@ -17,7 +17,7 @@ from jfluid.compile import loop_bounds
 from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
-from jfluid.ops import static_values
+from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
@@ -61,12 +61,14 @@ class BlockLowering(Protocol):
         reversible: whether gradients are taken through what is being lowered.
         loops: bounds of loops that do not follow from their conditions, by `counter`.
         counting: the loop that is counted.
+        refusals: the operators, by identity, that write what they refuse to `refusals.TABLE`.
     """
 
     key: Any
     reversible: bool
     loops: Mapping[str, Any]
     counting: Counting
+    refusals: Mapping[int, Any]
 
     def block(self, block: Block, env: Values, key: Any = None, ops: slice = slice(None)) -> Values:
         """Lower a block, or some of its operators, over a copy of `env`; returns that copy."""
@@ -114,10 +116,20 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
 
 
 def _writes(lowering: BlockLowering, block: Block) -> list[str]:
-    """The outer names that a block writes, and the counter of a loop in it that is counted."""
+    """The outer names that a block writes, the counter of a loop in it that is counted, and the table
+    of refusals.
+    """
     counting = lowering.counting.name
     loops = {counter(op) for op in _operators(block) if op.type == "while"} if counting else ()
-    return sorted(outer_names(block)[1]) + [counting] * (counting in loops)
+    return (
+        sorted(outer_names(block)[1]) + [counting] * (counting in loops) + _refusing(lowering, block)
+    )
+
+
+def _refusing(lowering: BlockLowering, block: Block) -> list[str]:
+    """The table of refusals, if an operator in a block writes it."""
+    asked = lowering.refusals and any(id(op) in lowering.refusals for op in _operators(block))
+    return [refusals.TABLE] if asked else []
 
 
 def _operators(block: Block) -> Iterator[Operator]:
@@ -410,6 +422,9 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
             + ", ".join(f"{n} {list(v.shape)}" for n, v in sequences.items())
         )
     start = dict(zip(before, (env[n] for n in op.inputs.get("initial_states", []))))
+    carried = _refusing(lowering, block)
+    before, after = [*before, *carried], [*after, *carried]
+    start.update((n, env[n]) for n in carried)
 
     def step(state: Values, at: tuple[Any, ...]) -> tuple[Values, Values]:
         i, inputs = at
@@ -421,7 +436,10 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
     steps = jnp.arange(lengths.pop(), dtype=jnp.uint32)
     start = {n: jax.tree.map(jnp.asarray, v) for n, v in start.items()}
-    return jax.lax.scan(step, start, (steps, sequences), reverse=op.attrs.get("reverse", False))[1]
+    last, found = jax.lax.scan(
+        step, start, (steps, sequences), reverse=op.attrs.get("reverse", False)
+    )
+    return found | {n: last[n] for n in carried}
 
 
 def select_output(lowering: BlockLowering, op: Operator, env: Values) -> Values:

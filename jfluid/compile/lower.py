@@ -18,7 +18,7 @@ from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import batched_random, gradients, ragged_dispatch, static_values
+from jfluid.ops import batched_random, gradients, ragged_dispatch, refusals, static_values
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
@@ -68,6 +68,8 @@ class Lowering:
         self.here: Path = ()  # of the current operator
         self.loops: Mapping[str, Any] = {}  # what is known of the loops in the current operator
         self.counting = control.NOT_COUNTING
+        # by the identity of an operator: its first row in the table of refusals, and its rules
+        self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
@@ -87,6 +89,8 @@ class Lowering:
                 self._know(known, env)
             try:
                 with jax.named_scope(op.type):
+                    if id(op) in self.refusals:
+                        self._refuse(op, definition, env)
                     given = self._for_update(at, op, env)
                     outs = self._apply(at, op, definition, given)
             except Reached:
@@ -98,6 +102,21 @@ class Lowering:
             if outs is not None:
                 self._store(op, definition, outs, env)
         return env
+
+    def _refuse(self, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
+        """Add what the rules of an operator find to the table of refusals. The first time counts."""
+        first, rules = self.refusals[id(op)]
+        inputs = {s.name: _gather(op, s, env) for s in definition.ins}
+        attrs = {n: op.attrs.get(n, a.default) for n, a in definition.attrs.items()}
+        rows = self._refused(op, rules, inputs, attrs)
+        table, places = env[refusals.TABLE], slice(first, first + len(rules))
+        rows = jnp.where(table[places, :1] != 0, table[places], rows)
+        env[refusals.TABLE] = table.at[places].set(rows)
+
+    def _refused(
+        self, op: Operator, rules: list[refusals.Rule], inputs: dict[str, Any], attrs: Any
+    ) -> Any:
+        return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
         """The values for an operator. An update waits for what is computed from its parameter."""
@@ -341,6 +360,7 @@ class Lowering:
         inner.inner, inner.reversible = True, self.reversible
         inner.known, inner.path, inner.until = self.known, self.here, self.until
         inner.loops, inner.counting = self.loops, self.counting
+        inner.refusals = self.refusals
         return inner.run(dict(env))
 
 

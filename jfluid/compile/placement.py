@@ -137,9 +137,11 @@ class Placement(ABC):
         """
         return np.asarray(value)
 
-    def largest(self, at: int, value: Any) -> int:
-        """The largest of the numbers that operators before segment `at` gave."""
-        return int(np.asarray(value))
+    def everywhere(self, at: int, value: Any) -> np.ndarray:
+        """The values, [parts, ...], that operators which ran before segment `at` gave in each replica, in
+        all processes that run it together.
+        """
+        return np.asarray(value)[None]
 
     @abstractmethod
     def inner(self, plan: Plan, number: int) -> "Placement":
@@ -268,6 +270,8 @@ class OneDevice(Placement):
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
             return segment.call(donated, kept, key)
+        except errors.OperandError:
+            raise
         except errors.JFluidError as padded:
             kept = slots.opened_arguments(segment.kept, kept)
             if not any(isinstance(v, Ragged) and not v.exact for v in kept):
@@ -320,11 +324,10 @@ class Processes(OneDevice):
         env.update(trace.lower_first(first, env, own, known))
         return env
 
-    def largest(self, at: int, value: Any) -> int:
-        found = super().largest(at, value)
-        if self.plan.segments[at].collective:
-            found = int(processes.all_gather(np.int64(found)).max())
-        return found
+    def everywhere(self, at: int, value: Any) -> np.ndarray:
+        if not self.plan.segments[at].collective:
+            return super().everywhere(at, value)
+        return processes.all_gather(np.asarray(value))
 
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
         found = super().known(at, name, value, computed)

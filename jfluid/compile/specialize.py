@@ -24,8 +24,10 @@ from jfluid.compile.lower import Path, known_part
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Item, before
+from jfluid.compile.refused import Refusals
 from jfluid.compile.trace import First
 from jfluid.ir.block import reads_of
+from jfluid.ops.refusals import TABLE
 from jfluid.ops.static_values import Unknown
 
 MOST = 32  # combinations of values for which a segment is kept compiled
@@ -80,6 +82,7 @@ class Specialized:
         self._at, self._placement, self._function = at, placement, function
         self._names, self._name = [*names[0], *names[1]], name
         self._items = placement.plan.segments[at].ops
+        self._refusals = Refusals(self._items) or None
         self._jitted = placement.compiled(at, function({}))
         self.plain = self._jitted if entry is None else functools.partial(self._start, entry)
         self._needs: list[Need] = []
@@ -94,6 +97,8 @@ class Specialized:
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         if not self._needs:
             try:
+                if self._refusals:
+                    self._check({}, (*donated, *kept), key)
                 return self.plain(donated, kept, key)
             except Unknown as need:
                 self._add(need)
@@ -101,6 +106,8 @@ class Specialized:
         while True:
             known = self._evaluated((*donated, *kept), key)
             try:
+                if self._refusals:
+                    self._check(known, (*donated, *kept), key)
                 return self._for(known)(donated, kept, key)
             except Unknown as need:
                 self._add(need)
@@ -180,10 +187,23 @@ class Specialized:
         while True:
             most = self._most.get(need, padding.SMALLEST)
             value = self._first(need, items, known, values, key, Counting(need.name, most))
-            count = self._placement.largest(self._at, value)
+            count = int(self._placement.everywhere(self._at, value).max())
             if count <= most:
                 return padding.ladder(count)
             self._most[need] = padding.ladder(2 * count)
+
+    def _check(self, known: Known, values: tuple[Any, ...], key: Any) -> None:
+        """Raise OperandError where an operator refuses values."""
+        refusals = self._refusals
+        assert refusals is not None
+        given = [
+            (n, v)
+            for n, v in zip(self._names, values)
+            if v is not None and (n in refusals.reads or isinstance(v, slots.Joined))
+        ]
+        first = First(refusals.items, TABLE, refusals=refusals.rows)
+        table = self._run_first(first, TABLE, given, known, key)
+        refusals.check(self._placement.everywhere(self._at, table))
 
     def _first(
         self,
@@ -197,22 +217,33 @@ class Specialized:
         """Run the operators that compute a value, or count a loop's iterations."""
         read = {n for _, op, _ in items for n in reads_of(op)}
         there = [(n, v) for n, v in zip(self._names, values) if n in read and v is not None]
-        names = [n for n, _ in there]
+        until = need.path if len(need.path) > 1 else ()
+        first = First(items, need.name, until, counting)
+        return self._run_first(first, (need, counting), there, known, key)
+
+    def _run_first(
+        self, first: First, kind: Any, given: list[tuple[str, Any]], known: Known, key: Any
+    ) -> Any:
+        """Run operators by themselves; returns the value that they compute.
+
+        Args:
+            kind: by which the compiled function is kept.
+            given: the values that they read, by name.
+        """
+        names = tuple([n for n, _ in given])
         earlier = {p: dict(v) for p, v in known.items()}
 
         def make() -> Function:
             def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-                env = dict(zip(names, kept))
-                until = need.path if len(need.path) > 1 else ()
-                first = First(items, need.name, until, counting)
+                env = slots.opened(dict(zip(names, kept)))
                 self._placement.lower(self._at, env, key, None, earlier, first)
-                return (known_part(env[need.name]),)
+                return (known_part(env[first.name]),)
 
-            run.__name__ = run.__qualname__ = f"{self._name}_{need.name}"
+            run.__name__ = run.__qualname__ = f"{self._name}_{first.name}"
             return self._placement.compiled(self._at, run)
 
-        first = self._firsts.get_or_make((need, counting, tuple(names), _hashable(known)), make)
-        return self._placement.unpacked(first((), tuple(v for _, v in there), key))[0]
+        function = self._firsts.get_or_make((kind, names, _hashable(known)), make)
+        return self._placement.unpacked(function((), tuple([v for _, v in given]), key))[0]
 
 
 def _hashable(known: Mapping[Path, Mapping[str, Any]]) -> Any:

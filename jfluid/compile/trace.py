@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order, inverse
 from jfluid.ops import sequence_loops, table_rows
+from jfluid.ops.refusals import WIDTH, Rule
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
@@ -138,21 +139,30 @@ class First:
         until: the path of the operator in a block before which the variable has that value; empty
             for one that has it after them.
         counting: the loop whose iterations they count; its counter is `name` then.
+        refusals: what they refuse, by the identity of an operator; `name` is the table then.
     """
 
     items: list[Item]
     name: str
     until: Path = ()
     counting: Counting = NOT_COUNTING
+    refusals: Mapping[int, tuple[int, list[Rule]]] = field(default_factory=dict)
+
+    def start(self, env: dict[str, Any]) -> None:
+        """Give `name` the value that it has before the first operator, if it needs one."""
+        if self.counting.name:
+            env[self.name] = jnp.int64(0)
+        if self.refusals:
+            number = sum(len(rules) for _, rules in self.refusals.values())
+            env[self.name] = jnp.zeros((number, WIDTH), jnp.int64)
 
 
 def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> dict[str, Any]:
     """Trace operators that run before a segment; returns the values with that of `first.name`."""
-    if first.counting.name:
-        env[first.name] = jnp.int64(0)
+    first.start(env)
     with collector.paused():
         lowering = Lowering(first.items, key, None, known)
-        lowering.counting = first.counting
+        lowering.counting, lowering.refusals = first.counting, first.refusals
         lowering.until = (first.until, first.name) if first.until else None
         try:
             return lowering.run(env)

@@ -168,6 +168,12 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
 )
 def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     """Bring the rows (or sequences) of x into the order of the table."""
+    number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
+    if number < table.level.number and static_values.placeholder() is None:
+        raise errors.ShapeError(
+            f"reorder_lod_tensor_by_rank: X has {number} rows or sequences, the rank table "
+            f"{table.level.number}"
+        )
     if not (isinstance(x, Ragged) and x.levels):
         values = rows_of(x)
         moved = permute(values, table.order, table.ranks, 0)

@@ -4,7 +4,7 @@ Lafferty et al., "Conditional Random Fields", 2001. The transition weights [tags
 weights of starting with a tag, of ending with it, and of going from one (row) to another (column).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,19 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of, unpad
+from jfluid.ops import refusals
+from jfluid.ops.ragged import (
+    Level,
+    Ragged,
+    Value,
+    need,
+    offsets_of,
+    positions,
+    rows_of,
+    unpad,
+    within,
+)
+from jfluid.ops.refusals import Rule
 from jfluid.ops.registry import Int, Ints, String, op
 
 
@@ -24,7 +36,7 @@ def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Arra
         x = need(emission, op_type, "Emission")
         return x.pad(time_major=True), x.last.lengths, x
     dense = rows_of(emission)
-    return dense.swapaxes(0, 1), rows_of(length).reshape(-1).astype(jnp.int32), None
+    return dense.swapaxes(0, 1), within(length, dense.shape[1]), None
 
 
 def _labels(label: Value, ragged: Ragged | None) -> Array:
@@ -42,6 +54,14 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
     outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"),
     nograd=("Label", "Length"),
     rows="sequence",
+    refuses=(
+        refusals.lengths("Length", "Emission", 1),
+        Rule(
+            "Label",
+            lambda ins, attrs: _above_tags(ins["Label"], ins["Transition"].shape[1], ins["Length"]),
+            "expected tags up to {limit}, one less than the columns of Transition, found {found}",
+        ),
+    ),
 )
 def linear_chain_crf(
     emission: Value, transition: Value, label: Value, length: Value | None
@@ -83,12 +103,23 @@ def linear_chain_crf(
     )
 
 
+def _above_tags(label: Value, tags: int, length: Value | None) -> refusals.Found:
+    """Return which labels of real places are none of `tags`."""
+    found = refusals.at_most(label, tags - 1)
+    if length is None:
+        return found
+    places = rows_of(label).reshape(rows_of(label).shape[:2])
+    inside = jnp.arange(places.shape[1], dtype=jnp.int32) < within(length, places.shape[1])[:, None]
+    return found._replace(wrong=inside & (places >= tags))
+
+
 @op(
     "crf_decoding",
     ins=("Emission", "Transition", "Label?", "Length?"),
     outs=("ViterbiPath",),
     grad=False,
     rows="sequence",
+    refuses=(refusals.lengths("Length", "Emission", 1),),
 )
 def crf_decoding(
     emission: Value, transition: Value, label: Value | None, length: Value | None
@@ -137,6 +168,12 @@ _SCHEMES = {
 }
 
 
+def _tags(attrs: Mapping[str, Any]) -> int:
+    """Return the tags of all chunks; that number itself is the tag of what is in none."""
+    scheme = _SCHEMES.get(attrs["chunk_scheme"])
+    return attrs["num_chunk_types"] * scheme[0] if scheme else 0
+
+
 @op(
     "chunk_eval",
     ins=("Inference", "Label", "SeqLength?"),
@@ -150,6 +187,19 @@ _SCHEMES = {
     ),
     grad=False,
     rows="sequence",
+    refuses=(
+        refusals.lengths("SeqLength", "Inference", 1),
+        *(
+            Rule(
+                slot,
+                lambda ins, attrs, slot=slot: _above_tags(
+                    ins[slot], _tags(attrs) + 1, ins["SeqLength"]
+                ),
+                "expected tags up to {limit}, the types of chunks times the tags of each, found {found}",
+            )
+            for slot in ("Inference", "Label")
+        ),
+    ),
 )
 def chunk_eval(
     inference: Value,
@@ -173,7 +223,7 @@ def chunk_eval(
     else:
         dense = rows_of(inference)
         number, steps = dense.shape[:2]
-        level = Level(offsets_of(rows_of(length).reshape(-1).astype(jnp.int32)), steps)
+        level = Level(offsets_of(within(length, steps)), steps)
         values = [
             unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0]
             for v in (inference, label)

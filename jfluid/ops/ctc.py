@@ -14,8 +14,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, Value, grouped, need, offsets_of, positions, rows_of
+from jfluid.ops import refusals, static_values
+from jfluid.ops.ragged import (
+    Level,
+    Ragged,
+    Value,
+    grouped,
+    need,
+    offsets_of,
+    positions,
+    rows_of,
+    within,
+)
 from jfluid.ops.registry import Int, op
 from jfluid.ops.shape import is_unknown
 
@@ -142,6 +152,10 @@ _ctc_loss.defvjp(_ctc_forward, _ctc_backward)
     outs=("WarpCTCGrad~", "Loss"),
     nograd=("Label", "LogitsLength", "LabelLength"),
     rows="sequence",
+    refuses=(
+        refusals.lengths("LogitsLength", "Logits", 0),
+        refusals.lengths("LabelLength", "Label", 1),
+    ),
 )
 def warpctc(
     logits: Value,
@@ -174,9 +188,8 @@ def warpctc(
                 f"longest], found {dense.shape} and {labels.shape}"
             )
         labels = labels.reshape(labels.shape[:2])
-        steps = jnp.clip(rows_of(logits_length).reshape(-1), 0, dense.shape[0])
-        symbols = jnp.clip(rows_of(label_length).reshape(-1), 0, labels.shape[1])
-    steps, symbols = steps.astype(jnp.int32), symbols.astype(jnp.int32)
+        steps = within(logits_length, dense.shape[0])
+        symbols = within(label_length, labels.shape[1])
     _same_number("warpctc", "Logits", steps.shape[0], "Label", symbols.shape[0])
     if not dense.shape[0] or not dense.shape[1]:
         loss = jnp.zeros(steps.shape[0], dense.dtype)
@@ -206,6 +219,7 @@ def _same_number(op_type: str, a: str, number: int, b: str, other: int) -> None:
     outs=("Output", "OutputLength?"),
     grad=False,
     rows="sequence",
+    refuses=(refusals.lengths("InputLength", "Input", 1),),
 )
 def ctc_align(
     x: Value,
@@ -222,7 +236,7 @@ def ctc_align(
     """
     if length is not None:
         ids = rows_of(x).reshape(rows_of(x).shape[:2])
-        lengths = rows_of(length).reshape(-1, 1)
+        lengths = within(length, ids.shape[1])[:, None]
         place = jnp.arange(ids.shape[1], dtype=jnp.int32)
         kept = (place < lengths) & (ids != blank)
         if merge_repeated:
@@ -249,6 +263,10 @@ def ctc_align(
     outs=("SequenceNum", "Out"),
     grad=False,
     rows="sequence",
+    refuses=(
+        refusals.lengths("HypsLength", "Hyps", 1),
+        refusals.lengths("RefsLength", "Refs", 1),
+    ),
 )
 def edit_distance(
     hyps: Value,
@@ -270,7 +288,7 @@ def edit_distance(
         m, n, count = x.last.lengths, y.last.lengths, x.last.count
     else:
         found, wanted = (rows_of(v).reshape(rows_of(v).shape[:2]) for v in (hyps, refs))
-        m, n = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (hyps_length, refs_length))
+        m, n = within(hyps_length, found.shape[1]), within(refs_length, wanted.shape[1])
         x, count = None, None
     _same_number("edit_distance", "Hyps", m.shape[0], "Refs", n.shape[0])
     places = jnp.arange(wanted.shape[1] + 1, dtype=jnp.int32)

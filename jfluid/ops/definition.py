@@ -140,6 +140,8 @@ class Options:
             `(attributes, inputs by slot) -> bool`, of inputs that are `Ragged` where replicas have
             rows of their own.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
+        refuses: rules (`jfluid.ops.refusals.Rule`) of the values that inputs must not have, by which a
+            step is refused before it runs.
         absent: why this release cannot run it; the operator stands in programs that are made,
             printed and saved.
     """
@@ -165,6 +167,7 @@ class Options:
     entire: bool = False
     examples: tuple[str, ...] | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = ()
     declared_wrong: tuple[str, ...] = ()
+    refuses: tuple[Any, ...] = ()
     absent: str = ""
 
     def options(self) -> dict[str, Any]:

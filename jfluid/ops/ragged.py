@@ -358,6 +358,19 @@ def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
     return sequence, rows - level.starts[sequence], rows < level.offsets[-1]
 
 
+def fitted(offsets: Any, rows: Any) -> Any:
+    """Return offsets, int32, that start at 0, never fall and end at or below `rows`, whatever the
+    given ones [..., number + 1] are: those themselves where they do.
+    """
+    wide = jnp.clip(offsets, 0, rows).astype(jnp.int32)
+    return jax.lax.cummax(wide.at[..., 0].set(0), axis=wide.ndim - 1)
+
+
+def within(numbers: Any, most: Any) -> Any:
+    """Return integers, which may be of any type, as int32 [number] in [0, most]."""
+    return jnp.clip(rows_of(numbers).reshape(-1), 0, most).astype(jnp.int32)
+
+
 def offsets_of(lengths: Any) -> Any:
     """Return offsets, int32 [number + 1], from lengths [number]."""
     return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)])

@@ -9,7 +9,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import sequence_loops, static_values
+from jfluid.ops import refusals, sequence_loops, static_values
 from jfluid.ops.ragged import (
     Level,
     Ragged,
@@ -306,6 +306,7 @@ def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) ->
     outs=("Out", "pos~"),
     nograd=("ROW", "COLUMN"),
     rows="sequence",
+    refuses=(refusals.pictures("channel_num"),),
 )
 def sequence_topk_avg_pooling(
     x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int

@@ -1,5 +1,7 @@
 """Operators that change which rows belong to which sequence."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,11 +9,12 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import static_values
+from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import (
     Level,
     Ragged,
     Value,
+    fitted,
     moved,
     need,
     offsets_of,
@@ -20,8 +23,10 @@ from jfluid.ops.ragged import (
     rows_of,
     spread,
     unpad,
+    within,
 )
 from jfluid.ops.ragged_dispatch import NeedsExactRows
+from jfluid.ops.refusals import Found, Rule
 from jfluid.ops.registry import Int, Ints, op
 
 
@@ -38,7 +43,7 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     exact = bool(level.uniform) or (y.exact and level is y.last)
     sequences = isinstance(x, Ragged) and bool(x.levels)
     if level is y.levels[0] and level.count is None:  # deeper levels may hold padding sequences
-        _agree("sequence_expand", x.last.number if sequences else rows_of(x).shape[0], level.number)
+        _agree("sequence_expand", x, x.last.number if sequences else rows_of(x).shape[0], level)
     if sequences:
         return _repeated(x, level, below)
     values = rows_of(x)
@@ -46,10 +51,12 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     return out if exact else Ragged(out, (), level.offsets[-1])
 
 
-def _agree(op_type: str, rows: int, sequences: int) -> None:
-    if rows < sequences and not static_values.placeholder():
+def _agree(op_type: str, x: Value, number: int, level: Level, of: str = "Y") -> None:
+    """Refuse another number of rows (or sequences) than a level has. Ragged ones may have padding."""
+    differ = number < level.number if isinstance(x, Ragged) else number != level.number
+    if differ and not static_values.placeholder():
         raise errors.ShapeError(
-            f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences"
+            f"{op_type}: X has {number} rows (or sequences), {of} {level.number} sequences"
         )
 
 
@@ -72,7 +79,7 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
     """Repeat row i of x as often as sequence i of y has rows; the result has the LoD of y."""
     y = need(y, "sequence_expand_as", "Y")
     values = rows_of(x)
-    _agree("sequence_expand_as", values.shape[0], y.last.number)
+    _agree("sequence_expand_as", x, values.shape[0], y.last)
     return Ragged(
         spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact
     )
@@ -122,22 +129,61 @@ def sequence_reverse(x: Value) -> Value:
     return x.like(moved(x.values, source, source, real))
 
 
+def _each(values: Value, level: Level) -> Array:
+    """Return int64 [number]: a number for each sequence of a level, 0 for those without one."""
+    flat = rows_of(values).reshape(-1).astype(jnp.int64)[: level.number]
+    real = level.number if level.count is None else level.count
+    flat = jnp.pad(flat, (0, level.number - flat.shape[0]))
+    return jnp.where(jnp.arange(level.number, dtype=jnp.int32) < real, flat, 0)
+
+
+def _slice_offsets(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    if not isinstance(ins["X"], Ragged) or not ins["X"].levels:
+        return None
+    level = ins["X"].last
+    offset = _each(ins["Offset"], level)
+    return Found((offset < 0) | (offset > level.lengths), offset, level.steps())
+
+
+def _slice_lengths(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    if not isinstance(ins["X"], Ragged) or not ins["X"].levels:
+        return None
+    level = ins["X"].last
+    length = _each(ins["Length"], level)
+    left = level.lengths - jnp.clip(_each(ins["Offset"], level), 0, level.lengths)
+    return Found((length < 0) | (length > left), length, level.steps())
+
+
 @op(
     "sequence_slice",
     ins=("X", "Offset", "Length"),
     outs=("Out",),
     nograd=("Offset", "Length"),
     rows="sequence",
+    refuses=(
+        Rule(
+            "Offset",
+            _slice_offsets,
+            "expected an offset in each sequence of X, whose longest has {limit} rows, found {found}",
+        ),
+        Rule(
+            "Length",
+            _slice_lengths,
+            "expected at most the rows of each sequence of X from its offset on; the longest has "
+            "{limit} rows, found {found}",
+        ),
+    ),
 )
 def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
-    """Return `Length` rows of each sequence, from `Offset` on; what reaches beyond a sequence's end
-    is cut off.
-    """
+    """Return `Length` rows of each sequence, from `Offset` on; both have to be in the sequence."""
     x = need(x, "sequence_slice", "X")
-    offset, length = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (offset, length))
-    _agree("sequence_slice", offset.shape[0], x.last.number)
-    offset = jnp.clip(offset, 0, x.last.lengths)
-    length = jnp.clip(length, 0, x.last.lengths - offset)
+    for slot, value in (("Offset", offset), ("Length", length)):
+        if rows_of(value).size < x.last.number and not static_values.placeholder():
+            raise errors.ShapeError(
+                f"sequence_slice: X has {x.last.number} sequences, {slot} {rows_of(value).size} numbers"
+            )
+    offset = within(_each(offset, x.last), x.last.lengths)
+    length = within(_each(length, x.last), x.last.lengths - offset)
     level = Level(offsets_of(length), x.last.longest, count=x.last.count)
     sequence, position, real = positions(level, x.capacity)
     source = jnp.where(real, x.last.starts[sequence] + offset[sequence] + position, 0)
@@ -146,12 +192,27 @@ def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
     return Ragged(moved(x.values, source, level.starts[own] + at - offset[own], kept), (level,))
 
 
+def _too_long(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    x, most = ins["X"], attrs["padded_length"]
+    if not isinstance(x, Ragged) or not x.levels or x.last.longest <= most:
+        return None
+    return Found(x.last.lengths > most, x.last.lengths, most)
+
+
 @op(
     "sequence_pad",
     ins=("X", "PadValue"),
     outs=("Out", "Length"),
     nograd=("PadValue",),
     rows="sequence",
+    refuses=(
+        Rule(
+            "X",
+            _too_long,
+            "expected sequences of at most maxlen, {limit}, rows, found lengths {found}",
+            lambda op: op.attrs.get("padded_length", -1) != -1,
+        ),
+    ),
 )
 def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tuple[Value, Value]:
     """Return [number, padded_length, ...] with PadValue after each sequence, and the lengths. -1 is
@@ -166,15 +227,6 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     ):
         raise NeedsExactRows(
             "sequence_pad without maxlen needs the exact length of the longest sequence"
-        )
-    if (
-        padded_length != -1
-        and static_values.placeholder() is None
-        and level.longest > padded_length
-        and x.exact
-    ):
-        raise errors.ShapeError(
-            f"sequence_pad: maxlen {padded_length} is less than the longest sequence, {level.longest}"
         )
     dense = x.pad()
     if padded_length != -1:
@@ -191,17 +243,48 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     return out, level.lengths.astype(jnp.int64)
 
 
-@op("sequence_unpad", ins=("X", "Length"), outs=("Out",), nograd=("Length",), rows="sequence")
+@op(
+    "sequence_unpad",
+    ins=("X", "Length"),
+    outs=("Out",),
+    nograd=("Length",),
+    rows="sequence",
+    refuses=(refusals.lengths("Length", "X", 1),),
+)
 def sequence_unpad(x: Value, length: Value) -> Value:
     """Return the first `Length` steps of each row of x [number, steps, ...] as sequences."""
     number, steps = x.shape[:2]
-    lengths = jnp.clip(rows_of(length).reshape(-1), 0, steps).astype(jnp.int32)
+    lengths = within(length, steps)
+    if lengths.shape[0] != number and not static_values.placeholder():
+        raise errors.ShapeError(
+            f"sequence_unpad: X has {number} rows, Length {lengths.shape[0]} lengths"
+        )
     dense = x if x.ndim > 2 else x[..., None]
     level = Level(offsets_of(lengths), steps)
     return Ragged(unpad(dense, level, number * steps), (level,))
 
 
-@op("sequence_reshape", ins=("X",), outs=("Out",), rows="sequence")
+def _not_divided(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    x, new = ins["X"], attrs["new_dim"]
+    if not isinstance(x, Ragged) or not x.levels or x.shape[1] % new == 0:
+        return None
+    return Found(x.last.lengths % (new // x.shape[1]) != 0, x.last.lengths, new // x.shape[1])
+
+
+@op(
+    "sequence_reshape",
+    ins=("X",),
+    outs=("Out",),
+    rows="sequence",
+    refuses=(
+        Rule(
+            "X",
+            _not_divided,
+            "expected sequences whose rows make whole rows of new_dim numbers, multiples of {limit}, "
+            "found lengths {found}",
+        ),
+    ),
+)
 def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     """Give rows another width: a sequence keeps its numbers, and gets more or fewer rows."""
     x = need(x, "sequence_reshape", "X")
@@ -213,7 +296,7 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     ratio = max(new_dim // width, 1)
     values = resized(x.values, -(-x.capacity // ratio) * ratio).reshape(-1, new_dim)
     scaled = [
-        (level.offsets * width) // new_dim if level is x.last else level.offsets
+        level.offsets // ratio * max(width // new_dim, 1) if level is x.last else level.offsets
         for level in x.levels
     ]
     levels = tuple(
@@ -242,7 +325,51 @@ def sequence_erase(x: Value, *, tokens: Ints) -> Value:
     )
 
 
-@op("lod_reset", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
+def _wrong_offsets(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    x, y, rows = ins["X"], ins["Y"], refusals.count_of(ins["X"])
+    if not (isinstance(y, Ragged) and y.levels):
+        return refusals.offsets(rows_of(y), rows) if rows_of(y).size else None
+    ours = x.levels[-1:] if isinstance(x, Ragged) else ()
+    if any(level.given is not None and level.given is y.last.given for level in ours):
+        return None  # of one LoD
+    end = refusals.count_of(y)
+    if isinstance(rows, int) and isinstance(end, int) and rows == end:
+        return None
+    return Found(jnp.asarray(end).reshape(1) != rows, end, rows)
+
+
+def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+    x, y = ins["X"], ins["Y"]
+    if not (isinstance(x, Ragged) and x.levels and attrs["append"]):
+        return None
+    below = y.levels[0] if isinstance(y, Ragged) and y.levels else None
+    number: Any = rows_of(y).size - 1
+    if below is not None:
+        number = below.number if below.count is None else below.count
+    return Found(x.last.offsets[-1:] != number, x.last.offsets[-1:], number)
+
+
+@op(
+    "lod_reset",
+    ins=("X", "Y?"),
+    outs=("Out",),
+    nograd=("Y",),
+    rows="sequence",
+    refuses=(
+        Rule(
+            "Y",
+            _wrong_offsets,
+            "expected offsets that start at 0, never fall and end at the {limit} rows of X, found {found}",
+        ),
+        Rule(
+            "Y",
+            _wrong_above,
+            "append: the LoD of X has to end at the {limit} sequences of the level that is added, found "
+            "{found}",
+            lambda op: bool(op.attrs.get("append")),
+        ),
+    ),
+)
 def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
     """Give x another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append`
     adds them as a level.
@@ -251,10 +378,16 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
     levels = x.levels if isinstance(x, Ragged) and append else ()
     if isinstance(y, Ragged) and y.levels:
         values = resized(values, y.capacity)
-        return Ragged(values, levels + y.levels, exact=y.exact)
+        return Ragged(values, _above(levels, y.levels[0]) + y.levels, exact=y.exact)
     if y is not None:
-        offsets = rows_of(y).reshape(-1).astype(jnp.int32)
-        return Ragged(values, (*levels, Level(offsets, values.shape[0])), exact=exact)
+        offsets = rows_of(y).reshape(-1)
+        if len(offsets) < 2 and static_values.placeholder() is None:
+            raise errors.ShapeError(
+                "lod_reset: Y: expected the offsets of one or more sequences, from 0 to the rows of X, "
+                f"found {len(offsets)} numbers"
+            )
+        level = Level(fitted(offsets, refusals.count_of(x)), values.shape[0])
+        return Ragged(values, (*_above(levels, level), level), exact=exact)
     if not target_lod and static_values.placeholder() is None:
         raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
     if not exact and static_values.placeholder() is None:
@@ -272,7 +405,17 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
             f"found {list(target_lod)}"
         )
     level = Level(jnp.asarray(offsets), int(np.diff(offsets).max(initial=0)))
-    return Ragged(values, (*levels, level), exact=exact)
+    return Ragged(values, (*_above(levels, level), level), exact=exact)
+
+
+def _above(levels: tuple[Level, ...], below: Level) -> tuple[Level, ...]:
+    """Return levels of which the last groups the sequences of `below`."""
+    if not levels:
+        return ()
+    last = levels[-1]
+    if last.uniform and last.uniform * last.longest <= below.number:
+        return levels
+    return (*levels[:-1], replace(last, given=fitted(last.offsets, below.number), uniform=0))
 
 
 def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:

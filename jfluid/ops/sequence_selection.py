@@ -13,6 +13,7 @@ from jfluid.ops.ragged import (
     Level,
     Ragged,
     column,
+    fitted,
     moved,
     offsets_of,
     positions,
@@ -109,15 +110,16 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
     too_many: Any = False
     for at, (a, b) in enumerate(zip(true.levels, false.levels)):
         ours, theirs = (v.lengths[jnp.minimum(i, v.number - 1)] for v, i in zip((a, b), where))
+        below = [lower[at].number if at < len(lower) else rows for lower, rows in sizes]
+        room = below[0] if below[0] == below[1] else sum(below)
+        ends = offsets_of(jnp.where(real, jnp.where(from_true, ours, theirs), 0))
+        too_many |= ends[-1] > room
         new = Level(
-            offsets_of(jnp.where(real, jnp.where(from_true, ours, theirs), 0)),
+            fitted(ends, room),
             max(a.longest, b.longest),
             count=jnp.sum(real, dtype=jnp.int32) if at == 0 and counted else None,
         )
-        below = [lower[at].number if at < len(lower) else rows for lower, rows in sizes]
-        room = below[0] if below[0] == below[1] else sum(below)
         sequence, position, inside = positions(new, room)
-        too_many |= new.offsets[-1] > room
         where = [
             jnp.where(inside, v.starts[jnp.minimum(i[sequence], v.number - 1)] + position, 0)
             for v, i in zip((a, b), where)
@@ -146,8 +148,9 @@ def steps_of(x: Ragged, table: RankTable) -> TensorArray:
     times = jnp.arange(top.longest, dtype=jnp.int32)[:, None]
     active = times < table.lengths  # [steps, ranks]
     entry = jnp.clip(top.starts[table.order] + times, 0, inner.number - 1)
-    offsets = jax.vmap(offsets_of)(jnp.where(active, inner.lengths[entry], 0))
     room = _step_rows(x.capacity, top.number, inner.longest)
+    # a table of other sequences than these may ask for more than there is
+    offsets = fitted(jax.vmap(offsets_of)(jnp.where(active, inner.lengths[entry], 0)), room)
     rank, position, real = jax.vmap(lambda o: positions(Level(o, inner.longest), room))(offsets)
     source = inner.starts[jnp.take_along_axis(entry, rank, 1)] + position
     # the way back, for gradients: the step and the place of each row
@@ -177,7 +180,8 @@ def joined_steps(array: TensorArray, table: RankTable) -> Ragged:
     lengths = jnp.diff(inner.given, axis=1)  # [steps, ranks]
     sequence, time, inside = positions(top, table.rows)
     rank, time = table.ranks[sequence], jnp.clip(time, 0, steps - 1)
-    new = Level(offsets_of(jnp.where(inside, lengths[time, rank], 0)), inner.longest)
+    ends = offsets_of(jnp.where(inside, lengths[time, rank], 0))
+    new = Level(fitted(ends, capacity), inner.longest)
     entry, position, is_row = positions(new, capacity)
     source = time[entry] * room + inner.given[time[entry], rank[entry]] + position
     # the way back, for gradients: the row at each place of a step

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import static_values
+from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Level, Ragged, Value, moved, need, offsets_of, positions
 from jfluid.ops.registry import op
 
@@ -113,6 +113,7 @@ def match_matrix_tensor(x: Value, y: Value, w: Array, *, dim_t: int = 1) -> tupl
     outs=("Out", "Col"),
     nograd=("ROW", "COLUMN"),
     rows="sequence",
+    refuses=(refusals.pictures("InputChannel"),),
 )
 def var_conv_2d(
     x: Value,

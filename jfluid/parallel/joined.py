@@ -8,6 +8,7 @@ one product over the whole batch.
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jfluid.ops.collective import AXIS
 from jfluid.ops.definition import OpDef
 from jfluid.ops.gradients import GRAD
 from jfluid.ops.ragged import Ragged
+from jfluid.ops.refusals import Rule
 from jfluid.ops.repeated import Repeated
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.static_values import Unknown, is_static
@@ -191,6 +193,24 @@ class JoinedLowering(Lowering):
             self._reads = dict.fromkeys(self._reads, Kind.ALIKE)
         return super()._apply(at, op, definition, env)
 
+    def _refused(
+        self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any
+    ) -> Any:
+        """What the first replica that refuses something does, for each rule."""
+        own = {n for n in op.input_arg_names if self.kinds[n] is Kind.APART}
+        axes = {
+            slot: [0 if n in own else None for n in op.input(slot)] if isinstance(v, list)
+            else (0 if own.intersection(op.input(slot)) else None)
+            for slot, v in inputs.items()
+        }
+        found = jax.vmap(
+            lambda given: super(JoinedLowering, self)._refused(op, rules, given, attrs),
+            in_axes=(axes,),
+            axis_size=self._replicas,
+        )(inputs)
+        first = jnp.argmax(found[:, :, 0], axis=0)
+        return found[first, jnp.arange(len(rules))]
+
     def _call(
         self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, ...]:
@@ -302,10 +322,13 @@ def run(
     known: Known,
     replicas: int,
     stacked: Iterable[str],
+    refusals: Mapping[int, Any] = MappingProxyType({}),
 ) -> Kinds:
     """Trace the operators of all replicas over values by name, of which some are `stacked`; adds
-    their outputs, and returns the kinds of all. Other arguments are those of `trace.lower`.
+    their outputs, and returns the kinds of all. Other arguments are those of `trace.lower` and
+    `trace.First`.
     """
     lowering = JoinedLowering(items, key, watch, known, replicas=replicas, apart=stacked)
+    lowering.refusals = refusals
     lowering.run(env)
     return lowering.kinds

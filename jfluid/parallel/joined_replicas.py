@@ -173,8 +173,8 @@ class JoinedReplicas(OneDevice):
             return np.asarray(value)
         return replica_feeds.the_same(name, np.asarray(value))
 
-    def largest(self, at: int, value: Any) -> int:
-        return int(np.max(value))
+    def everywhere(self, at: int, value: Any) -> np.ndarray:
+        return np.asarray(value)
 
     # ---- calls ----
 
@@ -221,7 +221,10 @@ class JoinedReplicas(OneDevice):
             env.update(
                 (n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env
             )
-            kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked)
+            first.start(env)
+            kinds = joined.run(
+                first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
+            )
             if kinds[first.name] is Kind.ALIKE:
                 env[first.name] = apart(env[first.name], self._replicas)
             return env

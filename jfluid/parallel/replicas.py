@@ -149,11 +149,11 @@ class Replicas(Placement):
         jax.block_until_ready(Replicas._running)
         return found
 
-    def largest(self, at: int, value: Any) -> int:
-        mine = max(int(part) for part in _divided(value, self.hosts))
-        if self.sharding.spans_processes:
-            mine = int(processes.all_gather(np.int64(mine)).max())
-        return mine
+    def everywhere(self, at: int, value: Any) -> np.ndarray:
+        mine = np.stack([np.asarray(part) for part in _divided(value, self.hosts)])
+        if not self.sharding.spans_processes:
+            return mine
+        return processes.all_gather(mine).reshape(-1, *mine.shape[1:])
 
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
         if not computed and name not in self._per_replica[at]:

@@ -1,0 +1,81 @@
+"""What the operators of a segment refuse, evaluated before the segment runs: nothing of a step that is refused
+has been applied.
+
+The operators that the refusals depend on run by themselves, and XLA leaves out what only other values need: of
+offsets that are fed, or of the LoD that is, hardly anything remains.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile.plan import Item, before, live_ops
+from jfluid.ir.block import reads_of
+from jfluid.ir.operator import Operator
+from jfluid.ops.refusals import Rule
+
+# By the identity of an operator: its first row in the table of refusals, and its rules.
+Rows = dict[int, tuple[int, list[Rule]]]
+
+
+class Refusals:
+    """What the operators of a segment, and those in their blocks, refuse.
+
+    Attributes:
+        rows: where each has its rows in the table.
+        items: the operators that they depend on.
+        reads: the names that those read.
+    """
+
+    def __init__(self, items: Sequence[Item]):
+        self.rows: Rows = {}
+        self._asked: list[tuple[int, Operator, Rule]] = []
+        needed: dict[int, Item] = {}
+        for item in items:
+            position, op, _ = item
+            before_it = len(self._asked)
+            self._ask(item)
+            if len(self._asked) > before_it:
+                needed.update({i[0]: i for i in before(items, position, _reads(op))})
+                needed[position] = item
+        self.items = [needed[position] for position in sorted(needed)]
+        self.reads = {n for _, op, _ in self.items for n in _reads(op)}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def _ask(self, item: Item) -> None:
+        for position, op, definition in _with_inner(item):
+            rules = [rule for rule in definition.refuses if rule.applies(op)]
+            if rules:
+                self.rows[id(op)] = len(self._asked), rules
+                self._asked += [(position, op, rule) for rule in rules]
+
+    def check(self, tables: np.ndarray) -> None:
+        """Raise OperandError where a table, [refusals, WIDTH] of each of several parts, has a row.
+        That of the first operator is told.
+        """
+        wrong = tables[:, :, 0].any(axis=0)
+        if not wrong.any():
+            return
+        at = int(wrong.argmax())
+        row = next(table[at] for table in tables if table[at, 0])
+        position, op, rule = self._asked[at]
+        error = errors.OperandError(
+            f"operator {op.type} (position {position} of its block) failed: {rule.error(row.tolist())}"
+            + (f"\n  made at: {op.callsite}" if op.callsite else "")
+        )
+        error.located = True
+        raise error
+
+
+def _reads(op: Operator) -> set[str]:
+    return reads_of(op) | set(op.input_arg_names)
+
+
+def _with_inner(item: Item) -> Iterator[Item]:
+    yield item
+    for block in item[1].sub_blocks():
+        for inner in live_ops(block):
+            yield from _with_inner(inner)

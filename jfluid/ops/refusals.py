@@ -1,0 +1,137 @@
+"""What operators refuse of the values of their inputs: offsets, lengths and labels that do not fit rows.
+
+Values are not known while a program is traced. A step evaluates what is refused first, by itself, and raises
+before anything of it has run (`jfluid.compile.refused`). Whatever the values are, the offsets that operators
+make of them fit their rows (`ragged.fitted`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfluid.ops.ragged import Ragged, Value, rows_of
+
+TABLE = "@REFUSED@"  # the variable of a step that holds a row for each rule of each operator
+_SHOWN = 12  # numbers of an input that an error shows
+WIDTH = 4 + _SHOWN
+
+
+class Found(NamedTuple):
+    """What a rule found in the inputs of an operator.
+
+    Attributes:
+        wrong: bool [number] or scalar: which values are wrong.
+        values: integers [number] of an input.
+        limit: the integer that they are held against.
+    """
+
+    wrong: Any
+    values: Any
+    limit: Any
+
+    def row(self) -> Array:
+        """Return int64 [WIDTH] that tells what is wrong; zeros where nothing is."""
+        values = jnp.asarray(self.values).reshape(-1).astype(jnp.int64)
+        wrong, number = jnp.asarray(self.wrong).reshape(-1), values.shape[0]
+        if not wrong.size:
+            return jnp.zeros(WIDTH, jnp.int64)
+        start = jnp.clip(jnp.argmax(wrong) - _SHOWN // 2, 0, max(number - _SHOWN, 0))
+        shown = lax.dynamic_slice(
+            jnp.pad(values, (0, max(_SHOWN - number, 0))), (start,), (_SHOWN,)
+        )
+        bad = jnp.any(wrong)
+        numbers = [jnp.asarray(n, jnp.int64).reshape(1) for n in (bad, self.limit, number, start)]
+        return jnp.where(bad, jnp.concatenate([*numbers, shown]), 0)
+
+
+class Rule(NamedTuple):
+    """What an operator refuses.
+
+    Attributes:
+        slot: the input whose values are looked at; of the others only the shape and the LoD are.
+        find: of inputs by slot and attributes; None where nothing can be wrong.
+        text: of the error, with `{found}` and `{limit}`.
+        when: of an operator: whether the rule is for it.
+    """
+
+    slot: str
+    find: Callable[[Mapping[str, Any], Mapping[str, Any]], Found | None]
+    text: str
+    when: Callable[[Any], bool] = lambda op: True
+
+    def applies(self, op: Any) -> bool:
+        """Return whether the rule is for an operator."""
+        return bool(op.input(self.slot)) and self.when(op)
+
+    def row(self, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Array:
+        """Return what `Found.row` does for the inputs of an operator."""
+        found = self.find(inputs, attrs)
+        return jnp.zeros(WIDTH, jnp.int64) if found is None else found.row()
+
+    def error(self, row: list[int]) -> str:
+        """Return the text for a row of `Found`."""
+        _, limit, number, start, *values = row
+        shown = ", ".join(map(str, values[: min(number - start, _SHOWN)]))
+        before, after = "..., " * (start > 0), ", ..." * (start + _SHOWN < number)
+        of = f" ({number} numbers)" if before or after else ""
+        return f"{self.slot}: " + self.text.format(
+            found=f"[{before}{shown}{after}]{of}", limit=limit
+        )
+
+
+def count_of(x: Value) -> Any:
+    """Return the number of real rows of a value: an int where known while tracing."""
+    return x.count() if isinstance(x, Ragged) else x.shape[0]
+
+
+def offsets(values: Array, rows: Any) -> Found:
+    """Return which offsets [number + 1] fall, or do not start at 0 and end at `rows`."""
+    wide = values.reshape(-1).astype(jnp.int64)
+    wrong = jnp.pad(jnp.diff(wide) < 0, (1, 0)).at[0].set(wide[0] != 0)
+    return Found(wrong.at[-1].set(wrong[-1] | (wide[-1] != rows)), wide, rows)
+
+
+def outside(values: Array, most: Any) -> Found:
+    """Return which values are not in [0, most]."""
+    wide = values.reshape(-1).astype(jnp.int64)
+    return Found((wide < 0) | (wide > most), wide, most)
+
+
+def lengths(slot: str, of: str, axis: int) -> Rule:
+    """Return the rule that lengths are in [0, size of an axis of the input `of`]."""
+    return Rule(
+        slot,
+        lambda ins, attrs: outside(rows_of(ins[slot]), rows_of(ins[of]).shape[axis]),
+        f"expected lengths from 0 to the {{limit}} steps of {of}, found {{found}}",
+    )
+
+
+def pictures(channels: str) -> Rule:
+    """Return the rule that a sequence of X has an entry for each of the channels, an attribute, each row of
+    ROW and each of COLUMN.
+    """
+
+    def find(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
+        levels = [v.last for v in ins.values() if isinstance(v, Ragged) and v.levels]
+        if len(levels) != 3 or len({level.number for level in levels}) > 1:
+            return None  # the operator refuses that while it is traced
+        x, rows, columns = (level.lengths.astype(jnp.int64) for level in levels)
+        return Found(x != attrs[channels] * rows * columns, x, attrs[channels])
+
+    return Rule(
+        "X",
+        find,
+        f"expected sequences of {channels} ({{limit}}) times the rows of ROW times those of COLUMN, found "
+        "lengths {found}",
+    )
+
+
+def at_most(values: Value, most: int) -> Found:
+    """Return which values of real rows are above a number."""
+    wide = rows_of(values).astype(jnp.int64)
+    wrong = wide > most
+    if isinstance(values, Ragged):
+        wrong &= values.mask().reshape(-1, *[1] * (wide.ndim - 1))
+    return Found(wrong, wide, most)
