@@ -59,7 +59,7 @@ def sequence_pool(
 
 def _maximum(x: Ragged) -> tuple[Array, Array]:
     """Return the largest of each column, and its row: of several equal ones the first, which gets
-    the gradient.
+    the gradient. What is no number is the largest.
     """
     level, values = x.last, jax.lax.stop_gradient(x.values)
     found = sequence_loops.current().maximum(x.values, level)
@@ -72,8 +72,9 @@ def _maximum(x: Ragged) -> tuple[Array, Array]:
     else:
         segments = x.segments()
         best = jax.ops.segment_max(values, segments, level.number + 1, indices_are_sorted=True)
-        where = jnp.where(values == best[segments], column(position, x.ndim), level.longest)
-        first = jax.ops.segment_min(where, segments, level.number + 1, indices_are_sorted=True)
+        keys = _places(values, best[segments], column(position, x.ndim), level.longest)
+        first = jax.ops.segment_min(keys, segments, level.number + 1, indices_are_sorted=True)
+        first = jnp.where(first < 0, first + level.longest, first)
         hit = column(position, x.ndim) == first[segments]
         out, first = totals(x.like(jnp.where(hit, x.values, 0))), first[:-1]
     row = jnp.where(column(level.lengths > 0, x.ndim), column(level.starts, x.ndim) + first, -1)
@@ -85,10 +86,23 @@ def _first_maximum(dense: Array) -> tuple[Array, Array]:
     """Return the maximum over the second dimension and its first place, by two plain reductions:
     XLA:CPU is slow at argmax.
     """
-    best = jnp.max(dense, axis=1)
-    times = jnp.arange(dense.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
-    first = jnp.min(jnp.where(dense == best[:, None], times, dense.shape[1] - 1), axis=1)
-    return best, first
+    best, longest = jnp.max(dense, axis=1), dense.shape[1]
+    times = jnp.arange(longest, dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
+    first = jnp.min(_places(dense, best[:, None], times, longest), axis=1)
+    if not jnp.issubdtype(dense.dtype, jnp.inexact):
+        return best, jnp.minimum(first, longest - 1)
+    best = jnp.where(first < 0, jnp.nan, best)
+    return best, jnp.where(first < 0, first + longest, jnp.minimum(first, longest - 1))
+
+
+def _places(values: Array, best: Array, times: Array, longest: int) -> Array:
+    """Return the time of each value that is the largest, and `longest` for others; `longest` less for
+    what is no number, which XLA's maximum on CPUs may pass over.
+    """
+    places = jnp.where(values == best, times, longest)
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        return places
+    return jnp.where(values != values, times - longest, places)
 
 
 def _first_maximum_forward(dense: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -123,7 +137,8 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
         jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype))
     )
     powers = jnp.where(mask, jnp.exp(jnp.where(mask, dense - highest, 0)), 0)
-    return x.unpad(powers / jnp.maximum(powers.sum(axis=1, keepdims=True), jnp.finfo(x.dtype).tiny))
+    total = powers.sum(axis=1, keepdims=True)
+    return x.unpad(powers / jnp.where(total == 0, 1, total))  # a sequence without rows has no powers
 
 
 def shifted(x: Ragged, by: int) -> Array:
