@@ -53,14 +53,48 @@ _PRINTED_TYPES = {
 }
 
 
+def _levels(lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> list[np.ndarray]:
+    """Return copies of offsets. Raises ProgramError for anything but lists of integers."""
+    try:
+        levels = [np.array(level, np.int64) for level in lod]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise errors.ProgramError(
+            f"lod: expected a list of integers for each level: {error}"
+        ) from None
+    if any(level.ndim != 1 for level in levels):
+        raise errors.ProgramError(
+            f"lod: expected a list of integers for each level, found {list(lod)}"
+        )
+    return levels
+
+
+def _longest(levels: Sequence[np.ndarray]) -> int:
+    """Return the length of the longest sequence of the last level. Raises ProgramError where a level does
+    not begin with 0, or falls.
+    """
+    longest = 0
+    for level in levels:
+        lengths = level[1:] - level[:-1]
+        if (
+            len(level) == 0
+            or level.item(0) != 0
+            or (len(lengths) and np.minimum.reduce(lengths) < 0)
+        ):
+            raise errors.ProgramError(
+                f"lod: each level must start at 0 and never fall, found {level.tolist()}"
+            )
+        longest = int(np.maximum.reduce(lengths)) if len(lengths) else 0
+    return longest
+
+
 class MeasuredLod(list[Any]):
     """Offsets of sequences, level by level, in arrays that nobody changes.
 
-    What steps ask of them is found while they are made: later they are no longer in the processor's caches.
+    Each level starts at 0 and never falls: ProgramError else. What steps ask of them is found while they are made: later they are no longer in the processor's caches.
 
     Args:
         levels: int64 [sequences + 1] each.
-        longest: sequence of the last level; None where that is not known.
+        longest: sequence of the last level, of levels that were checked; None for others.
 
     Attributes:
         longest: sequence of the last level.
@@ -75,9 +109,8 @@ class MeasuredLod(list[Any]):
     def __init__(self, levels: Sequence[np.ndarray], longest: int | None = None):
         super().__init__(levels)
         last = levels[-1]
-        if longest is None:
-            longest = int(np.maximum.reduce(last[1:] - last[:-1], initial=0))
-        self.longest, self.rows = longest, last.item(-1) if len(last) else 0
+        self.longest = _longest(levels) if longest is None else longest
+        self.rows = last.item(-1)
         self.packed = last.astype(np.int32).tobytes() if len(levels) == 1 else b""
 
 
@@ -101,7 +134,8 @@ class LoDTensor:
 
     Args:
         value: an array; None for a tensor without a value yet.
-        lod: the offsets, one list for each level.
+        lod: the offsets, one list for each level. Raises ProgramError when a level does not begin
+            with 0, or falls.
 
     Attributes:
         value: the array, of NumPy or on a device; None for a tensor without a value. While it is
@@ -114,11 +148,7 @@ class LoDTensor:
         self.value = value
         self._lod: list[np.ndarray] = []
         if len(lod):
-            self._lod = (
-                lod
-                if type(lod) is MeasuredLod
-                else MeasuredLod([np.array(level, np.int64) for level in lod])
-            )
+            self._lod = lod if type(lod) is MeasuredLod else MeasuredLod(_levels(lod))
         self._pending: Pending | None = None
         self._dims: list[int] | None = None
 
@@ -236,18 +266,8 @@ class LoDTensor:
         not add up to the sequences of the level below it or to the rows of the tensor, if it has
         a value.
         """
-        levels, longest = [np.array(level, np.int64) for level in lod], 0
-        for level in levels:
-            lengths = level[1:] - level[:-1]
-            if (
-                len(level) == 0
-                or level.item(0) != 0
-                or (len(lengths) and np.minimum.reduce(lengths) < 0)
-            ):
-                raise errors.ProgramError(
-                    f"lod: each level must start at 0 and never fall, found {level.tolist()}"
-                )
-            longest = int(np.maximum.reduce(lengths)) if len(lengths) else 0
+        levels = _levels(lod)
+        longest = _longest(levels)
         if not self._fits(levels):
             rows = "" if self.value is None else f"; the tensor has {len(self)} rows"
             raise errors.ProgramError(
@@ -262,9 +282,7 @@ class LoDTensor:
 
     def set_recursive_sequence_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
         """Set the offsets by the lengths of the sequences."""
-        self.set_lod(
-            [np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]) for level in lengths]
-        )
+        self.set_lod([np.concatenate([[0], np.cumsum(level)]) for level in _levels(lengths)])
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
         """Return whether each level's sequences add up to the rows of the level below."""

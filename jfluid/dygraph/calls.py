@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +80,7 @@ class Call:
         self.places = tuple([(slot, i) for slot, flags_ in wanted for i in range(len(flags_))])
         self.in_place = tuple(definition.inplace.items()) if definition.wants_shared else ()
         self.writes = tuple([slot.name for slot in definition.outs])
+        self.rules = [rule for rule in definition.refuses if rule.applies(op)]
         self._outputs: dict[tuple[int, ...], Any] = {}
         self._specialised: dict[Any, Call] = {}
 
@@ -157,6 +158,30 @@ class Call:
             _chosen(o, w, self.definition.outs[i].many)
             for i, (o, w) in enumerate(zip(outs, self.wanted))
         )
+
+    def refuse(self, avals: Sequence[Aval | None], number: Callable[[int], Any]) -> None:
+        """Raise OperandError where a rule of the operator refuses the values of its inputs.
+
+        Args:
+            avals: of the inputs, in the order of its slots.
+            number: gives the array of an input.
+        """
+        for rule in self.rules:
+            at, inputs = 0, {}
+            for slot, n in zip(self.definition.ins, self.layout):
+                places = range(at, at + abs(n))
+                given = [
+                    None if a is None else number(i) if slot.name == rule.slot else a.struct
+                    for i, a in zip(places, avals[at:])
+                ]
+                inputs[slot.name] = given[0] if n < 0 else given
+                at += abs(n)
+            attrs = {n: self.attrs.get(n, a.default) for n, a in self.definition.attrs.items()}
+            with jax.enable_x64(True):
+                row = np.asarray(rule.row(inputs, attrs))
+            if row[0]:
+                text = f"operator {self.definition.type} failed: {rule.error(row.tolist())}"
+                raise errors.OperandError(text)
 
     def specialised(self, constants: Mapping[int, np.ndarray]) -> "Call":
         """Return the call for which some inputs are known numbers."""

@@ -158,6 +158,11 @@ class Tracer:
         if point is None:
             pending.take_back(before)
             call = _call_of(type_, inputs, named, attrs)
+            if call.rules and any(v is not None and v.array is None for v in values):
+                for v in values:
+                    if v is not None:
+                        array_of(v)
+                return self.call(type_, inputs, outputs, attrs, draw)
             found = self._at_once(call, inputs, named, values)
             if found is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
@@ -193,6 +198,8 @@ class Tracer:
         pending = self.pending
         ordered = [None if at < 0 else values[at] for at in call.order]
         avals = [None if v is None else v.aval for v in ordered]
+        if call.rules:
+            call.refuse(avals, lambda i: array_of(ordered[i]))
         outputs = call.outputs(avals)
         if outputs is None:  # shapes follow from numbers among the inputs
             constants = {
@@ -210,7 +217,7 @@ class Tracer:
             return pending.after(known, outputs, rest, edges)
         before = pending.point
         point = pending.after(call, outputs, values, edges)
-        if not (call.definition.fold and _known(values)):
+        if not (call.definition.fold and _known(values)) and not call.rules:
             before.after[kind] = point
             if call.in_place:
                 before.after[kind, call.shared] = point

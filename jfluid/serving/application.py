@@ -189,6 +189,8 @@ async def _answer(service: Service, request: Request) -> Response:
         outputs = await service.predict(service.feed_of(inputs))
     except BadRequest as error:
         return JSONResponse({"error": str(error)}, error.status)
+    except errors.OperandError as error:
+        return JSONResponse({"error": str(error)}, 400)
     except TooManyRequests as error:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
     except ClientDisconnect:

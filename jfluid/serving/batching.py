@@ -132,12 +132,17 @@ def rows_are_independent(
     run: Callable[[Arrays], list[np.ndarray]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
     """Return whether each row of a batch gives what it gives alone, as batches of several requests
-    need.
+    need. Of a model that refuses the sample this is not known: no.
     """
     if not all(var.shape and var.shape[0] == -1 for var in fetches):
         return False
-    whole = run(sample)
-    alone = [run({name: value[i : i + 1] for name, value in sample.items()}) for i in range(rows)]
+    try:
+        whole = run(sample)
+        alone = [
+            run({name: value[i : i + 1] for name, value in sample.items()}) for i in range(rows)
+        ]
+    except errors.OperandError:
+        return False
     return all(
         value.shape[:1] == (rows,)
         and np.allclose(
