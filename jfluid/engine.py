@@ -217,6 +217,7 @@ class Engine:
             tuple(names),
             tuple(fetches),
             check_finite,
+            flags.get("FLAGS_cpu_kernels"),
             self.donate,
         )
         if pipeline is not None:

@@ -38,6 +38,11 @@ EFFECTIVE = {
     "FLAGS_communicator_send_wait_times": Flag(
         5, "hundredths of a second after which no more gradients are waited for"
     ),
+    "FLAGS_cpu_kernels": Flag(
+        True,
+        "steps on CPUs that are compiled from then on call jfluid's own machine code where it is faster; "
+        "0: XLA's code alone",
+    ),
     "FLAGS_cpu_replicas_joined": Flag(
         True,
         "steps of replicas on the CPU that are compiled from then on are one XLA program on all "
@@ -97,6 +102,7 @@ NO_EFFECT: dict[str, Any] = {
     "FLAGS_use_pinned_memory": True,
 }
 _values: dict[str, Any] = {}
+_changes = 0
 
 
 def _parse(name: str, text: Any) -> Any:
@@ -139,11 +145,11 @@ def get(name: str) -> Any:
     return _known(name) if value is None else value
 
 
-def set_value(name: str) -> Any:
-    """Return what one flag was set to in this process; None where it was not. Steps ask it of each run:
-    to look into the environment takes microseconds.
+def changes() -> int:
+    """Return how often flags were set in this process. Steps ask it of each run: to look into the
+    environment takes microseconds.
     """
-    return _values.get(name)
+    return _changes
 
 
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
@@ -157,4 +163,6 @@ def set_flags(flags: Mapping[str, Any]) -> None:
     """
     if not isinstance(flags, Mapping):
         raise TypeError(f"set_flags: expected a dict, found {type(flags).__name__}")
+    global _changes
     _values.update({name: _parse(name, value) for name, value in flags.items()})
+    _changes += 1

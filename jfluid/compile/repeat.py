@@ -51,7 +51,7 @@ class Repeat:
         feed = feed if fetched is not None else _only(feed)
         self._program, self._inner, self._version = program, inner, inner._version
         self._parallel = getattr(program, "_parallel", None)
-        self._fetch_list, self._flag = list(fetch_list), flags.set_value("FLAGS_check_nan_inf")
+        self._fetch_list, self._flags = list(fetch_list), flags.changes()
         self._names = step.plan.fetches
         self._count = len(feed)
         self._slots = slots.of(feed, step.placement.replicas)
@@ -130,7 +130,7 @@ class Repeat:
             state is None
             or state.scope() is not scope
             or state.stale()
-            or flags.set_value("FLAGS_check_nan_inf") != self._flag
+            or flags.changes() != self._flags
         ):
             return None
         if batch is not None and self._placement.takes(batch):

@@ -20,7 +20,7 @@ from weakref import ref
 
 import jax
 
-from jfluid import collector, errors
+from jfluid import collector, errors, flags
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
@@ -313,7 +313,8 @@ class Pending:
         leaves.clear()
 
         def key_of_all() -> Any:
-            return point, tuple(holders), tuple([order for _, order in kinds]), donated
+            orders = tuple([order for _, order in kinds])
+            return point, tuple(holders), orders, donated, flags.get("FLAGS_cpu_kernels")
 
         key = key_of_all()
         step = self._whole.get(key)
@@ -394,11 +395,13 @@ class Pending:
         used.reverse()
         last = {i: at for at, record in enumerate(used) for i in record.inputs}
         found: dict[int, Any] = {-1 - i: a for i, a in enumerate(arrays)}
-        kept = set(live)
+        kept, own = set(live), flags.get("FLAGS_cpu_kernels")
         for at, record in enumerate(used):
             call = record.call
             inputs = [None if i == NONE else found[i] for i in record.inputs]
-            function = self._single.get_or_make(call.number, functools.partial(self._jitted, call))
+            function = self._single.get_or_make(
+                (call.number, own), functools.partial(self._jitted, call)
+            )
             outs = function(inputs, seeds[0][record.draw] if record.draw >= 0 else None)
             for number, out in zip(record.outputs, outs, strict=True):
                 if type(number) is list:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jfluid import kept_files
+from jfluid import flags, kept_files
 from jfluid.machine_code import (
     channel_kernels,
     convolution_kernels,
@@ -36,7 +36,7 @@ _registering = threading.Lock()
 
 def images_registered() -> bool:
     """Make machine code of convolutions and what comes with them known to XLA; False where there is none
-    for this machine or this XLA.
+    for this machine or this XLA, or FLAGS_cpu_kernels is off.
     """
     with _registering:
         return _register(_IMAGES)
@@ -72,8 +72,13 @@ def messages_registered() -> bool:
         return _register(_MESSAGES)
 
 
-@functools.cache
 def _register(writers: tuple[Any, ...]) -> bool:
+    """Make functions of all writers known, unless FLAGS_cpu_kernels is off: all that call them ask here."""
+    return bool(flags.get("FLAGS_cpu_kernels")) and _made_known(writers)
+
+
+@functools.cache
+def _made_known(writers: tuple[Any, ...]) -> bool:
     names = [name for writer in writers for name in writer.names()]
     for name, address in zip(
         names, llvm_writer.load(_object_file(writers), names) if names else ()
