@@ -51,18 +51,24 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
     _handler(module, name, work, _task(module, name, work, leave), leave, keep, given, made)
 
 
+def chunk_of(name: str) -> str:
+    """Return the name of the function that does a chunk of the work of a function for XLA."""
+    return f"{name}_chunk"
+
+
 def begin_chunk(
     module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]
 ) -> Function:
-    """Begin a function that does a part of the work: `v` has the arrays, "scratch" for memory, and the chunk's
-    and a call's numbers.
+    """Begin the function `chunk_of(name)`, which does a part of the work: `v` has the arrays, "scratch" for memory,
+    and the chunk's and a call's numbers.
 
     Args:
+        name: of the function for XLA.
         arrays: names of those that are given, then of those that are made.
         geometry: names of a call's numbers.
     """
     pointers = dict.fromkeys((*arrays, "geometry", "scratch"), POINTER)
-    f = Function(module, name, VOID, **pointers, chunk=I64)
+    f = Function(module, chunk_of(name), VOID, **pointers, chunk=I64)
     for i, number in enumerate(geometry):
         f.v[number] = f.b.sext(f.load(f.at(f.v["geometry"], I64(i), kind=I32), I32), I64)
     return f
