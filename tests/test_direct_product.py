@@ -239,7 +239,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
     assert product_kernels.names() == []
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
     monkeypatch.setattr(processor, "has_vectors", lambda: False)
-    assert not functions._register.__wrapped__(functions._PRODUCTS)
+    assert not functions._made_known.__wrapped__(functions._PRODUCTS)
     monkeypatch.setattr(functions, "products_registered", lambda: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
 

@@ -204,7 +204,9 @@ def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
     out = [
         (n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(x.shape[1:], pads, w.shape[2:], strides)
     ]
-    if not _is_plain(params) or min(low) < 0:
+    if not _is_plain(params) or min(*low, *(n - 1 for n in out)) < 0:
+        return None
+    if not _reach_images(low, out, w.shape[2:], strides):
         return None
     from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
 
@@ -226,11 +228,20 @@ def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array |
         return None
     if any(s != 1 for s in params["window_strides"]):
         return None
+    if not _reach_images(low, grad.shape[1:], kernel, strides):
+        return None
     from jfluid.machine_code import direct_convolution  # as above
 
     if not direct_convolution.suits_gradient(x, grad, kernel):
         return None
     return direct_convolution.gradient(x, grad, kernel, strides, low)
+
+
+def _reach_images(
+    low: Sequence[int], out: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
+) -> bool:
+    """Return whether windows read beyond the zeros that are before images."""
+    return all(n <= (m - 1) * s + k for n, m, k, s in zip(low, out, kernel, strides))
 
 
 def _library(x: Array, w: Array, params: dict[str, Any], specs: tuple[Any, Any, Any]) -> Array:

@@ -101,16 +101,13 @@ def _send(to: Array, loss: Array, **_: Any) -> Array:
     """The gradient of the loss, one. The gradients of all else wait for it, so that XLA sends the loss
     before it computes them.
     """
-    from jfluid.machine_code.message_kernels import GEOMETRY, HEADER, NAME  # as above
+    from jfluid.machine_code import calls  # as above
+    from jfluid.machine_code.message_kernels import HEADER, NAME
 
     bits = lax.bitcast_convert_type(loss.reshape(-1), np.int32)
     message = lax.concatenate([to[1:], bits], 0)
-    geometry = {"chunks": 1, "memory": HEADER + _BYTES // 4, "bytes": _BYTES}
-    numbers = np.array([geometry[name] for name in GEOMETRY], np.int32)
-    one: Array = jax.ffi.ffi_call(NAME, jax.ShapeDtypeStruct(loss.shape, np.float32))(
-        message, to, numbers
-    )
-    return one
+    numbers = {"chunks": 1, "memory": HEADER + _BYTES // 4, "bytes": _BYTES}
+    return calls.call(NAME, (message, to), numbers, [(loss.shape, np.float32)])[0]
 
 
 def expected() -> Message:

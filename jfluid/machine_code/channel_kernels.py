@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import FLOAT, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
@@ -44,10 +45,23 @@ def write(module: Module) -> None:
             xla_tasks.define(module, name(kind, width), chunk, len(KINDS[kind]))
 
 
+def extents(name_: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    kind, width = next((k, w) for k in KINDS for w in WIDTHS if name(k, w) == name_)
+    groups = n.chunks // n.each if n.each else 0
+    sizes = {"x": n.rows * n.channels, "y": n.rows * n.channels, "means": groups * n.channels}
+    holds = [
+        ("channels for a vector", n.channels >= width),
+        ("chunks of whole groups", n.each > 0 and n.chunks == groups * n.each),
+        ("rows for each chunk", n.rows >= n.chunks),
+    ]
+    given = [Array(sizes[array]) for array in KINDS[kind]]
+    return Extents(given, [Array(n.chunks * 2 * n.channels)], holds=holds)
+
+
 def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
     """Sums of a chunk of the rows, into out [chunks, 2, channels]."""
-    name = f"channel_{kind}_{width}_chunk"
-    f = xla_tasks.begin_chunk(module, name, (*KINDS[kind], "out"), GEOMETRY)
+    f = xla_tasks.begin_chunk(module, name(kind, width), (*KINDS[kind], "out"), GEOMETRY)
     v, b = f.v, f.b
     v["first"], v["end"] = (
         b.sdiv(f.product(v["rows"], c), v["chunks"])

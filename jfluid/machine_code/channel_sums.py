@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from jfluid import inlining
-from jfluid.machine_code import channel_kernels, functions
-from jfluid.machine_code.channel_kernels import GEOMETRY, WIDTHS
+from jfluid.machine_code import calls, channel_kernels, functions
+from jfluid.machine_code.channel_kernels import WIDTHS
 
 _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
@@ -71,10 +71,8 @@ def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:
         "channels": channels,
         "each": chunks,
     }
-    numbers = np.array([geometry[number] for number in GEOMETRY], np.int32)
     width = next(width for width in WIDTHS if width <= channels)
-    shape = jax.ShapeDtypeStruct((groups, chunks, 2, channels), np.float32)
-    function = jax.ffi.ffi_call(channel_kernels.name(kind, width), shape)
+    shape = (groups, chunks, 2, channels)
     matrices = [array.reshape(-1, channels) for array in (x, *others)]
-    out: Array = function(*matrices, numbers)
-    return out
+    name = channel_kernels.name(kind, width)
+    return calls.call(name, matrices, geometry, [(shape, np.float32)])[0]

@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
@@ -64,6 +65,42 @@ def write(module: Module) -> None:
         KINDS, (_forward, _gradient, _images), (columns, numbers, columns)
     ):
         xla_tasks.define(module, name(kind), chunk(module, tiles))
+
+
+def extents(name_: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    kind = next(k for k in KINDS if name(k) == name_)
+    images = Array(n.images * n.height * n.width * n.channels)
+    filters = Array(n.window_height * n.window_width * n.channels * n.filters)
+    out = Array(n.images * n.rows * n.columns * n.filters)
+    holds = [
+        ("filters for a vector", n.filters >= LANES),
+        ("windows", n.window_height > 0 and n.window_width > 0 and n.channels > 0),
+    ]
+    if kind == "images":
+        columns = parts(n.width, TILE) * TILE
+        reach = columns + n.window_width - 1
+        holds += [
+            ("an image inside of its windows", n.left + n.columns <= reach),
+            ("a chunk for each image", n.chunks == n.images),
+        ]
+        memory = n.height * columns * n.channels + reach * n.filters
+        return Extents([images, filters], [out], memory, holds)
+    down = (n.band - 1) * n.down + n.window_height
+    read = (n.columns - 1) * n.across + n.window_width
+    inside = (n.rows - 1) * n.down + n.window_height <= n.height and read <= n.width
+    holds += [
+        ("columns for a tile", n.columns >= TILE),
+        ("bands of rows", n.band > 0 and n.bands == parts(n.rows, n.band)),
+        ("windows inside of images that are read in place", not n.direct or inside),
+        ("a border inside of what is read", n.direct or n.left <= read),
+    ]
+    memory = 0 if n.direct else down * read * n.channels
+    if kind == "forward":
+        holds.append(("a chunk for each band", n.chunks == n.images * n.bands))
+        return Extents([images, filters], [out], memory, holds)
+    made = Array(n.chunks * filters.size)
+    return Extents([images, out], [made], memory, holds)
 
 
 def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
@@ -135,9 +172,9 @@ def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
     return f.end()
 
 
-def _chunk(module: Module, name: str) -> tuple[Function, dict[str, Any]]:
+def _chunk(module: Module, kind: str) -> tuple[Function, dict[str, Any]]:
     """A function that computes a part of the result, and what it is given: the geometry too."""
-    f = xla_tasks.begin_chunk(module, name, ("x", "y", "out"), GEOMETRY)
+    f = xla_tasks.begin_chunk(module, name(kind), ("x", "y", "out"), GEOMETRY)
     v = f.v
     v["window"] = f.product(v["window_width"], v["channels"])  # numbers in a row of it
     v["step"] = f.product(v["across"], v["channels"])
@@ -214,7 +251,7 @@ def _forward(module: Module, tiles: Any) -> Any:
     """A band of an image's rows: x [images, height, width, channels], y [window_height, window_width,
     channels, filters], out [images, rows, columns, filters].
     """
-    f, v = _chunk(module, "forward_chunk")
+    f, v = _chunk(module, "forward")
     b = f.b
     image, band = b.sdiv(v["chunk"], v["bands"]), b.srem(v["chunk"], v["bands"])
     first = f.product(band, v["band"])
@@ -244,7 +281,7 @@ def _gradient(module: Module, tiles: Any) -> Any:
     """The gradient of a filter from a part of the images: x as above, y [images, rows, columns,
     filters], out [chunks, window_height, window_width, channels, filters].
     """
-    f, v = _chunk(module, "gradient_chunk")
+    f, v = _chunk(module, "gradient")
     b, one = f.b, I64(1)
     size = f.product(v["window_height"], v["window"], v["filters"])
     out = f.at(v["out"], f.product(v["chunk"], size))
@@ -286,7 +323,7 @@ def _images(module: Module, tiles: Any) -> Any:
     [images, rows, columns, filters]. What a row of x gives to one place of the windows is added where it
     belongs: nothing is multiplied by borders of zeros.
     """
-    f, v = _chunk(module, "images_chunk")
+    f, v = _chunk(module, "images")
     b, one, bytes_ = f.b, I64(1), I64(4)
     blocks = _blocks(f, v["width"], I64(TILE))
     pitch = f.product(blocks, I64(TILE), v["channels"])

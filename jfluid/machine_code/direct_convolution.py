@@ -7,7 +7,7 @@ gradients round for the gradient of a filter. Here images are read as they are.
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,13 @@ import numpy as np
 from jax import Array
 
 from jfluid import inlining
-from jfluid.machine_code import convolution_kernels, functions, overlap_kernels, window_kernels
+from jfluid.machine_code import (
+    calls,
+    convolution_kernels,
+    functions,
+    overlap_kernels,
+    window_kernels,
+)
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
@@ -46,7 +52,7 @@ def forward(
     images, filters = x.shape[0], w.shape[3]
     geometry = _geometry(x.shape, w.shape[:2], filters, strides, low, out)
     geometry["chunks"] = images * geometry["bands"]
-    return _call("forward", x, w, geometry, (images, *out, filters))
+    return _call(convolution_kernels.name("forward"), x, w, geometry, (images, *out, filters))
 
 
 def gradient(
@@ -62,7 +68,7 @@ def gradient(
     geometry = _geometry(x.shape, kernel, filters, strides, low, grad.shape[1:3])
     geometry["chunks"] = min(_PARTS, x.shape[0])
     shape = (geometry["chunks"], *kernel, channels, filters)
-    return _call("gradient", x, grad, geometry, shape, summed=True)
+    return _call(convolution_kernels.name("gradient"), x, grad, geometry, shape, summed=True)
 
 
 def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -> Array:
@@ -86,14 +92,13 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
         w = jnp.pad(w, ((0, 0), (0, 0), (0, vectors * LANES - places * filters)))
         numbers = (images, sums, rows, columns, channels, *sizes, filters, height, places, *low)
         shape = (images, *sizes, filters)
-        name = window_kernels.NAME
-        found: Array = _called(name, grad, w, tuple(map(int, numbers)), shape, False)
-        return found
+        geometry = dict(zip(window_kernels.GEOMETRY, numbers, strict=True))
+        return _call(window_kernels.NAME, grad, w, geometry, shape)
     geometry = _geometry(grad.shape, w.shape[:2], filters, (1, 1), low, sizes)
     held = -(-columns // TILE) * TILE
     geometry["chunks"] = images
     geometry["memory"] = rows * held * channels + (held + places - 1) * filters
-    return _call("images", grad, w, geometry, (images, *sizes, filters))
+    return _call(convolution_kernels.name("images"), grad, w, geometry, (images, *sizes, filters))
 
 
 def _side_by_side(places: int, filters: int) -> int:
@@ -121,11 +126,9 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
         return None
     images, rows, columns, height, width, channels = parts.shape
     numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
-    shape = jax.ShapeDtypeStruct((images, *sizes, channels), np.float32)
-    out: Array = jax.ffi.ffi_call(overlap_kernels.NAME, shape)(
-        parts, parts, np.array(numbers, np.int32)
-    )
-    return out
+    geometry = dict(zip(overlap_kernels.GEOMETRY, numbers, strict=True))
+    made = [((images, *sizes, channels), np.float32)]
+    return calls.call(overlap_kernels.NAME, (parts, parts), geometry, made)[0]
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
@@ -201,15 +204,14 @@ def _geometry(
 
 
 def _call(
-    kind: str,
+    name: str,
     x: Array,
     y: Array,
-    geometry: dict[str, int],
-    shape: tuple[int, ...],
+    geometry: Mapping[str, int],
+    shape: Sequence[int],
     summed: bool = False,
 ) -> Array:
-    numbers = tuple([int(geometry[name]) for name in convolution_kernels.GEOMETRY])
-    name = convolution_kernels.name(kind)
+    numbers = tuple([(number, int(value)) for number, value in geometry.items()])
     out: Array = _called(name, x, y, numbers, tuple(map(int, shape)), summed)
     return out
 
@@ -218,11 +220,15 @@ def _call(
     jax.jit, static_argnums=(0, 3, 4, 5), inline=inlining.EARLY
 )  # traced once for each geometry
 def _called(
-    name: str, x: Array, y: Array, numbers: tuple[int, ...], shape: tuple[int, ...], summed: bool
+    name: str,
+    x: Array,
+    y: Array,
+    numbers: tuple[tuple[str, int], ...],
+    shape: tuple[int, ...],
+    summed: bool,
 ) -> Array:
     """Call the function of a name; `summed` gives the sum of the parts along the first dimension."""
-    function = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, np.float32))
-    out: Array = function(x, y, np.array(numbers, np.int32))
+    out = calls.call(name, (x, y), dict(numbers), [(shape, np.float32)])[0]
     # Written out: XLA's reduction of few large parts takes ten times as long.
     return functools.reduce(jnp.add, list(out)) if summed else out
 

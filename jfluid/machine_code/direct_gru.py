@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruArrays, GruForm
 
 
-def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> Any:
+def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> dict[str, int]:
     others = {
         "pitch": gates.pitch,
         "panel": gates.panel,
@@ -23,7 +22,7 @@ def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> A
         "origin": int(form.origin),
         **dict(zip(("gate", "candidate"), map(direct_loops.kind, form.acts))),
     }
-    return sizes.numbers(gru_kernels.GEOMETRY, gru_kernels.MEMORY, form.backwards, others)
+    return sizes.numbers(gru_kernels.MEMORY, form.backwards, others)
 
 
 def suits(x: Array, arrays: GruArrays) -> bool:
@@ -33,7 +32,7 @@ def suits(x: Array, arrays: GruArrays) -> bool:
 
 def over_sequences(x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array:
     """Return hidden states [rows, width]. Rows of padding are copies of some row."""
-    return _over_places(form, x, arrays, direct_loops.places(level))
+    return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -77,8 +76,12 @@ def _forward(
 ) -> Sequence[Array]:
     """Hidden states, and gates with candidates, of rows, or of batches of rows that share weights."""
     sizes, panels = Sizes.of(x, h0), (Panels.of(to_gates), Panels.of(to_candidate))
-    arrays = (x, *(p.array for p in panels), bias, h0, places, _numbers(form, sizes, *panels))
-    return direct_loops.call(gru_kernels.FORWARD, [sizes.of_rows(n) for n in (1, 3)], *arrays)
+    arrays, numbers = (
+        (x, *(p.array for p in panels), bias, h0, places),
+        _numbers(form, sizes, *panels),
+    )
+    shapes = [sizes.of_rows(n) for n in (1, 3)]
+    return direct_loops.call(gru_kernels.FORWARD, arrays, numbers, shapes)
 
 
 def _backward(
@@ -92,5 +95,5 @@ def _backward(
     shapes = [*(sizes.of_rows(n) for n in (3, 2, 1, 1, 1)), sizes.of_sums(3), sizes.of_sequences()]
     arrays = (gates, hidden, *(p.array for p in panels), h0, grad, places)
     numbers = _numbers(form, sizes, *panels)
-    *rows, sums, grad_h0 = direct_loops.call(gru_kernels.BACKWARD, shapes, *arrays, numbers)
+    *rows, sums, grad_h0 = direct_loops.call(gru_kernels.BACKWARD, arrays, numbers, shapes)
     return [*rows, jnp.moveaxis(sums, 0, -2), grad_h0]

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.machine_code import functions, sequence_kernels, vector_functions
+from jfluid import errors
+from jfluid.machine_code import calls, functions, sequence_kernels, vector_functions
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import MOST_ROWS, PANEL
 from jfluid.ops.ragged import Level
@@ -91,20 +92,17 @@ class Sizes:
         """The shape of sums over each chunk."""
         return (self.groups, *self.batches, numbers * self.width)
 
-    def numbers(
-        self, names: Sequence[str], memory: int, backwards: bool, others: Mapping[str, int]
-    ) -> Any:
-        """The numbers of a call.
+    def numbers(self, memory: int, backwards: bool, others: Mapping[str, int]) -> dict[str, int]:
+        """The numbers of a call by name.
 
         Args:
-            names: of all numbers, in order.
             memory: float32 of it that a thread needs, for each number of the state of a group.
             others: the numbers that are not of all loops.
         """
         batches = math.prod(self.batches)
-        found = {
+        return {
             "chunks": batches * self.groups,
-            "memory": memory * self.group * self.width + sequence_kernels.ALIGNED,
+            "memory": sequence_kernels.memory(self, memory),
             "batches": batches,
             "rows": self.rows,
             "number": self.number,
@@ -114,7 +112,6 @@ class Sizes:
             "backwards": backwards,
             **others,
         }
-        return np.array([found[name] for name in names], np.int32)
 
 
 def suits(width: int, x: Array, *others: Array) -> bool:
@@ -130,11 +127,29 @@ def suits(width: int, x: Array, *others: Array) -> bool:
     )
 
 
-def places(level: Level, time_major: bool = False) -> Array:
-    """What `sequence_kernels` wants to know of sequences; `time_major` is that of `LstmForm`."""
-    order = jnp.argsort(-level.lengths)
-    starts = jnp.arange(level.number) if time_major else level.starts
-    parts = [order, starts[order], level.lengths[order], level.offsets[-1:]]
+def offsets(level: Level, rows: int) -> Array:
+    """Return the offsets of sequences as machine code may follow them, int32 [number + 1]: from 0, none less than the
+    one before, up to `rows` at most. Of others, which may come from data, all sequences are empty. Raises ShapeError
+    for sequences of one length that do not fit.
+    """
+    if level.uniform:
+        if level.uniform * level.longest > rows:
+            raise errors.ShapeError(
+                f"expected {level.uniform} sequences of {level.longest} rows, found {rows} rows"
+            )
+        return jnp.asarray(level.offsets)
+    given = level.offsets
+    fit = (given[0] == 0) & jnp.all(given[1:] >= given[:-1]) & (given[-1] <= rows)
+    return jnp.where(fit, given, 0).astype(jnp.int32)
+
+
+def places(level: Level, rows: int, time_major: bool = False) -> Array:
+    """What `sequence_kernels` wants to know of sequences of so many rows; `time_major` is that of `LstmForm`."""
+    known = offsets(level, rows)
+    lengths = level.lengths if level.uniform else known[1:] - known[:-1]
+    order = jnp.argsort(-lengths)
+    starts = jnp.arange(level.number) if time_major else known[:-1]
+    parts = [order, starts[order], lengths[order], known[-1:]]
     return jnp.concatenate([p.astype(jnp.int32) for p in parts])
 
 
@@ -149,15 +164,10 @@ def over_rows(x: Array, grad: Array) -> Array:
 
 
 def call(
-    name: str, shapes: Sequence[Sequence[int]], *arrays: Any, kinds: Sequence[Any] | None = None
+    name: str, given: Sequence[Array], numbers: Mapping[str, int], shapes: Sequence[Sequence[int]]
 ) -> Sequence[Array]:
-    """Call a function of machine code that gives arrays of these shapes, and of `kinds`, or float32."""
-    results = [
-        jax.ShapeDtypeStruct(shape, kind)
-        for shape, kind in zip(shapes, kinds or [np.float32] * len(shapes), strict=True)
-    ]
-    found: Sequence[Array] = jax.ffi.ffi_call(name, results)(*arrays)
-    return found
+    """Call a function of machine code that gives arrays of float32 of these shapes."""
+    return calls.call(name, given, numbers, [(shape, np.float32) for shape in shapes])
 
 
 def mapped(function: Callable[..., Sequence[Array]], settings: Any, shared: int) -> Any:

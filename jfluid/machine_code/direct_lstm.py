@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,14 @@ from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import LstmArrays, LstmForm
 
 
-def _numbers(form: LstmForm, sizes: Sizes, panels: Panels) -> Any:
+def _numbers(form: LstmForm, sizes: Sizes, panels: Panels) -> dict[str, int]:
     others = {
         "stride": sizes.number if form.time_major else 1,  # rows to the next of a sequence
         "pitch": panels.pitch,
         "panel": panels.panel,
         **dict(zip(("gate", "cell", "candidate"), map(direct_loops.kind, form.acts))),
     }
-    return sizes.numbers(lstm_kernels.GEOMETRY, lstm_kernels.MEMORY, form.backwards, others)
+    return sizes.numbers(lstm_kernels.MEMORY, form.backwards, others)
 
 
 def suits(x: Array, arrays: LstmArrays) -> bool:
@@ -33,7 +32,7 @@ def over_sequences(
     x: Array, level: Level, arrays: LstmArrays, form: LstmForm
 ) -> tuple[Array, Array]:
     """Return hidden states and cells, [rows, width]. Rows of padding are copies of some row."""
-    return _over_places(form, x, arrays, direct_loops.places(level, form.time_major))
+    return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0], form.time_major))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -78,8 +77,8 @@ def _forward(
     """Hidden states, cells and gates of rows, or of batches of rows that share weights."""
     sizes, panels = Sizes.of(x, h0), Panels.of(weight)
     shapes = [sizes.of_rows(n) for n in (1, 1, 4)]
-    arrays = (x, panels.array, bias, h0, c0, places)
-    return direct_loops.call(lstm_kernels.FORWARD, shapes, *arrays, _numbers(form, sizes, panels))
+    arrays, numbers = (x, panels.array, bias, h0, c0, places), _numbers(form, sizes, panels)
+    return direct_loops.call(lstm_kernels.FORWARD, arrays, numbers, shapes)
 
 
 def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Sequence[Array]:
@@ -91,6 +90,6 @@ def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Seq
     shapes = [sizes.of_rows(4), sizes.of_rows(1), sizes.of_sums(7), *[sizes.of_sequences()] * 2]
     arrays = (gates, cells, hidden, panels.array, bias, h0, c0, grad_hidden, grad_cells, places)
     grad_x, before, sums, *starts = direct_loops.call(
-        lstm_kernels.BACKWARD, shapes, *arrays, _numbers(form, sizes, panels)
+        lstm_kernels.BACKWARD, arrays, _numbers(form, sizes, panels), shapes
     )
     return [grad_x, before, jnp.moveaxis(sums, 0, -2), *starts]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import direct_loops, functions, pool_kernels
+from jfluid.machine_code import calls, direct_loops, functions, pool_kernels
 from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
 
@@ -33,7 +33,7 @@ def over_sequences(x: Array, level: Level) -> tuple[Array, Array]:
     """Return the largest number of each column of each sequence and int32 its row, the first of several,
     [number, columns]; 0 and -1 of a sequence without rows.
     """
-    return _over_offsets(x.shape[0], x, level.offsets)
+    return _over_offsets(x.shape[0], x, direct_loops.offsets(level, x.shape[0]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -54,11 +54,11 @@ def _gradient(rows: int, kept: tuple[Array, ...], grads: tuple[Array, Any]) -> t
 _over_offsets.defvjp(_kept, _gradient)
 
 
-def _numbers(rows: int, of_sequences: Sequence[int]) -> Any:
+def _numbers(rows: int, of_sequences: Sequence[int]) -> dict[str, int]:
     *batches, number, columns = of_sequences
     group = -(-number // _GROUPS)
     count = math.prod(batches)
-    found = {
+    return {
         "chunks": count * -(-number // group),
         "memory": 1,
         "batches": count,
@@ -67,17 +67,15 @@ def _numbers(rows: int, of_sequences: Sequence[int]) -> Any:
         "columns": columns,
         "group": group,
     }
-    return np.array([found[name] for name in pool_kernels.GEOMETRY], np.int32)
 
 
 def _forward(rows: int, x: Array, offsets: Array) -> Sequence[Array]:
     shape = (*x.shape[:-2], offsets.shape[-1] - 1, x.shape[-1])
-    kinds = (np.float32, np.int32)
-    numbers = _numbers(rows, shape)
-    return direct_loops.call(pool_kernels.FORWARD, [shape] * 2, x, offsets, numbers, kinds=kinds)
+    made = [(shape, np.float32), (shape, np.int32)]
+    return calls.call(pool_kernels.FORWARD, (x, offsets), _numbers(rows, shape), made)
 
 
 def _backward(rows: int, grad: Array, where: Array, offsets: Array) -> Sequence[Array]:
     shape = (*grad.shape[:-2], rows, grad.shape[-1])
-    arrays = (grad, where, offsets, _numbers(rows, grad.shape))
-    return direct_loops.call(pool_kernels.BACKWARD, [shape], *arrays)
+    made, numbers = [(shape, np.float32)], _numbers(rows, grad.shape)
+    return calls.call(pool_kernels.BACKWARD, (grad, where, offsets), numbers, made)

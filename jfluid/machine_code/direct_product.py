@@ -8,11 +8,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import jax
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import functions, processor, product_kernels
+from jfluid.machine_code import calls, functions, processor, product_kernels
 from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
 from jfluid.machine_code.vector_functions import KINDS
 
@@ -89,11 +88,8 @@ def _call(
         "held": held,
         "finish": finish,
     }
-    numbers = np.array([geometry[name] for name in product_kernels.GEOMETRY], np.int32)
-    shape = jax.ShapeDtypeStruct((rows, columns), np.float32)
-    call = jax.ffi.ffi_call(name, shape, input_output_aliases=aliases)
-    out: Array = call(*given, numbers)
-    return out
+    made = [((rows, columns), np.float32)]
+    return calls.call(name, given, geometry, made, input_output_aliases=aliases)[0]
 
 
 def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:

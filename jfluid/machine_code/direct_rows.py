@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.machine_code import functions, row_kernels
+from jfluid.machine_code import calls, functions, row_kernels
 from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE, VALUES
 
 _HIGHEST = 2**31  # numbers of a call are int32
@@ -50,7 +50,7 @@ def _taken(table: Array, rows: Array) -> Array:
 def _read(table: Array, rows: Array) -> Array:
     numbers = _numbers(rows, table, _divided(rows, table))
     shape = (rows.shape[0], table.shape[1])
-    return _call(TAKE, [(shape, np.float32)], table, rows, numbers)[0]
+    return _call(TAKE, [(shape, np.float32)], (table, rows), numbers)[0]
 
 
 @_read.def_vmap
@@ -80,7 +80,7 @@ def take_strips(table: Array, rows: Array, count: int, start: int, columns: int)
     numbers = _numbers(rows, table, _divided(rows, table))
     strips = _strips(start, table.shape[1], batch, columns)
     result = ((batch, columns), np.float32)
-    return _call(TAKE, [result], table, rows, _changed(numbers, strips))[0]
+    return _call(TAKE, [result], (table, rows), {**numbers, **strips})[0]
 
 
 def from_strips(
@@ -103,17 +103,13 @@ def from_strips(
     """
     place = VALUES[name]
     given = [*arrays[:place], matrix, *arrays[place + 1 :]]
-    numbers = _changed(numbers, _strips(first, step, *matrix.shape))
-    return _call(name, results, *given, numbers, aliases={0: 0} if name == ADD else None)
+    known = dict(zip(row_kernels.GEOMETRY, np.asarray(numbers).tolist(), strict=True))
+    strips = _strips(first, step, *matrix.shape)
+    return _call(name, results, given, {**known, **strips}, {0: 0} if name == ADD else None)
 
 
 def _strips(start: int, step: int, batch: int, pitch: int) -> dict[str, int]:
     return {"start": start, "step": step, "batch": batch, "pitch": pitch}
-
-
-def _changed(numbers: Any, others: Mapping[str, int]) -> Any:
-    found = dict(zip(row_kernels.GEOMETRY, np.asarray(numbers).tolist(), strict=True))
-    return np.array(list({**found, **others}.values()), np.int32)
 
 
 def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
@@ -121,7 +117,7 @@ def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
     count, chunks = rows.shape[0], -(-values.size // _CHUNK)
     given = {"chunks": min(chunks, os.cpu_count() or 1), "memory": count + 1}  # each looks at all
     factor = scale.reshape(1).astype(np.float32)
-    return _replaced(ADD, table, rows, values, factor, _numbers(rows, table, given))
+    return _replaced(ADD, _numbers(rows, table, given), table, rows, values, factor)
 
 
 def update(
@@ -154,31 +150,33 @@ def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array
     room, places = -(-count // multiple) * multiple, 1 << (2 * count - 1).bit_length()
     given = {"chunks": 1, "memory": places, "room": room, "places": places}
     kinds = [((room,), np.int64), ((room, width), np.float32), ((1,), np.int64)]
-    arrays = (
-        rows.astype(np.int64),
-        values,
-        _numbers(rows, jax.ShapeDtypeStruct((height, width), np.float32), given),
-    )
-    once, sums, found = _call(MERGE, kinds, *arrays)
+    numbers = _numbers(rows, jax.ShapeDtypeStruct((height, width), np.float32), given)
+    once, sums, found = _call(MERGE, kinds, (rows.astype(np.int64), values), numbers)
     return once, sums, found
 
 
 def put(table: Array, rows: Array, values: Array) -> Array:
     """Return the table with rows that it has, none of them twice, replaced by values [n, width]."""
     numbers = _numbers(rows, table, _divided(rows, table))
-    return _replaced(PUT, table, rows, values, numbers)
+    return _replaced(PUT, numbers, table, rows, values)
 
 
-def _replaced(name: str, table: Array, rows: Array, values: Array, *others: Any) -> Array:
+def _replaced(
+    name: str, numbers: Mapping[str, int], table: Array, rows: Array, values: Array, *others: Array
+) -> Array:
     arrays = (table, rows.astype(np.int64), values.astype(np.float32), *others)
-    return _call(name, [(table.shape, np.float32)], *arrays, aliases={0: 0})[0]
+    return _call(name, [(table.shape, np.float32)], arrays, numbers, {0: 0})[0]
 
 
-def _call(name: str, results: Any, *arrays: Any, aliases: Any = None) -> Sequence[Array]:
-    kinds = [jax.ShapeDtypeStruct(*result) for result in results]
+def _call(
+    name: str,
+    made: Any,
+    given: Sequence[Array],
+    numbers: Mapping[str, int],
+    aliases: Mapping[int, int] | None = None,
+) -> Sequence[Array]:
     options = {"input_output_aliases": aliases, "vmap_method": "sequential"}
-    found: Sequence[Array] = jax.ffi.ffi_call(name, kinds, **options)(*arrays)
-    return found
+    return calls.call(name, given, numbers, made, **options)
 
 
 def _divided(rows: Array, table: Array) -> dict[str, int]:
@@ -187,14 +185,14 @@ def _divided(rows: Array, table: Array) -> dict[str, int]:
     return {"chunks": -(-rows.shape[0] // group), "group": group}
 
 
-def _numbers(rows: Array, table: Any, given: Mapping[str, int]) -> Any:
+def _numbers(rows: Array, table: Any, given: Mapping[str, int]) -> dict[str, int]:
     height, width = table.shape
     count = rows.shape[0]
-    found = {
+    return {
+        **dict.fromkeys(row_kernels.GEOMETRY, 0),
         "count": count,
         "height": height,
         "width": width,
         **_strips(0, 0, count, width),
         **given,
     }
-    return np.array([found.get(name, 0) for name in row_kernels.GEOMETRY], np.int32)

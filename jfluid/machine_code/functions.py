@@ -30,6 +30,7 @@ _PRODUCTS = (product_kernels,)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
 _MESSAGES = (message_kernels,)
+_GROUPS = (_IMAGES, _WINDOWS, _PRODUCTS, _LOOPS, _ROWS, _MESSAGES)
 _MOST_FILES = 12
 _registering = threading.Lock()
 
@@ -70,6 +71,12 @@ def messages_registered() -> bool:
     """Make machine code that sends numbers to the host known to XLA; False as above."""
     with _registering:
         return _register(_MESSAGES)
+
+
+@functools.cache
+def writer(name: str) -> Any:
+    """Return the module that writes a function down, and says what it reads and writes. Raises KeyError."""
+    return {known: one for group in _GROUPS for one in group for known in one.names()}[name]
 
 
 def _register(writers: tuple[Any, ...]) -> bool:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
 
@@ -28,6 +29,26 @@ def write(module: Module) -> None:
     multiply = vector_functions.product(module)
     xla_tasks.define(module, FORWARD, _forward(module, multiply), given=6, made=2)
     xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=7, made=7)
+
+
+def extents(name: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    rows, states, sums, places = sequence_kernels.sizes(n, _ALL)
+    weights = [Array(_GATES * n.width**2), Array(n.width**2)]
+    shape = (n.width, _GATES * n.width) if name == FORWARD else (_GATES * n.width, n.width)
+    holds = [
+        *sequence_kernels.holds(n),
+        vector_functions.fits("weight", shape, n.pitch, n.panel),
+        vector_functions.fits(
+            "candidate", (n.width, n.width), n.candidate_pitch, n.candidate_panel
+        ),
+    ]
+    given = [rows(_ALL), *weights, Array(_ALL * n.width), states, places]
+    made = [rows(1), rows(_ALL)]
+    if name == BACKWARD:
+        given = [rows(_ALL), rows(1), *weights, states, rows(1), places]
+        made = [rows(_ALL), rows(_GATES), rows(1), rows(1), rows(1), sums, states]
+    return Extents(given, made, sequence_kernels.memory(n, MEMORY), holds)
 
 
 class _Gru(Group):
@@ -68,7 +89,7 @@ def _forward(module: Module, multiply: Any) -> Any:
     """
     arrays = "x weight candidate_weight bias h0 places hidden gates"
     of_rows = {"x": _ALL, "hidden": 1, "gates": _ALL}
-    group = _Gru(module, "gru_forward_chunk", arrays, of_rows, "h0")
+    group = _Gru(module, FORWARD, arrays, of_rows, "h0")
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load, (reset, products, *_) = vectors.load, group.others
     with f.loop(group.count) as row:
@@ -121,7 +142,7 @@ def _backward(module: Module, multiply: Any) -> Any:
     arrays += " grad_x grad_gates grad_candidates before reset sums grad_h0"
     of_rows = dict.fromkeys("hidden grad_hidden grad_candidates before reset".split(), 1)
     of_rows |= {"gates": _ALL, "grad_x": _ALL, "grad_gates": _GATES}
-    group = _Gru(module, "gru_backward_chunk", arrays, of_rows, "h0 grad_h0")
+    group = _Gru(module, BACKWARD, arrays, of_rows, "h0 grad_h0")
     f, v, b = group.f, group.f.v, group.f.b
     candidates, resets, products = group.others
     sums = f.product(v["width"], I64(_ALL))

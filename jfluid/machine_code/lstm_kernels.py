@@ -3,6 +3,7 @@
 from typing import Any
 
 from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
 
@@ -27,6 +28,23 @@ def write(module: Module) -> None:
     xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=10, made=5)
 
 
+def extents(name: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    rows, states, sums, places = sequence_kernels.sizes(n, _GATES + _PEEPHOLES)
+    weight, bias = Array(_GATES * n.width**2), Array((_GATES + _PEEPHOLES) * n.width)
+    shape = (n.width, _GATES * n.width) if name == FORWARD else (_GATES * n.width, n.width)
+    holds = [
+        *sequence_kernels.holds(n),
+        vector_functions.fits("weight", shape, n.pitch, n.panel),
+    ]
+    given = [rows(_GATES), weight, bias, states, states, places]
+    made = [rows(1), rows(1), rows(_GATES)]
+    if name == BACKWARD:
+        given = [rows(_GATES), rows(1), rows(1), *given[1:5], rows(1), rows(1), places]
+        made = [rows(_GATES), rows(1), sums, states, states]
+    return Extents(given, made, sequence_kernels.memory(n, MEMORY), holds)
+
+
 class _Lstm(Group):
     """The group, and where the states of its sequences are.
 
@@ -48,7 +66,7 @@ def _forward(module: Module, multiply: Any) -> Any:
     """
     arrays = "x weight bias h0 c0 places hidden cells gates"
     of_rows = {"x": _GATES, "hidden": 1, "cells": 1, "gates": _GATES}
-    group = _Lstm(module, "lstm_forward_chunk", arrays, of_rows, "h0 c0")
+    group = _Lstm(module, FORWARD, arrays, of_rows, "h0 c0")
     f, v = group.f, group.f.v
     with f.loop(group.count) as row:
         for state, start in ((group.h, "h0"), (group.c, "c0")):
@@ -99,7 +117,7 @@ def _backward(module: Module, multiply: Any) -> Any:
     arrays += " grad_x before sums grad_h0 grad_c0"
     of_rows = dict.fromkeys("cells hidden grad_hidden grad_cells before".split(), 1)
     of_rows |= {"gates": _GATES, "grad_x": _GATES}
-    group = _Lstm(module, "lstm_backward_chunk", arrays, of_rows, "h0 c0 grad_h0 grad_c0")
+    group = _Lstm(module, BACKWARD, arrays, of_rows, "h0 c0 grad_h0 grad_c0")
     f, v = group.f, group.f.v
     sums = f.product(v["width"], I64(_GATES + _PEEPHOLES))
     v["sums"] = f.at(v["sums"], f.product(v["chunk"], sums))

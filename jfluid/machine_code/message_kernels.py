@@ -3,14 +3,17 @@
 import sys
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
 
 NAME = "jfluid_message"
 # The numbers of a call, see `xla_tasks.py` for the first two.
 GEOMETRY = "chunks memory bytes".split()
+TO = 2  # numbers of what says where to send it: the file, and the number of the message
 HEADER = 2  # numbers before a message that waits to be sent
 
 
@@ -25,10 +28,18 @@ def write(module: Module) -> None:
     xla_tasks.define_with_rest(module, NAME, _prepare(module), _send(module))
 
 
+def extents(name: str, n: Any) -> Extents:
+    """Return what the function reads and writes with these numbers."""
+    numbers = n.bytes // 4
+    given = [Array(numbers, np.int32), Array(TO, np.int32)]
+    holds = [("whole numbers", n.bytes == 4 * numbers)]
+    return Extents(given, [Array(1)], HEADER + numbers, holds)
+
+
 def _prepare(module: Module) -> Any:
     """Copies a message, behind the file's number, which is the first of `to`, and its size; and makes a one."""
     pointers = dict.fromkeys(("message", "to", "one", "geometry", "memory"), POINTER)
-    f = Function(module, "message_prepare", VOID, **pointers, chunk=I64)
+    f = Function(module, xla_tasks.chunk_of(NAME), VOID, **pointers, chunk=I64)
     size = f.load(f.at(f.v["geometry"], I64(GEOMETRY.index("bytes")), kind=I32), I32)
     memory = f.v["memory"]
     f.b.store(f.load(f.v["to"], I32), memory)

@@ -7,6 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
@@ -29,8 +30,16 @@ def write(module: Module) -> None:
     xla_tasks.define(module, NAME, _chunk(module))
 
 
+def extents(name: str, n: Any) -> Extents:
+    """Return what the function reads and writes with these numbers."""
+    window = n.window_height * n.window_width * n.channels
+    given = Array(n.chunks * n.rows * n.columns * window)
+    made = Array(n.chunks * n.height * n.width * n.channels)
+    return Extents([given, given], [made], signed=("top", "left"))
+
+
 def _chunk(module: Module) -> Any:
-    f = xla_tasks.begin_chunk(module, "overlap_chunk", ("x", "y", "out"), GEOMETRY)
+    f = xla_tasks.begin_chunk(module, NAME, ("x", "y", "out"), GEOMETRY)
     v, b, zero = f.v, f.b, I64(0)
     size = f.product(v["height"], v["width"], v["channels"])
     out = f.at(v["out"], f.product(v["chunk"], size))

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import Vectors
@@ -25,6 +27,20 @@ def write(module: Module) -> None:
     """Write down the functions of all names."""
     xla_tasks.define(module, FORWARD, _forward(module), given=2, made=2)
     xla_tasks.define(module, BACKWARD, _backward(module), given=3, made=1)
+
+
+def extents(name: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    rows = Array(n.batches * n.rows * n.columns)
+    best, where = (Array(n.batches * n.number * n.columns, kind) for kind in (np.float32, np.int32))
+    offsets = Array(n.batches * (n.number + 1), np.int32)
+    holds = [
+        ("columns for a vector", n.columns >= LANES),
+        ("a chunk for each group", n.chunks == n.batches * parts(n.number, n.group)),
+    ]
+    if name == FORWARD:
+        return Extents([rows, offsets], [best, where], holds=holds)
+    return Extents([best, where, offsets], [rows], holds=holds)
 
 
 def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Function, Any, Any]:
@@ -55,7 +71,7 @@ def _forward(module: Module) -> Any:
     int32 its row, the first of several: [number, columns]. What is no number is the largest. Of a
     sequence without rows they are 0 and -1.
     """
-    f, first, end = _chunk(module, "maximum_chunk", "x offsets out where", "x")
+    f, first, end = _chunk(module, FORWARD, "x offsets out where", "x")
     v, b, vectors = f.v, f.b, Vectors(f)
     parts = b.sdiv(f.sum(v["columns"], I64(LANES - 1)), I64(LANES))
     with f.loop(end, first) as sequence, f.loop(parts) as part:
@@ -86,7 +102,7 @@ def _backward(module: Module) -> Any:
     """grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where
     the rows say.
     """
-    f, first, end = _chunk(module, "maximum_gradient_chunk", "grad where offsets out", "out")
+    f, first, end = _chunk(module, BACKWARD, "grad where offsets out", "out")
     v, b = f.v, f.b
 
     def clear(start: Any, stop: Any) -> None:
@@ -99,8 +115,11 @@ def _backward(module: Module) -> Any:
         with b.if_then(b.icmp_signed(">", stop, start)), f.loop(v["columns"]) as column:
             place = f.sum(f.product(sequence, v["columns"]), column)
             row = b.sext(f.load(f.at(v["where"], place, kind=I32), I32), I64)
-            out = f.at(v["out"], f.product(row, v["columns"]), column)
-            b.store(f.load(f.at(v["grad"], place), FLOAT), out)
+            # of no other sequence, whatever is written there
+            inside = b.and_(b.icmp_signed(">=", row, start), b.icmp_signed("<", row, stop))
+            with b.if_then(inside):
+                out = f.at(v["out"], f.product(row, v["columns"]), column)
+                b.store(f.load(f.at(v["grad"], place), FLOAT), out)
     with b.if_then(b.icmp_signed("==", v["part"], I64(0))):
         clear(I64(0), _offset(f, I64(0)))
         clear(_offset(f, v["number"]), v["rows"])

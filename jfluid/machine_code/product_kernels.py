@@ -15,6 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import (
     FLOAT,
     I1,
@@ -82,6 +83,27 @@ def memory(tiles: int, panels: int, depth: int, held: int) -> int:
     return BLOCK * TILE + _BETWEEN + _apart(held) * panels + _SUMS * sums + LANES
 
 
+def extents(name: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    finishes = {NAME: (PLAIN,), FINISHED: range(ACTIVATION, RATE), UPDATE: (RATE,)}[name]
+    x, y, out = (
+        Array(first * second)
+        for first, second in ((n.depth, n.rows), (n.depth, n.columns), (n.rows, n.columns))
+    )
+    divided = min(n.parts, n.groups, n.held) > 0
+    holds = [
+        ("rows for a tile", n.rows >= TILE),
+        ("columns for vectors", n.columns > 0 and not LANES < n.columns < WIDTH),
+        ("a sum of numbers", n.depth > 0),
+        ("parts of rows and columns", divided and n.chunks == n.parts * n.groups),
+        ("a finish of its own", n.finish in finishes),
+    ]
+    largest_ = largest(n.rows, n.columns, n.parts, n.groups) if divided else (0, 0)
+    given = [x, y, out if n.finish >= SLOPE else Array(n.columns), Array(1)]
+    given = given[: {NAME: 2, FINISHED: 3, UPDATE: 4}[name]]
+    return Extents(given, [out], memory(*largest_, n.depth, n.held), holds)
+
+
 def names() -> list[str]:
     """Return the names of the functions; none where this code is not known to be faster than XLA's."""
     return [NAME, FINISHED, UPDATE] if processor.has_wide_vectors() else []
@@ -96,7 +118,7 @@ def write(module: Module) -> None:
 
 def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
     """A function that is given some of what a chunk is, and calls it."""
-    f = xla_tasks.begin_chunk(module, f"{name}_chunk", (*"xyer"[:given], "out"), ())
+    f = xla_tasks.begin_chunk(module, name, (*"xyer"[:given], "out"), ())
     nothing = ir.Constant(POINTER, None)
     pointers = (*_ARRAYS, "geometry", "scratch")
     f.call(chunk, *(f.v.get(argument, nothing) for argument in pointers), f.v["chunk"])
@@ -326,7 +348,7 @@ def _chunk(module: Module) -> Any:
     copying = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
     copying_x = _tile(module, TILE, WIDTH, copies="numbers")
     finish = _finish(module)
-    f = xla_tasks.begin_chunk(module, "product_chunk", _ARRAYS, GEOMETRY)
+    f = xla_tasks.begin_chunk(module, "product", _ARRAYS, GEOMETRY)
     v, b = f.v, f.b
 
     def part(i: Any, size: Any, count: Any) -> Any:

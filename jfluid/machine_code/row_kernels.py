@@ -6,9 +6,11 @@ order in which they are given, whatever threads do.
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code.extents import Array, Extents
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 
@@ -18,6 +20,7 @@ from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 # of `ADD` and `MERGE`, are strips of a matrix side by side, of `batch` rows each: the first begins at
 # `start`, the next is `step` behind it, and from a row to the next are `pitch` numbers.
 GEOMETRY = "chunks memory count height width group room places batch pitch step start".split()
+_SIGNED = ("step",)
 LANES = 16
 _VECTOR, _LANES = ir.VectorType(FLOAT, LANES), ir.VectorType(I1, LANES)
 _AHEAD = 16  # rows that are on their way to the cache while one is worked on
@@ -35,6 +38,39 @@ def write(module: Module) -> None:
     xla_tasks.define(module, PUT, _put(module), given=3)
     xla_tasks.define(module, ADD, _add(module), given=4)
     xla_tasks.define(module, MERGE, _merge(module), given=2, made=3)
+
+
+def extents(name: str, n: Any) -> Extents:
+    """Return what a function reads and writes with these numbers."""
+    table, rows, values = (
+        Array(n.height * n.width),
+        Array(n.count, np.int64),
+        Array(n.count * n.width),
+    )
+    strips = Array(n.batch * n.pitch)
+    count = n.count // n.batch if n.batch else 0
+    ends = (n.start, n.start + max(count - 1, 0) * n.step)
+    holds = [
+        ("rows of a table", n.width > 0),
+        ("whole strips", n.count == count * n.batch),
+        ("strips inside of a row", not count or 0 <= min(ends) <= max(ends) <= n.pitch - n.width),
+        ("an array of strips whose places are int32", n.count < 2**31),
+    ]
+    if name in (TAKE, PUT):
+        holds.append(("a chunk for each row", n.chunks * n.group >= n.count))
+        if name == TAKE:
+            return Extents([table, rows], [strips], 0, holds, _SIGNED)
+        return Extents([table, rows, values], [table], 0, holds, _SIGNED)
+    if name == ADD:
+        holds.append(("a chunk", n.chunks > 0))
+        return Extents([table, rows, strips, Array(1)], [table], n.count, holds, _SIGNED)
+    holds += [
+        ("one chunk", n.chunks == 1),
+        ("room for each row", n.room >= n.count),
+        ("a hash table with a place left", n.places > n.count and not n.places & (n.places - 1)),
+    ]
+    made = [Array(n.room, np.int64), Array(n.room * n.width), Array(1, np.int64)]
+    return Extents([rows, strips], made, n.places, holds, _SIGNED)
 
 
 def _begin(module: Module, name: str, arrays: str) -> Function:
@@ -123,7 +159,7 @@ def _plus(f: Function, source: Any, target: Any, scale: Any = None) -> None:
 
 def _take(module: Module) -> Any:
     """A table, and numbers of its rows; makes these rows, and NaN for one that it does not have."""
-    f = _begin(module, "rows_take_chunk", "table rows out")
+    f = _begin(module, TAKE, "table rows out")
     first, end = _part(f)
     cursor = _strip_by_strip(f, "out", first)
     with f.loop(end, first) as i:
@@ -143,7 +179,7 @@ def _take(module: Module) -> Any:
 
 def _put(module: Module) -> Any:
     """A table, which becomes the result, numbers of rows, each once, and what replaces them."""
-    f = _begin(module, "rows_put_chunk", "table rows values out")
+    f = _begin(module, PUT, "table rows values out")
     first, end = _part(f)
     with f.loop(end, first) as i:
         _fetch(f, "out", _row(f, _next(f, i, end)))
@@ -178,7 +214,7 @@ def _place(f: Function, own: Any, i: Any) -> Any:
 
 def _add(module: Module) -> Any:
     """A table, which becomes the result, numbers of rows, and what times a number is added to them."""
-    f = _begin(module, "rows_add_chunk", "table rows values scale out")
+    f = _begin(module, ADD, "table rows values scale out")
     scale = f.spread(f.load(f.v["scale"], FLOAT), _VECTOR)
     own, size = _own(f)
     with f.loop(size) as i:
@@ -194,7 +230,7 @@ def _merge(module: Module) -> Any:
     """Numbers of rows, and values; makes the number of each row that the table has, once, then its height,
     [room]; the sums of their values; int64 how many rows these are.
     """
-    f = _begin(module, "rows_merge_chunk", "rows values once sums found")
+    f = _begin(module, MERGE, "rows values once sums found")
     b, v = f.b, f.v
     f.c("memset", v["scratch"], I32(0), f.product(v["places"], I64(4)))
     size, at, known = (f.variable(I64, I64(0)) for _ in range(3))

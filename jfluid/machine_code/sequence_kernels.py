@@ -5,14 +5,17 @@ whose state stays in a core's cache. Sequences come the longest first, so that t
 are not over are always its first. Rows of a sequence are read and written where they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from jfluid.machine_code import xla_tasks
+from jfluid.machine_code.extents import Array, parts
 from jfluid.machine_code.llvm_writer import I32, I64, POINTER, Module
 from jfluid.machine_code.processor import LANES
-from jfluid.machine_code.vector_functions import Vectors
+from jfluid.machine_code.vector_functions import MOST_ROWS, Vectors
 
 # The first numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, which
 # share weights, each of `number` sequences in `rows` rows. A group has `group` sequences; a row follows
@@ -23,6 +26,33 @@ GEOMETRY = "chunks memory batches rows number width group stride backwards".spli
 PLACES = 3
 ALIGNED = 16  # float32 of memory beside what groups ask for
 _LINE = 64  # bytes
+
+
+def memory(n: Any, numbers: int) -> int:
+    """Return how many float32 a thread needs, of which each number of the state of a group needs `numbers`."""
+    return int(numbers * n.group * n.width + ALIGNED)
+
+
+def sizes(n: Any, sums: int) -> tuple[Callable[[int], Array], Array, Array, Array]:
+    """Return what gives arrays of rows of so many times the width, an array of states, one of sums over each chunk
+    of so many times the width, and the array of places.
+    """
+    return (
+        lambda numbers: Array(n.batches * n.rows * n.width * numbers),
+        Array(n.batches * n.number * n.width),
+        Array(n.chunks * n.width * sums),
+        Array(n.batches * (PLACES * n.number + 1), np.int32),
+    )
+
+
+def holds(n: Any) -> list[tuple[str, bool]]:
+    """Return what has to hold of a call's numbers."""
+    return [
+        ("a width of whole vectors", n.width > 0 and n.width % LANES == 0),
+        (f"groups of 1 to {MOST_ROWS} sequences", 1 <= n.group <= MOST_ROWS),
+        ("sequences", n.number > 0 and n.stride > 0),
+        ("a chunk for each group", n.chunks == n.batches * parts(n.number, n.group)),
+    ]
 
 
 class Group:

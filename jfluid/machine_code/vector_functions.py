@@ -130,6 +130,13 @@ class Vectors:
         return self.f.load(found, VECTOR)
 
 
+def fits(name: str, shape: tuple[int, int], pitch: int, panel: int) -> tuple[str, bool]:
+    """Return what has to hold of a matrix for `product`, in words and whether it does."""
+    (rows, columns), wide = shape, PANEL * LANES
+    whole = columns % wide == 0 and (pitch, panel) == (wide, rows * wide)
+    return f"{name} in panels", whole or (pitch, panel) == (columns, wide)
+
+
 def product(module: Module) -> Any:
     """A function: out [rows, columns] = x [rows, depth] times a matrix, of at most `MOST_ROWS` rows and of
     columns that are a multiple of `LANES`. Rows of the matrix are `pitch` numbers apart, its panels of

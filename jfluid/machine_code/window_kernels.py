@@ -10,6 +10,7 @@ from typing import Any
 
 from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.convolution_kernels import tile
+from jfluid.machine_code.extents import Array, Extents, parts
 from jfluid.machine_code.llvm_writer import I1, I32, I64, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
@@ -41,8 +42,29 @@ def write(module: Module) -> None:
     xla_tasks.define(module, NAME, _chunk(module, tiles))
 
 
+def extents(name: str, n: Any) -> Extents:
+    """Return what the function reads and writes with these numbers."""
+    vectors = parts(n.window_width * n.filters, LANES)
+    most, less = ROWS.get(vectors, (0, 0))
+    rows, columns = n.height + n.window_height - 1, n.width + n.window_width - 1
+    given = [
+        Array(n.chunks * n.height * n.width * n.channels),
+        Array(n.window_height * n.channels * vectors * LANES),
+    ]
+    holds = [
+        ("windows that fill vectors", most > 0),
+        ("rows for tiles", n.height >= (most - 1) * (less - 1)),
+        (
+            "an image inside of its windows",
+            n.top + n.rows <= rows and n.left + n.columns <= columns,
+        ),
+    ]
+    made = Array(n.chunks * n.rows * n.columns * n.filters)
+    return Extents(given, [made], rows * columns * n.filters, holds)
+
+
 def _chunk(module: Module, tiles: Any) -> Any:
-    f = xla_tasks.begin_chunk(module, "windows_chunk", ("x", "y", "out"), GEOMETRY)
+    f = xla_tasks.begin_chunk(module, NAME, ("x", "y", "out"), GEOMETRY)
     v, b, made, bytes_ = f.v, f.b, f.v["scratch"], I64(4)
     row_of_window = f.product(v["window_width"], v["filters"])
     vectors = b.sdiv(f.sum(row_of_window, I64(LANES - 1)), I64(LANES))

@@ -24,13 +24,18 @@ from jfluid.machine_code.llvm_writer import I1, I8, I32, I64, POINTER, VOID, Fun
 _VERSION = (0, 3)
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _DATA = 8, 16, 24, 72, 112, 24
 _FUTURE = 168
-_DESTROY_ERROR, _SCHEDULE, _NUM_THREADS, _CREATE_FUTURE, _SET_AVAILABLE = 64, 136, 144, 152, 160
+_CREATE_ERROR, _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 48, 64, 136, 144
+_CREATE_FUTURE, _SET_AVAILABLE, _SET_ERROR = 152, 160, 168
 _TYPE, _METADATA, _MAJOR, _MINOR, _TRAITS = 8, 24, 24, 28, 32
 _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
 _HEADER = 64  # bytes before a thread's memory: how much there is, and what it holds of a call
 _HOLDS = 8
-_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _AWAITED, _ARRAYS = range(10)
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _AWAITED, _FAILED, _ARRAYS = (
+    range(11)
+)
+_NO_MEMORY = "machine code of jfluid: no memory for what a thread works with"
+_EXHAUSTED = 8  # the number of such errors
 # Numbers that the processor counts on by some 2 to 4 in a nanosecond: for so long a thread waits, and so long
 # after work has been divided another thread is kept for what follows.
 _PATIENCE, _LATELY = 200_000, 3_000_000
@@ -51,18 +56,24 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
     _handler(module, name, work, _task(module, name, work, leave), leave, keep, given, made)
 
 
+def chunk_of(name: str) -> str:
+    """Return the name of the function that does a chunk of the work of a function for XLA."""
+    return f"{name}_chunk"
+
+
 def begin_chunk(
     module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]
 ) -> Function:
-    """Begin a function that does a part of the work: `v` has the arrays, "scratch" for memory, and the chunk's
-    and a call's numbers.
+    """Begin the function `chunk_of(name)`, which does a part of the work: `v` has the arrays, "scratch" for memory,
+    and the chunk's and a call's numbers.
 
     Args:
+        name: of the function for XLA.
         arrays: names of those that are given, then of those that are made.
         geometry: names of a call's numbers.
     """
     pointers = dict.fromkeys((*arrays, "geometry", "scratch"), POINTER)
-    f = Function(module, name, VOID, **pointers, chunk=I64)
+    f = Function(module, chunk_of(name), VOID, **pointers, chunk=I64)
     for i, number in enumerate(geometry):
         f.v[number] = f.b.sext(f.load(f.at(f.v["geometry"], I64(i), kind=I32), I32), I64)
     return f
@@ -84,6 +95,8 @@ def define_with_rest(
     task.end()
     f, frame = _begin(module, name, given, made)
     memory = f.c("malloc", f.product(_number(f, frame.numbers, 1), I64(4)))
+    with f.b.if_then(_is_nothing(f, memory)):
+        f.b.ret(_no_memory(f, frame.api))
     f.call(chunk, *frame.arrays, frame.numbers, memory, I64(0))
     alone = f.variable(I1, I1(1))
     with f.b.if_then(f.b.icmp_signed(">", _threads(f, frame), I64(1))):
@@ -122,7 +135,13 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     numbers = f.load(_part(f, call, _NUMBERS), POINTER)
     chunks, size = (f.load(_part(f, call, i), I64) for i in (_CHUNKS, _MEMORY))
     memory, last = f.call(_own_memory(module), size), f.variable(I1, I1(0))
-    f.b.store(I64(0), holds(f, memory))
+    # who has none takes chunks, too, but does not do them: all that wait for them go on, and the call fails
+    none = _is_nothing(f, memory)
+    with f.b.if_else(none) as (fails, works):
+        with fails:
+            f.b.atomic_rmw("add", _part(f, call, _FAILED), I64(1), "release")
+        with works:
+            f.b.store(I64(0), holds(f, memory))
     f.b.atomic_rmw("sub", _part(f, call, _AWAITED), I64(1), "monotonic")
     # who calls the others, or one of them, may wait for this processor
     with f.b.if_then(f.b.icmp_signed(">", _shared(f, _part(f, call, _AWAITED)), I64(0))):
@@ -130,7 +149,8 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
     with f.repeat() as leave:
         i = f.b.atomic_rmw("add", _part(f, call, _NEXT), I64(1), "monotonic")
         leave(f.b.icmp_signed(">=", i, chunks))
-        f.call(chunk, *arrays, numbers, memory, i)
+        with f.b.if_then(f.b.not_(none)):
+            f.call(chunk, *arrays, numbers, memory, i)
         before = f.b.atomic_rmw("add", _part(f, call, _DONE), I64(1), "acq_rel")
         with f.b.if_then(f.b.icmp_signed("==", f.sum(before, I64(1)), chunks)):
             f.b.store(I1(1), last)
@@ -138,8 +158,8 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
 
 
 def _own_memory(module: Module) -> Any:
-    """The memory of the thread that asks, of at least so many bytes, which it keeps. Of memory that
-    goes from hand to hand a core has to fetch what another one has written there.
+    """The memory of the thread that asks, of at least so many bytes, which it keeps; nothing where the system has
+    none. Of memory that goes from hand to hand a core has to fetch what another one has written there.
     """
     found = module.find("own_memory")
     if found:
@@ -156,11 +176,35 @@ def _own_memory(module: Module) -> Any:
         f.b.store(f.b.icmp_signed("<", f.load(old, I64), size), small)
     with f.b.if_then(f.b.load(small, typ=I1)):
         new = f.c("malloc", f.sum(size, I64(_HEADER)))
-        f.b.store(size, new)
-        f.c("pthread_setspecific", f.load(key, I64), new)
-        f.c("free", old)
         f.b.store(new, held)
-    return f.end(f.at(f.load(held, POINTER), I64(_HEADER), kind=I8))
+        with f.b.if_then(f.b.not_(_is_nothing(f, new))):
+            f.b.store(size, new)
+            refused = f.c("pthread_setspecific", f.load(key, I64), new)
+            with f.b.if_else(f.b.icmp_signed("!=", refused, I32(0))) as (fails, holds_it):
+                with fails:
+                    f.c("free", new)
+                    f.b.store(ir.Constant(POINTER, None), held)
+                with holds_it:
+                    f.c("free", old)
+    found = f.load(held, POINTER)
+    place = f.at(found, I64(_HEADER), kind=I8)
+    return f.end(f.b.select(_is_nothing(f, found), found, place))
+
+
+def _is_nothing(f: Function, place: Any) -> Any:
+    return f.b.icmp_unsigned("==", place, ir.Constant(POINTER, None))
+
+
+def _no_memory(f: Function, api: Any) -> Any:
+    """The error of XLA's for a call that has no memory to work with."""
+    text = f.module.find("no_memory")
+    if not text:
+        value = ir.Constant(
+            ir.ArrayType(I8, len(_NO_MEMORY) + 1), bytearray(f"{_NO_MEMORY}\0".encode())
+        )
+        text = ir.GlobalVariable(f.module.module, value.type, "no_memory")
+        text.linkage, text.initializer, text.global_constant = "internal", value, True
+    return _called(f, api, _CREATE_ERROR, text, I64(_EXHAUSTED))[0]
 
 
 def holds(f: Function, memory: Any) -> Any:
@@ -174,8 +218,10 @@ def _make_key(module: Module, key: Any) -> None:
     f.function.linkage = "internal"
     with f.b.if_then(f.b.icmp_signed("==", f.load(key, I64), I64(-1))):
         made = f.variable(I64, I64(0))
-        f.c("pthread_key_create", made, module.declare("free", VOID, [POINTER]))
-        f.b.store(f.b.load(made, typ=I64), key)
+        free = module.declare("free", VOID, [POINTER])
+        refused = f.c("pthread_key_create", made, free)
+        with f.b.if_then(f.b.icmp_signed("==", refused, I32(0))):
+            f.b.store(f.b.load(made, typ=I64), key)
     f.end()
 
 
@@ -183,15 +229,25 @@ def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
     """What a thread of XLA's does for a call. If it does the last chunk, XLA goes on with the step in here."""
     f = Function(module, f"{name}_task", VOID, call=POINTER)
     call = f.v["call"]
-    api, future = (f.load(_part(f, call, i), POINTER) for i in (_INTERFACE, _READY))
     last = f.call(work, call)
     with f.b.if_then(f.b.not_(last)):
         chunks = f.load(_part(f, call, _CHUNKS), I64)
         _wait(f, lambda: f.b.icmp_signed(">=", _shared(f, _part(f, call, _DONE)), chunks))
+    parts = [f.load(_part(f, call, i), POINTER) for i in (_INTERFACE, _READY)]
+    failed = _shared(f, _part(f, call, _FAILED))
     f.call(leave, call)
     with f.b.if_then(last):
-        _request(f, api, _SET_AVAILABLE, future)
+        _ready(f, *parts, failed)
     return f.end()
+
+
+def _ready(f: Function, api: Any, future: Any, failed: Any) -> None:
+    """Say that a call is over, or that it has failed."""
+    with f.b.if_else(f.b.icmp_signed("==", failed, I64(0))) as (fine, wrong):
+        with fine:
+            _request(f, api, _SET_AVAILABLE, future)
+        with wrong:
+            _request(f, api, _SET_ERROR, future, _no_memory(f, api))
 
 
 def _shared(f: Function, place: Any) -> Any:
@@ -284,11 +340,14 @@ def _handler(
     chunks = _number(f, numbers, 0)
     tasks = f.least(_threads(f, given_frame), chunks)
     call = f.c("malloc", I64(8 * (_ARRAYS + len(arrays))))
+    with b.if_then(_is_nothing(f, call)):
+        b.ret(_no_memory(f, api))
     memory = f.product(_number(f, numbers, 1), I64(4))
-    values = (I64(0), I64(0), chunks, I64(1), memory, numbers, api, nothing, tasks, *arrays)
+    values = (I64(0), I64(0), chunks, I64(1), memory, numbers, api, nothing, tasks, I64(0), *arrays)
     for i, value in enumerate(values):
         b.store(value, _part(f, call, i))
     others = f.variable(I64, I64(0))  # tasks that XLA has taken
+    error = f.variable(POINTER, nothing)
     now, last = _counter(f), _shared(f, _last_divided(module))
     with b.if_else(b.icmp_signed(">", tasks, I64(1))) as (several, one):
         with several:
@@ -311,28 +370,33 @@ def _handler(
     with b.if_then(b.icmp_signed("==", f.load(others, I64), I64(0))):
         f.call(work, call)
         future = f.load(_part(f, call, _READY), POINTER)
-        with b.if_then(b.icmp_unsigned("!=", future, nothing)):
-            _request(f, api, _SET_AVAILABLE, future)
+        failed = _shared(f, _part(f, call, _FAILED))
+        with b.if_else(_is_nothing(f, future)) as (at_once, later):
+            with at_once, b.if_then(b.icmp_signed("!=", failed, I64(0))):
+                b.store(_no_memory(f, api), error)
+            with later:
+                _ready(f, api, future, failed)
     f.call(leave_call, call)
-    f.end(nothing)
+    f.end(f.load(error, POINTER))
+
+
+def _called(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any, Any]:
+    """Call one of XLA's functions; gives its error, and where it puts the last argument's result."""
+    size = 2 + len(arguments)
+    request = f.slots.alloca(I64, size)
+    for i, value in enumerate((I64(8 * size), I64(0), *arguments)):
+        number = f.b.ptrtoint(value, I64) if value.type != I64 else value
+        f.b.store(number, f.at(request, I64(i), kind=I64))
+    kind = ir.FunctionType(POINTER, [request.type])
+    address = f.field(api, function, I64)
+    error = f.call(f.b.inttoptr(address, kind.as_pointer()), request)
+    return error, f.at(request, I64(size - 1), kind=I64)
 
 
 def _request(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any, Any]:
     """Call one of XLA's functions; gives whether it refused, and where it puts the last argument's result."""
-
-    def call(function: int, *arguments: Any) -> Any:
-        size = 2 + len(arguments)
-        request = f.slots.alloca(I64, size)
-        for i, value in enumerate((I64(8 * size), I64(0), *arguments)):
-            number = f.b.ptrtoint(value, I64) if value.type != I64 else value
-            f.b.store(number, f.at(request, I64(i), kind=I64))
-        kind = ir.FunctionType(POINTER, [request.type])
-        address = f.field(api, function, I64)
-        error = f.call(f.b.inttoptr(address, kind.as_pointer()), request)
-        return error, f.at(request, I64(size - 1), kind=I64)
-
-    error, last = call(function, *arguments)
-    refused = f.b.icmp_unsigned("!=", error, ir.Constant(POINTER, None))
+    error, last = _called(f, api, function, *arguments)
+    refused = f.b.not_(_is_nothing(f, error))
     with f.b.if_then(refused):
-        call(_DESTROY_ERROR, error)
+        _called(f, api, _DESTROY_ERROR, error)
     return refused, last

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import static_values
-from jfluid.ops.ragged import Value, need, rows_of
-from jfluid.ops.recurrent_loops import ACTIVATIONS
+from jfluid.ops.ragged import Value, need
+from jfluid.ops.recurrent_loops import ACTIVATIONS, initial
 from jfluid.ops.registry import op
 from jfluid.ops.shape import is_unknown
 
@@ -72,8 +71,10 @@ def attention_lstm(
     fixed = rows @ weight[:width, 0] + (0 if bias is None else bias.reshape(()))
     from_hidden, from_input = lstm_weight[:depth], lstm_weight[depth:]
     shape = (x.last.number, depth)
-    c = _initial("C0", c0, shape)
-    h = jnp.zeros_like(c) if h0 is None else _initial("H0", h0, shape)
+    h, c = (
+        initial("attention_lstm", slot, state, shape, x.dtype)
+        for slot, state in (("H0", h0), ("C0", c0))
+    )
 
     def step(
         state: tuple[Array, Array], here: Array
@@ -97,15 +98,3 @@ def attention_lstm(
     _, states = lax.scan(step, (h, c), inside.T)
     hidden, cells = (x.unpad(s, time_major=True) for s in states)
     return hidden, cells, None, None, None, None
-
-
-def _initial(slot: str, state: Value, shape: tuple[int, int]) -> Array:
-    found = rows_of(state)
-    if static_values.placeholder() is not None:  # the number of sequences is not known yet
-        return jnp.broadcast_to(found[:1, : shape[1]], shape)
-    if found.shape != shape:
-        raise errors.ShapeError(
-            f"attention_lstm: {slot} is [sequences, cells], expected {list(shape)}, found "
-            f"{list(found.shape)}"
-        )
-    return found

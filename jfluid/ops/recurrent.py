@@ -8,9 +8,9 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import sequence_loops
-from jfluid.ops.ragged import Level, Value, need, rows_of
+from jfluid.ops.ragged import Level, Value, need
 from jfluid.ops.random import key_of
-from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, lstm_of_rows, time_mask
+from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, initial, lstm_of_rows, time_mask
 from jfluid.ops.registry import op
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 from jfluid.ops.shape import is_unknown
@@ -32,8 +32,9 @@ def _sizes(op_type: str, what: str, found: int, wanted: int) -> None:
         raise errors.ShapeError(f"{op_type}: {what}: expected {wanted} columns, found {found}")
 
 
-def _initial(state: Any, number: int, width: int, dtype: Any) -> Any:
-    return jnp.zeros((number, width), dtype) if state is None else rows_of(state)
+def _same_rows(op_type: str, what: str, found: int, wanted: int) -> None:
+    if found != wanted and not is_unknown(found) and not is_unknown(wanted):
+        raise errors.ShapeError(f"{op_type}: {what}: expected {wanted} rows, found {found}")
 
 
 @op(
@@ -63,12 +64,16 @@ def lstm(
     """
     x = need(x, "lstm", "Input")
     _check("lstm", gate_activation, cell_activation, candidate_activation)
-    width, number = weight.shape[0], x.last.number
+    width = weight.shape[0]
     _sizes("lstm", "Input", x.shape[1], 4 * width)
+    _sizes("lstm", "Weight", weight.shape[1], 4 * width)
     _sizes("lstm", "Bias", bias.size, (7 if use_peepholes else 4) * width)
     bias = bias.reshape(-1)
     bias = bias if use_peepholes else jnp.pad(bias, (0, 3 * width))
-    h0, c0 = (_initial(state, number, width, x.dtype) for state in (h0, c0))
+    h0, c0 = (
+        initial("lstm", slot, state, (x.last.number, width), x.dtype)
+        for slot, state in (("H0", h0), ("C0", c0))
+    )
     form = LstmForm((gate_activation, cell_activation, candidate_activation), is_reverse)
     hidden, cells = lstm_of_rows(x, LstmArrays(weight, bias, h0, c0), form)
     return x.like(hidden), x.like(cells), None, None
@@ -108,8 +113,9 @@ def lstmp(
         ACTIVATIONS[n]
         for n in (gate_activation, cell_activation, candidate_activation, proj_activation)
     )
-    width, number = projection.shape[0], x.last.number
+    (width, projected), number = projection.shape, x.last.number
     _sizes("lstmp", "Input", x.shape[1], 4 * width)
+    _sizes("lstmp", "Weight", weight.shape[1], 4 * width)
     _sizes("lstmp", "Bias", bias.size, (7 if use_peepholes else 4) * width)
     bias = bias.reshape(-1)
     by_input, by_forget, by_output = (
@@ -133,21 +139,25 @@ def lstmp(
         state = jnp.where(here, new_r, r), jnp.where(here, new_c, c)
         return state, state
 
-    start = _initial(h0, number, projection.shape[1], x.dtype), _initial(c0, number, width, x.dtype)
+    start = (
+        initial("lstmp", "H0", h0, (number, projected), x.dtype),
+        initial("lstmp", "C0", c0, (number, width), x.dtype),
+    )
     states = lax.scan(step, start, (dense, time_mask(x)), reverse=is_reverse)[1]
-    projected, cells = (x.unpad(s, time_major=True) for s in states)
-    return projected, cells, None, None, None
+    projections, cells = (x.unpad(s, time_major=True) for s in states)
+    return projections, cells, None, None, None
 
 
 def _clipped(x: Any, limit: float) -> Any:
     return jnp.clip(x, -limit, limit) if limit > 0 else x
 
 
-def _gru_weights(weight: Any) -> tuple[Any, Any]:
+def _gru_weights(op_type: str, weight: Any) -> tuple[Any, Any]:
     """Return [width, 2 width] for the gates and [width, width] for the candidate, which lie one
-    after the other in memory.
+    after the other in memory. Raises ShapeError for a weight that is not [width, 3 width].
     """
     width = weight.shape[0]
+    _sizes(op_type, "Weight", weight.shape[1], 3 * width)
     flat = weight.reshape(-1)
     return flat[: 2 * width * width].reshape(width, 2 * width), flat[2 * width * width :].reshape(
         width, width
@@ -180,10 +190,12 @@ def gru(
     _check("gru", activation, gate_activation)
     width = weight.shape[0]
     _sizes("gru", "Input", x.shape[1], 3 * width)
+    bias = jnp.zeros(3 * width, x.dtype) if bias is None else bias.reshape(-1)
+    _sizes("gru", "Bias", bias.size, 3 * width)
     arrays = GruArrays(
-        *_gru_weights(weight),
-        jnp.zeros(3 * width, x.dtype) if bias is None else bias.reshape(-1),
-        _initial(h0, x.last.number, width, x.dtype),
+        *_gru_weights("gru", weight),
+        bias,
+        initial("gru", "H0", h0, (x.last.number, width), x.dtype),
     )
     hidden = gru_of_rows(x, arrays, GruForm((gate_activation, activation), is_reverse, origin_mode))
     return None, None, None, x.like(hidden)
@@ -215,7 +227,8 @@ def gru_unit(
         )
     width = weight.shape[0]
     _sizes("gru_unit", "Input", x.shape[1], 3 * width)
-    to_gates, to_candidate = _gru_weights(weight)
+    _same_rows("gru_unit", "HiddenPrev", h.shape[0], x.shape[0])
+    to_gates, to_candidate = _gru_weights("gru_unit", weight)
     x = x if bias is None else x + bias.reshape(-1)
     gates = ACTIVATIONS[_NUMBERED[gate_activation]](x[:, : 2 * width] + h @ to_gates)
     u, reset = gates[:, :width], gates[:, width:] * h
@@ -230,6 +243,7 @@ def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, A
     candidate.
     """
     _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
+    _same_rows("lstm_unit", "C_prev", c.shape[0], x.shape[0])
     i, f, o, a = jnp.split(x, 4, axis=1)
     c = jax.nn.sigmoid(f + forget_bias) * c + jax.nn.sigmoid(i) * jnp.tanh(a)
     return c, jax.nn.sigmoid(o) * jnp.tanh(c)
@@ -291,6 +305,13 @@ def cudnn_lstm(
         for _ in range(directions)
         for n in (input_size if layer == 0 else hidden_size * directions, hidden_size)
     ]
+    wanted = (num_layers * directions, x.shape[1], hidden_size)
+    for slot, state in (("InitH", h0), ("InitC", c0)):
+        if state.shape != wanted and not any(map(is_unknown, (*state.shape, x.shape[1]))):
+            raise errors.ShapeError(
+                f"cudnn_lstm: {slot}: expected [layers, batch, hidden] {list(wanted)}, found "
+                f"{list(state.shape)}"
+            )
     sizes = [r * c for r, c in shapes] + [4 * hidden_size] * len(shapes)
     if sum(sizes) != weights.size:
         raise errors.ShapeError(f"cudnn_lstm: expected {sum(sizes)} weights, found {weights.size}")

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfluid.ops import sequence_loops
-from jfluid.ops.ragged import Ragged
+from jfluid import errors
+from jfluid.ops import sequence_loops, static_values
+from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -34,6 +35,25 @@ _SLOPES: dict[str, Callable[[Array], Array]] = {
     "tanh": lambda y: 1 - y * y,
     "relu": lambda y: (y > 0).astype(y.dtype),
 }
+
+
+def initial(
+    op_type: str, slot: str, state: Value | None, shape: tuple[int, int], dtype: Any
+) -> Array:
+    """Return the state [number, width] that sequences begin with: zeros for None. Raises ShapeError for one
+    of another shape: one row is not all sequences' state.
+    """
+    if state is None:
+        return jnp.zeros(shape, dtype)
+    found: Array = rows_of(state)
+    if static_values.placeholder() is not None:  # the number of sequences is not known yet
+        return jnp.broadcast_to(found[:1, : shape[1]], shape)
+    if found.shape != shape:
+        raise errors.ShapeError(
+            f"{op_type}: {slot}: expected a row for each of {shape[0]} sequences, of {shape[1]} "
+            f"columns, found {list(found.shape)}"
+        )
+    return found
 
 
 def _at(array: Any, t: Any) -> Any:

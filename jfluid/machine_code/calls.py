@@ -1,0 +1,86 @@
+"""The only way to call functions of machine code from a step: what a function reads and writes is held against
+the arrays that it is given, when the step is traced. Shapes do not change after that; values that say where to
+read are bounded where they are read.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from jfluid import errors
+from jfluid.machine_code import functions
+from jfluid.machine_code.extents import Extents
+
+_MOST = 2**31  # numbers of a call are int32
+
+
+def call(
+    name: str,
+    given: Sequence[Array],
+    numbers: Mapping[str, int],
+    made: Sequence[tuple[Sequence[int], Any]],
+    **options: Any,
+) -> Sequence[Array]:
+    """Call a function of machine code.
+
+    Args:
+        given: its arrays.
+        numbers: its numbers by name.
+        made: shape and dtype of each result.
+        options: of `jax.ffi.ffi_call`.
+
+    Raises ShapeError for arrays or numbers beside which the function would read or write.
+    """
+    results = [jax.ShapeDtypeStruct(tuple(shape), kind) for shape, kind in made]
+    names = functions.writer(name).GEOMETRY
+    ordered = [int(numbers[number]) for number in names]
+    extents = checked(name, ordered)
+    for what, arrays, wanted in (("given", given, extents.given), ("made", results, extents.made)):
+        _hold_sizes(name, what, arrays, wanted)
+    found: Sequence[Array] = jax.ffi.ffi_call(name, results, **options)(
+        *given, np.array(ordered, np.int32)
+    )
+    return found
+
+
+def checked(name: str, numbers: Sequence[int]) -> Extents:
+    """Return what a function reads and writes with these numbers, in its order. Raises ShapeError for numbers
+    that it is not made for.
+    """
+    found = _checked(name, tuple(numbers))
+    if isinstance(found, str):
+        raise errors.ShapeError(f"machine code {name}: {found}")
+    return found
+
+
+@functools.lru_cache(4096)
+def _checked(name: str, numbers: tuple[int, ...]) -> Extents | str:
+    writer = functions.writer(name)
+    known = dict(zip(writer.GEOMETRY, numbers, strict=True))
+    extents: Extents = writer.extents(name, SimpleNamespace(**known))
+    for number, value in known.items():
+        if not (-_MOST if number in extents.signed else 0) <= value < _MOST:
+            return f"expected {number} from 0 to 2^31 - 1, found {value}"
+    wanted = [("as much memory as a thread needs", known["memory"] >= extents.memory)]
+    for what, holds in [*wanted, *extents.holds]:
+        if not holds:
+            return f"expected {what}, found {known}"
+    return extents
+
+
+def _hold_sizes(name: str, what: str, arrays: Sequence[Any], wanted: Sequence[Any]) -> None:
+    if len(arrays) != len(wanted):
+        raise errors.ShapeError(
+            f"machine code {name}: expected {len(wanted)} arrays {what}, found {len(arrays)}"
+        )
+    for i, (array, extent) in enumerate(zip(arrays, wanted)):
+        if array.dtype != extent.kind or array.size != extent.size:
+            raise errors.ShapeError(
+                f"machine code {name}: array {i} that is {what}: expected {extent.size} numbers of "
+                f"{np.dtype(extent.kind)}, found {array.dtype} {list(array.shape)}"
+            )
