@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,11 +215,6 @@ def calls(folder: Path | None = None) -> Iterator[Guards]:
 def names() -> list[str]:
     """All functions of machine code that this machine has."""
     return [name for g in functions._GROUPS for writer in g for name in writer.names()]
-
-
-def cases(few: int) -> int:
-    """How many cases a test makes: few, or as many as the environment asks for."""
-    return int(os.environ.get("JFLUID_FUZZ_CASES", few))
 
 
 assert machine_calls.jax is jax  # it asks `jax.ffi.ffi_call` for each call

@@ -12,7 +12,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jfluid as fluid
@@ -37,6 +37,7 @@ from jfluid.machine_code import (
 from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruForm, LstmForm
+from tests.fuzz.harness import fuzzed
 from tests.machine_code import guarded
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what is no number
@@ -46,18 +47,6 @@ KINDS = vector_functions.KINDS
 HOSTILE = st.sampled_from([-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32 + 3, 2**62])
 VALUES = st.sampled_from(["plain", "plain", "nan", "inf", "huge"])
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def fuzzed(few):
-    """So many cases that are always the same, or as many others as the environment asks for."""
-    return settings(
-        max_examples=guarded.cases(few),
-        derandomize="JFLUID_FUZZ_CASES" not in os.environ,
-        database=None,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def made(group):
