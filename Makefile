@@ -9,13 +9,14 @@ CUDA ?= cuda13
 CHECK_ARGS ?=
 SEED ?= 1
 MINUTES ?= 10
+CASES ?= 10000
 CHAOS_OUT ?= build/chaos
 BENCH_OUT ?= build/bench.json
 BENCH_ARGS ?=
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos site clean
+.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos fuzz site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -46,6 +47,10 @@ coverage: $(VENV)/.test
 # Jobs of real processes that are killed, stopped, cut off and more, by plans drawn from SEED; see tests/chaos.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --out $(CHAOS_OUT)
+
+# Machine code between guards, and with it and without it, over some CASES shapes and values that are drawn anew; nightly, an hour.
+fuzz: $(VENV)/.test
+	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code $(PYTEST_ARGS)
 
 # Figures of docs/performance.md into one file, and its ratios against those that were committed; hours on a quiet machine, half an hour
 # with BENCH_ARGS=--short. Interpreters of other engines: BENCH_ARGS="--torch PYTHON --paddle PYTHON --fluid PYTHON"; some figures only:

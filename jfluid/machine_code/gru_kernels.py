@@ -85,7 +85,8 @@ class _Gru(Group):
 
 def _forward(module: Module, multiply: Any) -> Any:
     """x [rows, 3 width], weights [width, 2 width] and [width, width], bias [3 width], h0 [number, width];
-    makes hidden [rows, width] and gates with candidates [rows, 3 width]. Padding is a copy of some row.
+    makes hidden [rows, width] and gates with candidates [rows, 3 width]. Padding is a copy of some row,
+    that of gates is zero.
     """
     arrays = "x weight candidate_weight bias h0 places hidden gates"
     of_rows = {"x": _ALL, "hidden": 1, "gates": _ALL}
@@ -129,6 +130,7 @@ def _forward(module: Module, multiply: Any) -> Any:
                 for target in (place, f.at(group.of_row(v["hidden"], here), column)):
                     vectors.store(h, target)
     group.copy_to_padding(v["hidden"])
+    group.clear_padding({"gates": _ALL})
     return f.end()
 
 

@@ -62,7 +62,7 @@ class _Lstm(Group):
 
 def _forward(module: Module, multiply: Any) -> Any:
     """x [rows, 4 width], weight [width, 4 width], bias [7 width], h0 and c0 [number, width]; makes hidden
-    and cells [rows, width] and gates [rows, 4 width]. Padding is a copy of some row.
+    and cells [rows, width] and gates [rows, 4 width]. Padding is a copy of some row, that of gates is zero.
     """
     arrays = "x weight bias h0 c0 places hidden cells gates"
     of_rows = {"x": _GATES, "hidden": 1, "cells": 1, "gates": _GATES}
@@ -79,6 +79,7 @@ def _forward(module: Module, multiply: Any) -> Any:
             with group.columns() as column:
                 _cell(group, row, column, here)
     group.copy_to_padding(v["hidden"], v["cells"])
+    group.clear_padding({"gates": _GATES})
     return f.end()
 
 

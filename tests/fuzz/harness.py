@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from tests.measured import call_within
 
 _WANTED = os.environ.get("JFLUID_FUZZ", "")
-LONG = bool(_WANTED)
+# How many examples tests of machine code and of operators by sequences draw together, in place of USUAL.
+_CASES = os.environ.get("JFLUID_FUZZ_CASES", "")
+USUAL = 500
+LONG = bool(_WANTED or _CASES)
 # Bytes that a parser may take whatever its input: arrays of its own, error texts, what Python
 # keeps.
 FLOOR = 700_000
@@ -23,8 +26,9 @@ _SECONDS, _SECONDS_A_BYTE = 3.0, 2e-4
 
 def fuzzed(examples: int = 60) -> settings:
     """Few examples that are always the same, or as many as the environment asks for."""
+    wanted = int(_WANTED) if _WANTED else max(1, examples * int(_CASES or USUAL) // USUAL)
     return settings(
-        max_examples=int(_WANTED) if LONG else examples,
+        max_examples=wanted,
         derandomize=not LONG,
         database=None,
         deadline=None,
