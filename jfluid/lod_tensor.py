@@ -90,7 +90,8 @@ def _longest(levels: Sequence[np.ndarray]) -> int:
 class MeasuredLod(list[Any]):
     """Offsets of sequences, level by level, in arrays that nobody changes.
 
-    Each level starts at 0 and never falls: ProgramError else. What steps ask of them is found while they are made: later they are no longer in the processor's caches.
+    Each level starts at 0 and never falls: ProgramError else. What steps ask of them is found while they are
+    made: later they are no longer in the processor's caches.
 
     Args:
         levels: int64 [sequences + 1] each.

@@ -122,7 +122,9 @@ def _writes(lowering: BlockLowering, block: Block) -> list[str]:
     counting = lowering.counting.name
     loops = {counter(op) for op in _operators(block) if op.type == "while"} if counting else ()
     return (
-        sorted(outer_names(block)[1]) + [counting] * (counting in loops) + _refusing(lowering, block)
+        sorted(outer_names(block)[1])
+        + [counting] * (counting in loops)
+        + _refusing(lowering, block)
     )
 
 

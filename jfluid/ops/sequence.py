@@ -138,7 +138,9 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     )
     powers = jnp.where(mask, jnp.exp(jnp.where(mask, dense - highest, 0)), 0)
     total = powers.sum(axis=1, keepdims=True)
-    return x.unpad(powers / jnp.where(total == 0, 1, total))  # a sequence without rows has no powers
+    return x.unpad(
+        powers / jnp.where(total == 0, 1, total)
+    )  # a sequence without rows has no powers
 
 
 def shifted(x: Ragged, by: int) -> Array:

@@ -193,13 +193,12 @@ class JoinedLowering(Lowering):
             self._reads = dict.fromkeys(self._reads, Kind.ALIKE)
         return super()._apply(at, op, definition, env)
 
-    def _refused(
-        self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any
-    ) -> Any:
+    def _refused(self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any) -> Any:
         """What the first replica that refuses something does, for each rule."""
         own = {n for n in op.input_arg_names if self.kinds[n] is Kind.APART}
         axes = {
-            slot: [0 if n in own else None for n in op.input(slot)] if isinstance(v, list)
+            slot: [0 if n in own else None for n in op.input(slot)]
+            if isinstance(v, list)
             else (0 if own.intersection(op.input(slot)) else None)
             for slot, v in inputs.items()
         }

@@ -1,0 +1,591 @@
+"""Offsets, lengths and labels that do not fit what they are for: a named error, and nothing of the step is applied.
+What is refused is what the real Fluid refuses, and what it reads memory beside its arrays for.
+"""
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors
+
+layers = fluid.layers
+WIDTH = 16  # that machine code is made for
+ROWS = np.random.RandomState(0).randn(8, WIDTH).astype("float32")
+LOD = [0, 3, 8]
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["kernels", "no kernels"])
+def kernels(request):
+    fluid.set_flags({"FLAGS_cpu_kernels": request.param})
+    yield
+    fluid.set_flags({"FLAGS_cpu_kernels": True})
+
+
+def rows(lod=(LOD,), values=ROWS):
+    return fluid.LoDTensor(values, lod)
+
+
+def numbers(*values, dtype="int64"):
+    return np.array(values, dtype)
+
+
+def column(*values):
+    return numbers(*values).reshape(-1, 1)
+
+
+def ragged(name="x", width=WIDTH):
+    return fluid.data(name, [None, width], lod_level=1)
+
+
+def lengths(name="n", dtype="int64"):
+    return fluid.data(name, [None], dtype)
+
+
+def reset():
+    return layers.lod_reset(ragged(), lengths("z", "int32"))
+
+
+def reset_like():
+    return layers.lod_reset(ragged(), ragged("y", 1))
+
+
+def cut():
+    offset, length = (fluid.data(n, [None, 1], "int64") for n in ("o", "n"))
+    return layers.sequence_slice(ragged(), offset, length)
+
+
+def unpadded():
+    return layers.sequence_unpad(fluid.data("x", [None, 4, WIDTH]), lengths())
+
+
+def padded():
+    return layers.sequence_pad(ragged(), layers.fill_constant([1], "float32", 0.0), maxlen=5)[0]
+
+
+def reshaped():
+    return layers.sequence_reshape(ragged(), 2 * WIDTH)
+
+
+def field():
+    return layers.linear_chain_crf(
+        ragged(), fluid.data("l", [None, 1], "int64", lod_level=1), fluid.ParamAttr("transition")
+    )
+
+
+def padded_field():
+    return layers.linear_chain_crf(
+        fluid.data("x", [None, 4, WIDTH]),
+        fluid.data("l", [None, 4], "int64"),
+        fluid.ParamAttr("transition"),
+        fluid.data("n", [None, 1], "int64"),
+    )
+
+
+def padded_path():
+    layers.create_parameter([WIDTH + 2, WIDTH], "float32", attr=fluid.ParamAttr("transition"))
+    return layers.crf_decoding(
+        fluid.data("x", [None, 4, WIDTH]),
+        fluid.ParamAttr("transition"),
+        length=fluid.data("n", [None, 1], "int64"),
+    )
+
+
+def chunks():
+    found, wanted = (fluid.data(n, [None, 4], "int64") for n in ("i", "l"))
+    return layers.chunk_eval(found, wanted, "IOB", 2, seq_length=lengths())[3]
+
+
+def temporal():
+    return layers.warpctc(
+        fluid.data("x", [4, None, WIDTH]),
+        fluid.data("l", [None, 2], "int32"),
+        input_length=lengths(),
+        label_length=lengths("m"),
+    )
+
+
+def aligned():
+    return layers.ctc_greedy_decoder(
+        fluid.data("x", [None, 4, WIDTH]), 0, input_length=fluid.data("n", [None, 1], "int64")
+    )[0]
+
+
+def distance():
+    found, wanted = (fluid.data(n, [None, 4], "int64") for n in ("i", "l"))
+    return layers.edit_distance(
+        found, wanted, normalized=False, input_length=lengths(), label_length=lengths("m")
+    )[0]
+
+
+def pictures():
+    tops = fluid.contrib.layers.sequence_topk_avg_pooling
+    return tops(ragged(width=1), ragged("r", 1), ragged("c", 1), [1, 2], 1)
+
+
+def convolved():
+    parts = ragged(width=1), ragged("r", 1), ragged("c", 1)
+    return fluid.contrib.layers.var_conv_2d(*parts, 1, 2, 3)
+
+
+THREE = np.stack([ROWS[:4], ROWS[2:6]])
+TIME = np.ascontiguousarray(THREE.swapaxes(0, 1))
+TAGS = numbers([0, 1, 2, 0], [1, 1, 0, 2])
+SIZES = {
+    "r": rows([[0, 2, 4]], np.ones((4, 1), "float32")),
+    "c": rows([[0, 3, 5]], np.ones((5, 1), "float32")),
+}
+ENTRIES = np.arange(10, dtype="float32").reshape(-1, 1)
+HUGE = 2**32 + 3  # as int32 it is 3
+
+# what builds the operator; a feed; changes of it that are accepted; others, and what the error says
+CASES = {
+    "lod_reset": (
+        reset,
+        {"x": rows(), "z": numbers(0, 3, 8, dtype="int32")},
+        [{"z": numbers(0, 0, 8, dtype="int32")}],
+        {
+            tuple(z): (
+                {"z": numbers(*z, dtype="int32")},
+                rf"Y: .* the 8 rows of X, found \[{', '.join(map(str, z))}\]",
+            )
+            for z in (
+                [0, 3, 100],
+                [0, 5, 3, 8],
+                [-4, 2, 8],
+                [1, 3, 8],
+                [0, 3, 7],
+                [0, 2**31 - 1, 8],
+            )
+        },
+    ),
+    "lod_reset by a LoD": (
+        reset_like,
+        {"x": rows(), "y": rows([[0, 8]], np.ones((8, 1), "float32"))},
+        [],
+        {
+            n: (
+                {"y": rows([[0, 2, n]], np.ones((n, 1), "float32"))},
+                rf"Y: .* the 8 rows of X, found \[{n}\]",
+            )
+            for n in (7, 9, 40)
+        },
+    ),
+    "sequence_slice": (
+        cut,
+        {"x": rows(), "o": column(0, 1), "n": column(1, 4)},
+        [{"o": column(3, 5), "n": column(0, 0)}],
+        {
+            "before": ({"o": column(-1, 0)}, r"Offset: .* found \[-1, 0\]"),
+            "behind": ({"o": column(4, 0), "n": column(0, 1)}, r"Offset: .* found \[4, 0\]"),
+            "long": ({"n": column(1, 5)}, r"Length: .* found \[1, 5\]"),
+            "negative": ({"n": column(1, -7)}, r"Length: .* found \[1, -7\]"),
+            "huge": ({"n": column(HUGE, 1)}, rf"Length: .* found \[{HUGE}, 1\]"),
+        },
+    ),
+    "sequence_unpad": (
+        unpadded,
+        {"x": THREE, "n": numbers(4, 1)},
+        [{"n": numbers(0, 4)}],
+        {
+            n: ({"n": numbers(*n)}, rf"Length: .* the 4 steps of X, found \[{n[0]}, {n[1]}\]")
+            for n in ((5, 1), (4, -2), (HUGE, 1))
+        },
+    ),
+    "sequence_pad": (
+        padded,
+        {"x": rows()},
+        [{"x": rows([[0, 5, 8]])}],
+        {"long": ({"x": rows([[0, 2, 8]])}, r"X: .* maxlen, 5, rows, found lengths \[2, 6\]")},
+    ),
+    "sequence_reshape": (
+        reshaped,
+        {"x": rows([[0, 4, 8]])},
+        [{"x": rows([[0, 2, 8]])}],
+        {"odd": ({"x": rows()}, r"X: .* multiples of 2, found lengths \[3, 5\]")},
+    ),
+    "linear_chain_crf": (
+        field,
+        {"x": rows(), "l": rows(values=column(*range(8)))},
+        [{"l": rows(values=column(*range(8, 16)))}],
+        {
+            "label": (
+                {"l": rows(values=column(0, 1, 16, *range(5)))},
+                r"Label: .* up to 15, .* found \[0, 1, 16,",
+            )
+        },
+    ),
+    "linear_chain_crf by lengths": (
+        padded_field,
+        {"x": THREE, "l": TAGS, "n": column(4, 2)},
+        [{"n": column(0, 3), "l": TAGS + numbers([20, 20, 20, 20], [0, 0, 0, 20])}],
+        {
+            "long": ({"n": column(5, 1)}, r"Length: .* found \[5, 1\]"),
+            "negative": ({"n": column(-1, 2)}, r"Length: .* found \[-1, 2\]"),
+            "label": ({"l": TAGS + 15}, r"Label: .* found \[15, 16, 17"),
+        },
+    ),
+    "crf_decoding": (
+        padded_path,
+        {"x": THREE, "n": column(4, 2)},
+        [],
+        {"long": ({"n": column(5, 1)}, r"Length: .* found \[5, 1\]")},
+    ),
+    "chunk_eval": (
+        chunks,
+        {"i": TAGS, "l": TAGS, "n": numbers(4, 2)},
+        [{"l": TAGS + 2, "n": numbers(0, 3)}, {"l": TAGS - 3}],
+        {
+            "long": ({"n": numbers(5, 1)}, r"SeqLength: .* found \[5, 1\]"),
+            "label": ({"l": TAGS + 4}, r"Label: .* up to 4, .* found \[4, 5, 6"),
+            "inference": ({"i": TAGS + 4}, r"Inference: .* up to 4, .* found \[4, 5, 6"),
+        },
+    ),
+    "warpctc": (
+        temporal,
+        {
+            "x": TIME,
+            "l": numbers([1, 2], [2, 1], dtype="int32"),
+            "n": numbers(4, 3),
+            "m": numbers(2, 1),
+        },
+        [{"n": numbers(0, 4), "m": numbers(0, 2)}],
+        {
+            "steps": (
+                {"n": numbers(5, 3)},
+                r"LogitsLength: .* the 4 steps of Logits, found \[5, 3\]",
+            ),
+            "no steps": ({"n": numbers(4, -1)}, r"LogitsLength: .* found \[4, -1\]"),
+            "symbols": (
+                {"m": numbers(3, 1)},
+                r"LabelLength: .* the 2 steps of Label, found \[3, 1\]",
+            ),
+        },
+    ),
+    "ctc_align": (
+        aligned,
+        {"x": THREE, "n": column(4, 2)},
+        [{"n": column(0, 4)}],
+        {"long": ({"n": column(0, 5)}, r"InputLength: .* found \[0, 5\]")},
+    ),
+    "edit_distance": (
+        distance,
+        {"i": TAGS, "l": TAGS, "n": numbers(4, 2), "m": numbers(0, 4)},
+        [],
+        {
+            "hypotheses": ({"n": numbers(5, 2)}, r"HypsLength: .* found \[5, 2\]"),
+            "references": ({"m": numbers(4, -3)}, r"RefsLength: .* found \[4, -3\]"),
+        },
+    ),
+    "sequence_topk_avg_pooling": (
+        pictures,
+        {"x": rows([[0, 6, 10]], ENTRIES), **SIZES},
+        [],
+        {"size": ({"x": rows([[0, 5, 10]], ENTRIES)}, r"X: .* found lengths \[5, 5\]")},
+    ),
+    "var_conv_2d": (
+        convolved,
+        {"x": rows([[0, 6, 10]], ENTRIES), **SIZES},
+        [],
+        {"size": ({"x": rows([[0, 5, 10]], ENTRIES)}, r"X: .* found lengths \[5, 5\]")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_fit_is_named_and_what_fits_runs(name):
+    build, feed, others, wrong = CASES[name]
+    out = build()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+
+    def run(changed):
+        return executor.run(feed=feed | changed, fetch_list=[out], return_numpy=False)
+
+    run({})
+    for changed in others:
+        run(changed)
+    for changed, text in wrong.values():
+        with pytest.raises(
+            errors.OperandError, match=f"operator {name.split()[0]} .*{text}"
+        ) as caught:
+            run(changed)
+        assert f'made at: File "{__file__}", line' in str(caught.value)
+    run({})
+
+
+@pytest.mark.parametrize("offsets", [[], [0]])
+def test_offsets_of_no_sequence_are_refused(offsets):
+    out = reset()
+    executor = fluid.Executor(fluid.CPUPlace())
+    with pytest.raises(errors.ShapeError, match=f"found {len(offsets)} numbers"):
+        executor.run(feed={"x": rows(), "z": np.array(offsets, "int32")}, fetch_list=[out])
+
+
+def test_a_long_list_is_shown_around_what_is_wrong():
+    out = layers.sequence_pool(reset(), "max")
+    executor = fluid.Executor(fluid.CPUPlace())
+    offsets = np.arange(400, dtype="int32")
+    values = np.zeros((399, WIDTH), "float32")
+    executor.run(feed={"x": values, "z": offsets}, fetch_list=[out])
+    offsets[300] = 7
+    text = r"found \[..., 294, .*, 299, 7, 301, .*, ...\] \(400 numbers\)"
+    with pytest.raises(errors.OperandError, match=text):
+        executor.run(feed={"x": values, "z": offsets}, fetch_list=[out])
+
+
+def test_levels_that_are_added_have_to_fit_those_above():
+    out, executor = (
+        layers.lod_append(ragged(), lengths("z", "int32")),
+        fluid.Executor(fluid.CPUPlace()),
+    )
+
+    def run(*offsets):
+        feed = {"x": rows([[0, 2, 8]]), "z": numbers(*offsets, dtype="int32")}
+        (found,) = executor.run(feed=feed, fetch_list=[out], return_numpy=False)
+        return found.lod()
+
+    ends = [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert run(*ends) == [[0, 2, 8], ends]
+    with pytest.raises(errors.OperandError, match=r"append: .* the 2 sequences .*, found \[8\]"):
+        run(0, 1, 8)
+
+
+# --- where a step runs ---
+
+
+def pooled():
+    hidden = layers.fc(fluid.data("x", [None, WIDTH]), WIDTH)
+    return layers.sequence_pool(layers.lod_reset(hidden, lengths("z", "int32")), "max")
+
+
+def of_computed_offsets():
+    hidden = layers.fc(fluid.data("x", [None, WIDTH]), WIDTH)
+    given = layers.cast(layers.scale(layers.cast(lengths("z", "int32"), "float32"), 1.0), "int32")
+    return layers.sequence_pool(layers.lod_reset(hidden, given), "max")
+
+
+def while_loop():
+    x, offsets = fluid.data("x", [None, WIDTH]), lengths("z", "int32")
+    at, end = (layers.fill_constant([1], "int64", n) for n in (0, 6))
+    total = layers.fill_constant([2, WIDTH], "float32", 0.0)
+    goes_on = layers.less_than(at, end)
+    loop = layers.While(goes_on)
+    with loop.block():
+        of_one = layers.sequence_pool(layers.lod_reset(layers.fc(x, WIDTH), offsets), "sum")
+        layers.assign(total + of_one, total)
+        layers.increment(at, in_place=True)
+        layers.less_than(at, end, cond=goes_on)
+    return total + layers.sequence_pool(
+        layers.lod_reset(layers.fc(x, WIDTH), target_lod=LOD), "sum"
+    )
+
+
+def static_rnn():
+    x, offsets = fluid.data("x", [None, WIDTH]), lengths("z", "int32")
+    steps = layers.stack([x, x, x])
+    zero = layers.fill_constant([2, WIDTH], "float32", 0.0)
+    rnn = layers.StaticRNN()
+    with rnn.step():
+        now, before = rnn.step_input(steps), rnn.memory(init=zero)
+        hidden = layers.lod_reset(layers.fc(now, WIDTH), offsets)
+        after = before + layers.sequence_pool(hidden, "sum")
+        rnn.update_memory(before, after)
+        rnn.step_output(after)
+    return rnn()
+
+
+def dynamic_rnn():
+    rows = layers.lod_reset(fluid.data("x", [None, WIDTH]), target_lod=LOD)
+    rnn = layers.DynamicRNN()
+    with rnn.block():
+        now, before = rnn.step_input(rows), rnn.memory(shape=[WIDTH], value=0.0)
+        after = layers.fc([now, before], WIDTH, act="tanh")
+        rnn.update_memory(before, after)
+        rnn.output(after)
+    return layers.sequence_pool(layers.lod_reset(rnn(), lengths("z", "int32")), "max")
+
+
+def behind_a_host_operator():
+    hidden, offsets = layers.fc(fluid.data("x", [None, WIDTH]), WIDTH), lengths("z", "int32")
+    longest = layers.sequence_mask(layers.cast(offsets, "int64"))  # the host looks for the largest
+    used = 0 * layers.reduce_sum(layers.cast(longest, "float32"))
+    return layers.sequence_pool(layers.lod_reset(hidden, offsets), "sum") + used
+
+
+def state_of(program, scope):
+    names = [v.name for v in program.list_vars() if v.persistable]
+    found = {n: scope.find_var(n) for n in names}
+    return {n: np.array(v.get_tensor()) for n, v in found.items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pooled,
+        of_computed_offsets,
+        while_loop,
+        static_rnn,
+        dynamic_rnn,
+        behind_a_host_operator,
+    ],
+)
+def test_nothing_of_a_step_that_is_refused_is_applied(build):
+    loss = layers.reduce_mean(build())
+    fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    program, scope = fluid.default_main_program(), fluid.global_scope()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+
+    def run(*offsets):
+        feed = {"x": ROWS, "z": numbers(*offsets, dtype="int32")}
+        (found,) = executor.run(feed=feed, fetch_list=[loss])
+        return found.item()
+
+    losses = [run(0, 3, 8)]
+    before = state_of(program, scope)
+    for wrong in ([0, 3, 9], [0, 9, 8], [2, 3, 8]):
+        with pytest.raises(errors.OperandError, match="operator lod_reset"):
+            run(*wrong)
+        after = state_of(program, scope)
+        assert all(np.array_equal(before[n], after[n]) for n in before)
+    losses.append(run(0, 3, 8))
+    assert losses[1] != losses[0]
+
+
+def test_a_branch_that_is_not_taken_refuses_nothing():
+    hidden, offsets = layers.fc(fluid.data("x", [None, WIDTH]), WIDTH), lengths("z", "int32")
+    wanted = fluid.data("wanted", [1], "bool")
+    out = layers.cond(
+        wanted,
+        lambda: layers.sequence_pool(layers.lod_reset(hidden, offsets), "sum"),
+        lambda: layers.sequence_pool(layers.lod_reset(hidden, target_lod=LOD), "sum"),
+    )
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+
+    def run(taken, *offsets):
+        feed = {"x": ROWS, "z": numbers(*offsets, dtype="int32"), "wanted": np.array([taken])}
+        return executor.run(feed=feed, fetch_list=[out])[0]
+
+    np.testing.assert_allclose(run(True, 0, 3, 8), run(False, 0, 99, 3), rtol=1e-5)
+    with pytest.raises(errors.OperandError, match=r"found \[0, 99, 3\]"):
+        run(True, 0, 99, 3)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["as one program", "by device"])
+def test_one_replica_refuses_for_all(apart, monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    x = fluid.data("x", [None, 4, WIDTH])
+    hidden = layers.fc(x, WIDTH, num_flatten_dims=2)
+    if apart:  # replicas with conditions are no one program
+        hidden = layers.cond(layers.reduce_sum(x) < 1e9, lambda: hidden * 2, lambda: hidden)
+    out = layers.fc(layers.sequence_pool(layers.sequence_unpad(hidden, lengths()), "sum"), 2)
+    loss = layers.reduce_mean(out)
+    fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    program, scope = fluid.default_main_program(), fluid.global_scope()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+    compiled = fluid.CompiledProgram(program).with_data_parallel(loss.name)
+
+    def run(*lengths):
+        feed = {"x": np.concatenate([THREE, THREE]), "n": numbers(*lengths)}
+        return executor.run(compiled, feed=feed, fetch_list=[loss])[0]
+
+    run(4, 3, 2, 1)
+    before = state_of(program, scope)
+    for wrong, shown in (((4, 3, 2, 5), "2, 5"), ((-1, 9, 0, 0), "-1, 9")):
+        with pytest.raises(errors.OperandError, match=rf"sequence_unpad .*found \[{shown}\]"):
+            run(*wrong)
+        after = state_of(program, scope)
+        assert all(np.array_equal(before[n], after[n]) for n in before)
+    run(4, 3, 2, 1)
+
+
+def test_predictors_refuse(tmp_path):
+    out = pooled()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+    fluid.io.save_inference_model(str(tmp_path), ["x", "z"], [out], executor)
+    predictor = fluid.core.create_paddle_predictor(fluid.core.AnalysisConfig(str(tmp_path)))
+
+    def run(*offsets):
+        given = ROWS, numbers(*offsets, dtype="int32")
+        return predictor.run([fluid.core.PaddleTensor(value) for value in given])
+
+    run(0, 3, 8)
+    with pytest.raises(errors.OperandError, match=r"found \[0, 3, 2000000000\]"):
+        run(0, 3, 2_000_000_000)
+    run(0, 3, 8)
+
+
+def test_operators_of_imperative_mode_refuse():
+    with fluid.dygraph.guard():
+        x, labels = (
+            fluid.dygraph.to_variable(v) for v in (TIME, numbers([1, 2], [2, 1], dtype="int32"))
+        )
+
+        def run(n, m):
+            n, m = (fluid.dygraph.to_variable(numbers(*v)) for v in (n, m))
+            loss = layers.warpctc(x * 1.0, labels, input_length=n * 1, label_length=m)
+            return loss.numpy().ravel().tolist()
+
+        first = run((4, 3), (2, 1))
+        for wrong, text in (
+            (((4, 5), (2, 1)), r"LogitsLength: .* \[4, 5\]"),
+            (((4, 3), (2, -1)), r"LabelLength: .* \[2, -1\]"),
+        ):
+            with pytest.raises(errors.OperandError, match=f"operator warpctc .*{text}"):
+                run(*wrong)
+        assert run((4, 3), (2, 1)) == first
+
+
+def test_programs_without_such_operators_evaluate_nothing(monkeypatch):
+    from jfluid.compile.specialize import Specialized
+
+    def check(self, *arguments):
+        raise AssertionError("evaluated")
+
+    monkeypatch.setattr(Specialized, "_check", check)
+    x = fluid.data("x", [None, WIDTH])
+    out = layers.sequence_pool(layers.lod_reset(x, target_lod=LOD), "max")
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(feed={"x": ROWS}, fetch_list=[out])
+
+
+# --- lods that are fed ---
+
+FED = {
+    "beyond": [[0, 100]],
+    "short": [[0, 2]],
+    "back": [[0, 5, 3, 8]],
+    "negative": [[0, -3, 8]],
+    "huge": [[0, 2**40]],
+    "wraps": [[0, 2**32 + 8]],
+    "first": [[3, 8]],
+    "empty": [[]],
+    "zero": [[0]],
+    "above": [[0, 3], [0, 3, 8]],
+    "above back": [[0, 2, 1, 2], [0, 3, 8]],
+    "not flat": [[[0, 3], [3, 8]]],
+    "text": [["0", "eight"]],
+    "wide": [[0, 2**70]],
+}
+
+
+@pytest.mark.parametrize("name", FED)
+def test_lods_that_do_not_fit_their_rows_are_refused(name):
+    """Whoever makes the tensor, sets the LoD or feeds it."""
+    lod = FED[name]
+    out, executor = layers.sequence_pool(ragged(), "max"), fluid.Executor(fluid.CPUPlace())
+    tensor = fluid.LoDTensor()
+    tensor.set(ROWS, fluid.CPUPlace())
+    with pytest.raises(errors.ProgramError, match="lod"):
+        tensor.set_lod(lod)
+    with pytest.raises((errors.FeedError, errors.ProgramError), match="lod"):
+        executor.run(feed={"x": fluid.LoDTensor(ROWS, lod)}, fetch_list=[out])
+    run = executor.run(feed={"x": rows()}, fetch_list=[out])
+    with pytest.raises(
+        (errors.FeedError, errors.ProgramError), match="lod"
+    ):  # again, without a check
+        executor.run(feed={"x": fluid.LoDTensor(ROWS, lod)}, fetch_list=[out])
+    assert run[0].shape == (2, WIDTH)
