@@ -48,9 +48,10 @@ coverage: $(VENV)/.test
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --out $(CHAOS_OUT)
 
-# Machine code between guards, and with it and without it, over some CASES shapes and values that are drawn anew; nightly, an hour.
+# Machine code between guards, and operators of sequences with it and without it, over some CASES shapes and values that are drawn anew;
+# nightly, an hour.
 fuzz: $(VENV)/.test
-	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code $(PYTEST_ARGS)
+	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code tests/fuzz/test_lod.py $(PYTEST_ARGS)
 
 # Figures of docs/performance.md into one file, and its ratios against those that were committed; hours on a quiet machine, half an hour
 # with BENCH_ARGS=--short. Interpreters of other engines: BENCH_ARGS="--torch PYTHON --paddle PYTHON --fluid PYTHON"; some figures only:

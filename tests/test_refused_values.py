@@ -282,6 +282,33 @@ CASES = {
         [],
         {"size": ({"x": rows([[0, 5, 10]], ENTRIES)}, r"X: .* found lengths \[5, 5\]")},
     ),
+    "gather_tree": (
+        lambda: layers.gather_tree(*(fluid.data(n, [None, 1, 2], "int64") for n in "ip")),
+        {n: numbers([[0, 1]], [[1, 0]]) for n in "ip"},
+        [],
+        {
+            "beam": (
+                {"p": numbers([[0, 1]], [[1, 2]])},
+                r"Parents: .* 0 to 1, found \[0, 1, 1, 2\]",
+            ),
+            "negative": ({"p": numbers([[0, -1]], [[1, 0]])}, r"Parents: .*\[0, -1, 1, 0\]"),
+        },
+    ),
+    "prroi_pool": (
+        lambda: layers.prroi_pool(
+            fluid.data("x", [None, 1, 4, 4]), fluid.data("b", [None, 4]), batch_roi_nums=lengths()
+        ),
+        {
+            "x": np.ones((2, 1, 4, 4), "float32"),
+            "b": np.ones((3, 4), "float32"),
+            "n": numbers(1, 2),
+        },
+        [{"n": numbers(3, 0)}],
+        {
+            n: ({"n": numbers(*n)}, rf"BatchRoINums: .* 3 together, found \[{n[0]}, {n[1]}\]")
+            for n in ((1, 1), (4, -1), (2, 2))
+        },
+    ),
     "var_conv_2d": (
         convolved,
         {"x": rows([[0, 6, 10]], ENTRIES), **SIZES},
@@ -348,6 +375,13 @@ def test_levels_that_are_added_have_to_fit_those_above():
     assert run(*ends) == [[0, 2, 8], ends]
     with pytest.raises(errors.OperandError, match=r"append: .* the 2 sequences .*, found \[8\]"):
         run(0, 1, 8)
+
+
+def test_a_level_of_constants_has_to_fit_those_above():
+    out, executor = layers.lod_append(ragged(), [0, 2, 8]), fluid.Executor(fluid.CPUPlace())
+    values = np.zeros((8, WIDTH), "float32")
+    with pytest.raises(errors.OperandError, match=r"append: .* the 2 sequences .*, found \[8\]"):
+        executor.run(feed={"x": rows([[0, 8]], values)}, fetch_list=[out])
 
 
 # --- where a step runs ---

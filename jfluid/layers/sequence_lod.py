@@ -152,6 +152,8 @@ def sequence_slice(
         input: rows with a LoD of one level.
         offset: integers [number of sequences, 1]: where the part of each begins.
         length: integers [number of sequences, 1]: how many rows it has.
+
+    A step raises OperandError where a part is not within its sequence.
     """
     return emit("sequence_slice", {"X": input, "Offset": offset, "Length": length}, name=name)
 
@@ -187,6 +189,8 @@ def sequence_pad(
             shape of a row.
         maxlen: the longest sequence of the batch when None. XLA then compiles anew for each such
             length, so give a number where there is one.
+
+    A step raises OperandError where a sequence is longer than `maxlen`.
     """
     out, length = emit(
         "sequence_pad",
@@ -205,6 +209,8 @@ def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Va
     Args:
         x: [number of sequences, longest, ...].
         length: int64 [number of sequences]: how many steps of each are taken.
+
+    A step raises OperandError where a length is below 0 or above the longest.
     """
     length.stop_gradient = True
     return emit("sequence_unpad", {"X": x, "Length": length}, name=name)
@@ -212,7 +218,7 @@ def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Va
 
 def sequence_reshape(input: Variable, new_dim: int) -> Variable:
     """Put the numbers of each sequence into rows of width `new_dim`. `input` is [rows, width] with
-    a LoD.
+    a LoD. A step raises OperandError where the numbers of a sequence make no whole rows.
     """
     return emit("sequence_reshape", {"X": input}, {"new_dim": new_dim})
 
@@ -280,7 +286,8 @@ def lod_reset(
         y: a Variable whose LoD is taken; where it has none, its values are the offsets.
         target_lod: offsets, where `y` is None.
 
-    Raises ProgramError when neither is given.
+    Raises ProgramError when neither is given. A step raises OperandError where offsets do not start
+    at 0, fall, or do not end at the rows of `x`.
     """
     if y is None and target_lod is None:
         raise errors.ProgramError("lod_reset: give y or target_lod")
@@ -294,7 +301,8 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
     Args:
         level: its offsets, as a list or a Variable.
 
-    Raises ProgramError where `level` is neither.
+    Raises ProgramError where `level` is neither. A step raises OperandError where the LoD of `x` does
+    not end at the number of sequences of the level.
     """
     if isinstance(level, Variable):
         return emit("lod_reset", {"X": x, "Y": level}, {"append": True}, layer="lod_append")

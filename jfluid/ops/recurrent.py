@@ -11,6 +11,7 @@ from jfluid.ops import sequence_loops
 from jfluid.ops.ragged import Level, Value, need
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, initial, lstm_of_rows, time_mask
+from jfluid.ops.refusals import Rule, outside
 from jfluid.ops.registry import op
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 from jfluid.ops.shape import is_unknown
@@ -255,7 +256,19 @@ def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
     return x
 
 
-@op("gather_tree", ins=("Ids", "Parents"), outs=("Out",), grad=False)
+@op(
+    "gather_tree",
+    ins=("Ids", "Parents"),
+    outs=("Out",),
+    grad=False,
+    refuses=(
+        Rule(
+            "Parents",
+            lambda ins, attrs: outside(ins["Parents"], ins["Ids"].shape[2] - 1),
+            "expected beams from 0 to {limit}, found {found}",
+        ),
+    ),
+)
 def gather_tree(ids: Array, parents: Array) -> Array:
     """Return whole sequences [time, batch, beam] from the ids that each step chose and the beams
     that they continue.

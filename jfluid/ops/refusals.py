@@ -93,9 +93,9 @@ def offsets(values: Array, rows: Any) -> Found:
     return Found(wrong.at[-1].set(wrong[-1] | (wide[-1] != rows)), wide, rows)
 
 
-def outside(values: Array, most: Any) -> Found:
+def outside(values: Value, most: Any) -> Found:
     """Return which values are not in [0, most]."""
-    wide = values.reshape(-1).astype(jnp.int64)
+    wide = rows_of(values).reshape(-1).astype(jnp.int64)
     return Found((wide < 0) | (wide > most), wide, most)
 
 
@@ -103,7 +103,7 @@ def lengths(slot: str, of: str, axis: int) -> Rule:
     """Return the rule that lengths are in [0, size of an axis of the input `of`]."""
     return Rule(
         slot,
-        lambda ins, attrs: outside(rows_of(ins[slot]), rows_of(ins[of]).shape[axis]),
+        lambda ins, attrs: outside(ins[slot], rows_of(ins[of]).shape[axis]),
         f"expected lengths from 0 to the {{limit}} steps of {of}, found {{found}}",
     )
 

@@ -343,7 +343,7 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     if not (isinstance(x, Ragged) and x.levels and attrs["append"]):
         return None
     below = y.levels[0] if isinstance(y, Ragged) and y.levels else None
-    number: Any = rows_of(y).size - 1
+    number: Any = (len(attrs["target_lod"]) if y is None else rows_of(y).size) - 1
     if below is not None:
         number = below.number if below.count is None else below.count
     return Found(x.last.offsets[-1:] != number, x.last.offsets[-1:], number)
@@ -362,7 +362,7 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
             "expected offsets that start at 0, never fall and end at the {limit} rows of X, found {found}",
         ),
         Rule(
-            "Y",
+            "X",
             _wrong_above,
             "append: the LoD of X has to end at the {limit} sequences of the level that is added, found "
             "{found}",

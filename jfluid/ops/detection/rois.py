@@ -7,6 +7,7 @@ the largest bin of the batch reaches.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import static_values
+from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Ragged, Value, need, rows_of
+from jfluid.ops.refusals import Found, Rule
 from jfluid.ops.registry import op
 
 
@@ -238,12 +240,27 @@ def _sampled(start: Array, length: Array, bins: int, ratio: int, size: int) -> A
     return (up + down) / number
 
 
+# Offsets of images in boxes, as a tensor.
+_OFFSETS = Rule(
+    "RoisLod",
+    lambda ins, attrs: refusals.offsets(rows_of(ins["RoisLod"]), refusals.count_of(ins["ROIs"])),
+    "expected offsets that start at 0, never fall and end at the {limit} boxes, found {found}",
+)
+
+
+def _wrong_counts(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found:
+    counts = rows_of(ins["BatchRoINums"]).reshape(-1).astype(jnp.int64)
+    boxes = refusals.count_of(ins["ROIs"])
+    return Found((counts < 0) | (counts.sum() != boxes), counts, boxes)
+
+
 @op(
     "roi_align",
     ins=("X", "ROIs", "RoisLod?"),
     outs=("Out",),
     nograd=("ROIs", "RoisLod"),
     rows="sequence",
+    refuses=(_OFFSETS,),
 )
 def roi_align(
     x: Value,
@@ -295,6 +312,13 @@ def _integrated(start: Array, length: Array, bins: int, size: int) -> Array:
     outs=("Out",),
     nograd=("BatchRoINums",),
     rows="sequence",
+    refuses=(
+        Rule(
+            "BatchRoINums",
+            _wrong_counts,
+            "expected for each image a number of boxes, {limit} together, found {found}",
+        ),
+    ),
 )
 def prroi_pool(
     x: Value,
@@ -371,6 +395,7 @@ def psroi_pool(
     outs=("Out", "Argmax~"),
     nograd=("ROIs", "RoisLod"),
     rows="sequence",
+    refuses=(_OFFSETS,),
 )
 def roi_pool(
     x: Value,
