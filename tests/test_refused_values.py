@@ -282,6 +282,23 @@ CASES = {
         [],
         {"size": ({"x": rows([[0, 5, 10]], ENTRIES)}, r"X: .* found lengths \[5, 5\]")},
     ),
+    "sequence_scatter": (
+        lambda: layers.sequence_scatter(
+            fluid.data("x", [2, WIDTH]),
+            fluid.data("l", [None, 1], "int64", lod_level=1),
+            ragged("u", 1),
+        ),
+        {
+            "x": ROWS[:2],
+            "l": rows(values=column(*range(8))),
+            "u": rows(values=np.ones((8, 1), "float32")),
+        },
+        [],
+        {
+            n: ({"l": rows(values=column(n, *range(7)))}, rf"Ids: .* 0 to 15, found \[{n}, 0, 1,")
+            for n in (-1, 16, HUGE)
+        },
+    ),
     "gather_tree": (
         lambda: layers.gather_tree(*(fluid.data(n, [None, 1, 2], "int64") for n in "ip")),
         {n: numbers([[0, 1]], [[1, 0]]) for n in "ip"},

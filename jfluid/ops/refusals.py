@@ -94,9 +94,9 @@ def offsets(values: Array, rows: Any) -> Found:
 
 
 def outside(values: Value, most: Any) -> Found:
-    """Return which values are not in [0, most]."""
-    wide = rows_of(values).reshape(-1).astype(jnp.int64)
-    return Found((wide < 0) | (wide > most), wide, most)
+    """Return which values of real rows are not in [0, most]."""
+    found = at_most(values, most)
+    return found._replace(wrong=found.wrong | _of_real_rows(values, found.values < 0))
 
 
 def lengths(slot: str, of: str, axis: int) -> Rule:
@@ -128,10 +128,13 @@ def pictures(channels: str) -> Rule:
     )
 
 
-def at_most(values: Value, most: int) -> Found:
+def at_most(values: Value, most: Any) -> Found:
     """Return which values of real rows are above a number."""
     wide = rows_of(values).astype(jnp.int64)
-    wrong = wide > most
-    if isinstance(values, Ragged):
-        wrong &= values.mask().reshape(-1, *[1] * (wide.ndim - 1))
-    return Found(wrong, wide, most)
+    return Found(_of_real_rows(values, wide > most), wide, most)
+
+
+def _of_real_rows(values: Value, wrong: Array) -> Array:
+    if not isinstance(values, Ragged):
+        return wrong
+    return wrong & values.mask().reshape(-1, *[1] * (wrong.ndim - 1))

@@ -257,7 +257,18 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
 
 
 @op(
-    "sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence"
+    "sequence_scatter",
+    ins=("X", "Ids", "Updates"),
+    outs=("Out",),
+    nograd=("Ids",),
+    rows="sequence",
+    refuses=(
+        refusals.Rule(
+            "Ids",
+            lambda ins, attrs: refusals.outside(ins["Ids"], ins["X"].shape[1] - 1),
+            "expected columns of X from 0 to {limit}, found {found}",
+        ),
+    ),
 )
 def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     """Add the updates of sequence i to row i of x, at the columns that its ids name."""
