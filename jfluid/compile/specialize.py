@@ -83,6 +83,10 @@ class Specialized:
         self._names, self._name = [*names[0], *names[1]], name
         self._items = placement.plan.segments[at].ops
         self._refusals = Refusals(self._items) or None
+        reads = self._refusals.reads if self._refusals else set()
+        # one that is fed may hold others (`slots.Joined`)
+        wanted = reads | set(placement.plan.feeds)
+        self._refused_by = [(i, n) for i, n in enumerate(self._names) if reads and n in wanted]
         self._jitted = placement.compiled(at, function({}))
         self.plain = self._jitted if entry is None else functools.partial(self._start, entry)
         self._needs: list[Need] = []
@@ -198,8 +202,8 @@ class Specialized:
         assert refusals is not None
         given = [
             (n, v)
-            for n, v in zip(self._names, values)
-            if v is not None and (n in refusals.reads or isinstance(v, slots.Joined))
+            for i, n in self._refused_by
+            if (v := values[i]) is not None and (n in refusals.reads or isinstance(v, slots.Joined))
         ]
         first = First(refusals.items, TABLE, refusals=refusals.rows)
         table = self._run_first(first, TABLE, given, known, key)
