@@ -463,6 +463,15 @@ def behind_a_host_operator():
     return layers.sequence_pool(layers.lod_reset(hidden, offsets), "sum") + used
 
 
+def between_host_operators():
+    """The first part counts steps and moves statistics, the second refuses."""
+    x, offsets = fluid.data("x", [None, WIDTH]), lengths("z", "int32")
+    hidden = layers.batch_norm(layers.fc(x, WIDTH)) * layers.exponential_decay(0.1, 10, 0.5)
+    longest = layers.sequence_mask(layers.cast(layers.abs(offsets), "int64"))
+    used = 0 * layers.reduce_sum(layers.cast(longest, "float32"))
+    return layers.sequence_pool(layers.lod_reset(hidden + used, offsets), "sum")
+
+
 def state_of(program, scope):
     names = [v.name for v in program.list_vars() if v.persistable]
     found = {n: scope.find_var(n) for n in names}
@@ -478,6 +487,7 @@ def state_of(program, scope):
         static_rnn,
         dynamic_rnn,
         behind_a_host_operator,
+        between_host_operators,
     ],
 )
 def test_nothing_of_a_step_that_is_refused_is_applied(build):

@@ -19,6 +19,16 @@ from jfluid.ops.refusals import Rule
 Rows = dict[int, tuple[int, list[Rule]]]
 
 
+def refuses(items: Sequence[Item]) -> bool:
+    """Return whether operators, or those in their blocks, may refuse values."""
+    return any(
+        rule.applies(op)
+        for item in items
+        for _, op, definition in _with_inner(item)
+        for rule in definition.refuses
+    )
+
+
 class Refusals:
     """What the operators of a segment, and those in their blocks, refuse.
 

@@ -13,6 +13,7 @@ from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Plan, with_host_loop
+from jfluid.compile.refused import refuses
 from jfluid.compile.specialize import Specialized
 from jfluid.compile.step_state import StepState
 from jfluid.ops.static_values import Unknown
@@ -122,9 +123,13 @@ class Step:
         donate: bool = True,
     ):
         self.plan, self.placement = plan, placement
+        # What is updated before the last segment that may refuse values must survive.
+        last = max((at for at, s in enumerate(plan.segments) if refuses(s.ops)), default=0)
+        self._restores = last > 0
 
         def compiled(at: int) -> CompiledSegment:
-            return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donate)
+            donates = donate and at >= last
+            return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donates)
 
         self._compiled = compiled
         whole = (
@@ -143,12 +148,12 @@ class Step:
         self.whole = only if isinstance(only, CompiledSegment) else None
 
         def host(number: int) -> Host:
-            return Host(
-                lambda plan: Step(
-                    plan, placement.inner(plan, number), place, check_finite, name, donate
-                ),
-                place,
-            )
+            def step(plan: Plan) -> Step:
+                donates = donate and not any(refuses(s.ops) for s in plan.segments)
+                inner = placement.inner(plan, number)
+                return Step(plan, inner, place, check_finite, name, donates)
+
+            return Host(step, place)
 
         self._hosts = [host(number) for number in range(placement.hosts)]
 
@@ -173,8 +178,14 @@ class Step:
                 return self.run(scope, feeds, key, entered)
         env = slots.opened(values)
         state.read(env)
-        with self.placement.context():
-            self.run_segments(env, scope, key, state)
+        before = state.values() if self._restores else ()
+        try:
+            with self.placement.context():
+                self.run_segments(env, scope, key, state)
+        except errors.OperandError:
+            for tensor, value in before:
+                tensor.value = value
+            raise
         return [env[n] for n in self.plan.fetches]
 
     def run_segments(

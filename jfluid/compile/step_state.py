@@ -171,6 +171,14 @@ class StepState:
             or not value.sharding.is_equivalent_to(home, value.ndim)
         )
 
+    def values(self) -> list[tuple[LoDTensor, Any]]:
+        """Return the tensors that the plan writes and their values, those that have one."""
+        scope = self.scope()
+        assert scope is not None  # the caller holds it
+        found = [scope.find_var(name) for name in self.plan.updated]
+        tensors = [v.tensor for v in found if v is not None]
+        return [(t, t.value) for t in tensors if t.value is not None]
+
     def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
         scope = self.scope()
         assert scope is not None  # the caller holds it
