@@ -124,11 +124,10 @@ class Step:
     ):
         self.plan, self.placement = plan, placement
         # What is updated before the last segment that may refuse values must survive.
-        last = max((at for at, s in enumerate(plan.segments) if refuses(s.ops)), default=0)
-        self._restores = last > 0
+        self._last_refusing = _last_refusing(plan)
 
         def compiled(at: int) -> CompiledSegment:
-            donates = donate and at >= last
+            donates = donate and at >= self._last_refusing
             return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donates)
 
         self._compiled = compiled
@@ -178,7 +177,7 @@ class Step:
                 return self.run(scope, feeds, key, entered)
         env = slots.opened(values)
         state.read(env)
-        before = state.values() if self._restores else ()
+        before = state.values() if self._last_refusing else ()
         try:
             with self.placement.context():
                 self.run_segments(env, scope, key, state)
@@ -223,11 +222,17 @@ class Step:
         if changed is None or not self.placement.replan(changed):
             raise need
         self.plan, self.whole = changed, None
+        self._last_refusing = _last_refusing(changed)
         self.segments[at:] = [
             s if s.host else self._compiled(i)
             for i, s in enumerate(changed.segments[at:], start=at)
         ]
         self._states.clear()
+
+
+def _last_refusing(plan: Plan) -> int:
+    """Return the number of the last segment whose operators may refuse values; 0 where there is none."""
+    return max((at for at, s in enumerate(plan.segments) if refuses(s.ops)), default=0)
 
 
 def refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
