@@ -159,9 +159,9 @@ class Tracer:
             pending.take_back(before)
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
-                for v in values:
-                    if v is not None:
-                        array_of(v)
+                for value in values:
+                    if value is not None:
+                        array_of(value)
                 return self.call(type_, inputs, outputs, attrs, draw)
             found = self._at_once(call, inputs, named, values)
             if found is not None:
@@ -199,7 +199,7 @@ class Tracer:
         ordered = [None if at < 0 else values[at] for at in call.order]
         avals = [None if v is None else v.aval for v in ordered]
         if call.rules:
-            call.refuse(avals, lambda i: array_of(ordered[i]))
+            call.refuse(avals, [None if v is None else v.array for v in ordered])
         outputs = call.outputs(avals)
         if outputs is None:  # shapes follow from numbers among the inputs
             constants = {

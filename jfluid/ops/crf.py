@@ -174,6 +174,15 @@ def _tags(attrs: Mapping[str, Any]) -> int:
     return attrs["num_chunk_types"] * scheme[0] if scheme else 0
 
 
+def _known_tags(slot: str) -> Rule:
+    """Return the rule that tags of a slot are of the scheme."""
+    return Rule(
+        slot,
+        lambda ins, attrs: _above_tags(ins[slot], _tags(attrs) + 1, ins["SeqLength"]),
+        "expected tags up to {limit}, the types of chunks times the tags of each, found {found}",
+    )
+
+
 @op(
     "chunk_eval",
     ins=("Inference", "Label", "SeqLength?"),
@@ -189,16 +198,8 @@ def _tags(attrs: Mapping[str, Any]) -> int:
     rows="sequence",
     refuses=(
         refusals.lengths("SeqLength", "Inference", 1),
-        *(
-            Rule(
-                slot,
-                lambda ins, attrs, slot=slot: _above_tags(
-                    ins[slot], _tags(attrs) + 1, ins["SeqLength"]
-                ),
-                "expected tags up to {limit}, the types of chunks times the tags of each, found {found}",
-            )
-            for slot in ("Inference", "Label")
-        ),
+        _known_tags("Inference"),
+        _known_tags("Label"),
     ),
 )
 def chunk_eval(
