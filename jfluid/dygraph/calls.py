@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -159,19 +159,19 @@ class Call:
             for i, (o, w) in enumerate(zip(outs, self.wanted))
         )
 
-    def refuse(self, avals: Sequence[Aval | None], arrays: Sequence[Any]) -> None:
+    def refuse(self, avals: Sequence[Aval | None], array: Callable[[int], Any]) -> None:
         """Raise OperandError where a rule of the operator refuses the values of its inputs.
 
         Args:
             avals: of the inputs, in the order of its slots.
-            arrays: of the inputs.
+            array: gives that of an input.
         """
         for rule in self.rules:
             at, inputs = 0, {}
             for slot, n in zip(self.definition.ins, self.layout):
                 places = range(at, at + abs(n))
                 given = [
-                    None if a is None else arrays[i] if slot.name == rule.slot else a.struct
+                    None if a is None else array(i) if slot.name == rule.slot else a.struct
                     for i, a in zip(places, avals[at:])
                 ]
                 inputs[slot.name] = given[0] if n < 0 else given

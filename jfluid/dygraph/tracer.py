@@ -199,7 +199,7 @@ class Tracer:
         ordered = [None if at < 0 else values[at] for at in call.order]
         avals = [None if v is None else v.aval for v in ordered]
         if call.rules:
-            call.refuse(avals, [None if v is None else v.array for v in ordered])
+            call.refuse(avals, lambda i: None if (v := ordered[i]) is None else array_of(v))
         outputs = call.outputs(avals)
         if outputs is None:  # shapes follow from numbers among the inputs
             constants = {
