@@ -50,7 +50,7 @@ def array(rng, shape, kind):
     found = rng.standard_normal(shape).astype("float32")
     flat = found.reshape(-1)
     if flat.size and kind != "plain":
-        value = {"nan": np.nan, "inf": np.inf, "huge": 1e30, "tiny": 1e-39, "zero": 0.0}[kind]
+        value = {"nan": np.nan, "inf": np.inf, "huge": 1e9, "tiny": 1e-39, "zero": 0.0}[kind]
         flat[rng.randint(0, flat.size, 1 + flat.size // 50)] = value
     return found
 
