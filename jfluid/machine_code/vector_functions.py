@@ -85,11 +85,15 @@ class Vectors:
         return self.fma(first, error, first)
 
     def sigmoid(self, x: Any) -> Any:
-        """1 / (1 + exp(-x))."""
-        x = self._clipped(self.b.fneg(x), _LARGEST)
-        below = self.b.fcmp_ordered("<", x, self.number(-_LARGEST))
-        s, p = self._exponential(self.b.select(below, self.number(-_LARGEST), x))
-        return self._reciprocal(self.b.fadd(self.fma(s, p, s), self.number(1.0)))
+        """1 / (1 + exp(-x)); 0 where that is no normal number, so that it is that of minus infinity."""
+        b = self.b
+        x = b.fneg(x)
+        none = b.fcmp_ordered(">", x, self.number(_LARGEST))
+        x = self._clipped(x, _LARGEST)
+        below = b.fcmp_ordered("<", x, self.number(-_LARGEST))
+        s, p = self._exponential(b.select(below, self.number(-_LARGEST), x))
+        found = self._reciprocal(b.fadd(self.fma(s, p, s), self.number(1.0)))
+        return b.select(none, self.number(0.0), found)
 
     def tanh(self, x: Any) -> Any:
         """-m / (2 + m) with m = exp(-2 |x|) - 1, which is exact near 0, and the sign of x."""
