@@ -225,3 +225,30 @@ def test_programs_without_such_operators_evaluate_nothing(monkeypatch):
     out = layers.sequence_pool(layers.lod_reset(x, target_lod=LOD), "max")
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(feed={"x": ROWS}, fetch_list=[out])
+
+
+def test_a_section_of_a_pipeline_refuses(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    x = fluid.data("x", [None, 4, WIDTH])
+    with fluid.device_guard("gpu:0"):
+        hidden = layers.fc(x, WIDTH, num_flatten_dims=2)
+    with fluid.device_guard("gpu:1"):
+        pooled = layers.sequence_pool(layers.sequence_unpad(hidden, lengths()), "sum")
+        loss = layers.reduce_mean(layers.fc(pooled, 1))
+    inner = fluid.optimizer.Momentum(layers.exponential_decay(0.1, 1, 0.9), 0.9)
+    fluid.optimizer.PipelineOptimizer(inner, num_microbatches=2).minimize(loss)
+    program, scope = fluid.default_main_program(), fluid.global_scope()
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+
+    def run(*lengths):
+        feed = {"x": np.concatenate([THREE, THREE]), "n": numbers(*lengths)}
+        return executor.run(program, feed=feed, fetch_list=[loss])[0]
+
+    run(4, 3, 2, 1)
+    before = state_of(program, scope)
+    with pytest.raises(errors.OperandError, match=r"sequence_unpad .*found \[2, 5\]"):
+        run(4, 3, 2, 5)
+    after = state_of(program, scope)
+    assert all(np.array_equal(before[n], after[n]) for n in before)
+    run(4, 3, 2, 1)
