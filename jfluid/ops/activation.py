@@ -191,7 +191,9 @@ def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _softmax(x: Array, axis: int) -> Array:
     # As in Fluid no exponent is below -64, so that a logarithm of the result stays finite.
-    powers = jnp.exp(jnp.maximum(x - x.max(axis, keepdims=True), -64.0))
+    # No `maximum`, of which XLA:CPU's reductions make a sum of finite numbers where one is none.
+    exponents = x - x.max(axis, keepdims=True)
+    powers = jnp.exp(jnp.where(exponents < -64, -64, exponents))
     return powers / powers.sum(axis, keepdims=True)
 
 

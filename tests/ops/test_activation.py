@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jfluid as fluid
 from jfluid import errors
 from jfluid.ops import registry
 from tests.op_case import check
@@ -177,3 +178,14 @@ def test_softmax_stays_above_zero():
         0
     ]
     np.testing.assert_allclose(out, [1.17248e-28, 0.268941, 0.731059], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 1000])
+def test_a_row_of_softmax_with_what_is_no_number_is_none(rows):
+    x = np.random.RandomState(0).randn(rows, 7).astype("float32")
+    x[5], x[6, 3], x[7, 2] = np.nan, np.nan, -np.inf
+    executor = fluid.Executor(fluid.CPUPlace())
+    out = fluid.layers.softmax(fluid.data("x", [None, 7]))
+    (found,) = executor.run(feed={"x": x}, fetch_list=[out])
+    assert np.flatnonzero(np.isnan(found).any(axis=1)).tolist() == [5, 6]
+    assert np.isnan(found[5:7]).all() and found[7, 2] < 1e-20
