@@ -131,7 +131,7 @@ ACTS = {
 
 
 @made(functions._LOOPS)
-@fuzzed(25)
+@fuzzed(15)
 @given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, st.booleans(), *[st.sampled_from(KINDS)] * 3)
 def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidate):
     (offsets, rows, sound), make = level, Numbers(seed, kind)
@@ -162,7 +162,7 @@ def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidat
 
 
 @made(functions._LOOPS)
-@fuzzed(25)
+@fuzzed(15)
 @given(
     levels(), WIDTHS, BATCHES, SEEDS, VALUES, *[st.booleans()] * 2, *[st.sampled_from(KINDS)] * 2
 )
@@ -206,7 +206,7 @@ def test_lstm_of_steps_side_by_side(number, steps, seed):
 
 
 @made(functions._LOOPS)
-@fuzzed(40)
+@fuzzed(25)
 @given(levels(), st.integers(LANES, 3 * LANES + 1), BATCHES, SEEDS, VALUES, st.data())
 def test_maximum(level, columns, batches, seed, kind, data):
     (offsets, rows, _), make = level, Numbers(seed, kind)
@@ -440,7 +440,7 @@ WINDOWS = [(3, 3, 20), (2, 4, 17), (2, 5, 18), (3, 5, 20), (5, 5, 16), (3, 3, 32
 
 
 @made(functions._IMAGES)
-@fuzzed(30)
+@fuzzed(20)
 @given(
     st.integers(1, 2),
     st.integers(1, 14),
@@ -474,7 +474,7 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
 
 
 @made(functions._IMAGES)
-@fuzzed(25)
+@fuzzed(15)
 @given(
     st.integers(1, 3),
     st.integers(1, 90),
