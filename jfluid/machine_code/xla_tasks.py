@@ -233,11 +233,11 @@ def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
     with f.b.if_then(f.b.not_(last)):
         chunks = f.load(_part(f, call, _CHUNKS), I64)
         _wait(f, lambda: f.b.icmp_signed(">=", _shared(f, _part(f, call, _DONE)), chunks))
-    parts = [f.load(_part(f, call, i), POINTER) for i in (_INTERFACE, _READY)]
+    api, future = (f.load(_part(f, call, i), POINTER) for i in (_INTERFACE, _READY))
     failed = _shared(f, _part(f, call, _FAILED))
     f.call(leave, call)
     with f.b.if_then(last):
-        _ready(f, *parts, failed)
+        _ready(f, api, future, failed)
     return f.end()
 
 

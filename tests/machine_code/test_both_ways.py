@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import errors
+from jfluid.compile import image_convolution
 from jfluid.machine_code import product_kernels
 from tests.fuzz.harness import fuzzed
 from tests.machine_code import guarded
@@ -254,6 +255,21 @@ def test_states_of_sequences(loop, lengths, width, more, backwards, seed, kind):
         return [L.sequence_pool(y, "sum"), y]
 
     hold_both(net, {"x": x, "h": state})
+
+
+def test_images_that_windows_reach_beside_go_to_xla():
+    """More zeros before images than windows read, of which fewer are behind them than none."""
+    x, w = np.ones((2, 16, 12, 12), "float32"), np.ones((16, 16, 3, 3), "float32")
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), ((0, 0), (20, -15)))
+
+    params = jax.make_jaxpr(convolve)(x, w).eqns[0].params
+    before = called.copy()
+    last = np.moveaxis(x, 1, -1)
+    found = jax.jit(lambda x, w: image_convolution.forward(x, image_convolution.Filter(w), params))
+    np.testing.assert_allclose(np.moveaxis(found(last, w), -1, 1), convolve(x, w), rtol=1e-6)
+    assert called == before
 
 
 def test_machine_code_ran():
