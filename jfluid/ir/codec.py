@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
+from jfluid.ir import nesting
 from jfluid.ir.types import VarType
 from jfluid.protobuf_fields import BYTES, fields
 
@@ -200,7 +201,6 @@ _BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = (
     10,
     28,
 )
-_MOST_DEPTH = 64  # of blocks within blocks
 _LARGEST_PART = 1 << 12  # bytes of a message that may be parsed before its parts are counted
 _LONGEST_NAME = 1 << 12
 # parts of a program, or block, that are neither blocks, variables nor operators
@@ -352,9 +352,9 @@ class ProgramFile:
                     f"block {i} of the program names block {desc.forward_block_idx} as its forward one"
                 )
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
-            if depths[i] > _MOST_DEPTH:
+            if depths[i] > nesting.MOST_DEPTH:
                 raise errors.FileFormatError(
-                    f"block {i} of the program lies in more than {_MOST_DEPTH} others"
+                    f"block {i} of the program lies in more than {nesting.MOST_DEPTH} others"
                 )
             blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks

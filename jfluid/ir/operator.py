@@ -210,13 +210,13 @@ class Operator:
 
     def sub_blocks(self) -> list["Block"]:
         """Return the blocks that the attributes of this operator name."""
-        kind = type(self.block)
-        return [
-            item
-            for value in self.attrs.values()
-            for item in (value if isinstance(value, (list, tuple)) else (value,))
-            if isinstance(item, kind)
-        ]
+        kind, found = type(self.block), []
+        for value in self.attrs.values():
+            if isinstance(value, kind):
+                found.append(value)
+            elif isinstance(value, (list, tuple)) and value and isinstance(value[0], kind):
+                found += value  # values of other lists are many, and none is a block
+        return found
 
     @property
     def callsite(self) -> str:
