@@ -382,9 +382,7 @@ def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
     raise asked
 
 
-def _shaped(
-    run: _Block, start: Values, places: dict[str, int | None], guarded: bool
-) -> Values:
+def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: bool) -> Values:
     """The initial values of the loop, in the form that the body returns: arrays as buffers of their
     full size.
     """

@@ -414,7 +414,9 @@ def pairs_of(items: list[Item]) -> dict[int, int]:
     """
     pairs: dict[int, int] = {}
     taken: set[int] = set()
-    wanted = {definition.forward.type for _, _, definition in items if definition.forward is not None}
+    wanted = {
+        definition.forward.type for _, _, definition in items if definition.forward is not None
+    }
     # the forward operators that have names in a slot, the last one last
     having: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
     for at, (_, op, definition) in enumerate(items):

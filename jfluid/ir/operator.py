@@ -11,6 +11,7 @@ from jfluid.ir import codec, schema
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import OpDesc
 from jfluid.ir.variable import Variable
+from jfluid.printable import printable
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
@@ -295,4 +296,4 @@ class Operator:
     def __repr__(self) -> str:
         ins = ", ".join(f"{s}={n}" for s, n in self.inputs.items())
         outs = ", ".join(f"{s}={n}" for s, n in self.outputs.items())
-        return f"{{{outs}}} = {self.type}({ins})"
+        return printable(f"{{{outs}}} = {self.type}({ins})", lines=False)

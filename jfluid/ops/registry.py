@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
+from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
 from jfluid.ops.gradients import gradient
 
@@ -37,8 +38,6 @@ _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
 _BUILT_IN: dict[str, OpDef] = {}  # those of this package
 _LOCAL: dict[str, OpDef] = {}  # made while a script runs: they stand in no program that is saved
-# of one operator: a gradient's gradient has twice the slots, and models name operators as they like
-MOST_GRADIENTS = 5
 P = ParamSpec("P")
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.block import Block
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.operator import Operator
+from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
-from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
+from jfluid.ops.definition import REQUIRED, OpDef, Slot
 from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -123,9 +125,9 @@ class RegistrySchema:
         definition = registry.find(op.type)
         if definition is None or not definition.grad:
             return None
-        if registry.order(definition) == registry.MOST_GRADIENTS:
+        if registry.order(definition) == MOST_GRADIENTS:
             raise errors.UnsupportedError(
-                f"operator {op.type}: gradients are taken up to order {registry.MOST_GRADIENTS}"
+                f"operator {op.type}: gradients are taken up to order {MOST_GRADIENTS}"
             )
         if registry.find(op.type + "_grad") is None:
             return None
