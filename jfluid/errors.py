@@ -75,6 +75,10 @@ class OpError(JFluidError, RuntimeError):
     """An operator failed while its program was lowered or run."""
 
 
+class OutOfMemoryError(JFluidError, MemoryError):
+    """Compiling or running a program, or moving its values, takes more memory than there is."""
+
+
 class FeedError(JFluidError, ValueError):
     """A feed has a missing or unknown name, or a wrong rank, shape or dtype."""
 

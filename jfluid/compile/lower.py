@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, scalars, update_order
+from jfluid.compile import control, memory, scalars, update_order
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block, reads_of
@@ -92,6 +92,7 @@ class Lowering:
                 with jax.named_scope(op.type):
                     given = self._for_update(at, op, env)
                     outs = self._apply(at, op, definition, given)
+                memory.check("an output", outs)
             except Reached:
                 raise
             except static_values.Unknown as e:
@@ -521,7 +522,8 @@ def _located(position: int, op: Operator, env: Mapping[str, Any], error: Excepti
         error.located or isinstance(error, errors.UnsupportedOpError)
     ):
         return error
-    found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(
+    kind = errors.OutOfMemoryError if memory.is_lack(error) else errors.OpError
+    found = (type(error) if isinstance(error, errors.JFluidError) else kind)(
         _where(position, op, env, error)
     )
     found.located = True

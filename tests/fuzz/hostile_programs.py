@@ -29,27 +29,24 @@ def blank(kind: int) -> Setter:
     return apply
 
 
-VALUES: dict[str, Setter] = (
-    {
-        f"{name} {value!r}": _set(kind, field, value)
-        for name, kind, field, values in (
-            ("int", pb.INT, "i", [0, 1, -1, 7, 2**31 - 1, -(2**31)]),
-            ("float", pb.FLOAT, "f", [0.5, 3.0, -1e38, float("nan"), float("inf")]),
-            ("text", pb.STRING, "s", ["", "1", "\x1b[2J", "max", "x" * 300]),
-            ("flag", pb.BOOLEAN, "b", [True, False]),
-            ("long", pb.LONG, "l", [2**62, 2**63 - 1, -(2**63), 3]),
-            ("ints", pb.INTS, "ints", [[], [1], [-1, 0], [2**31 - 1] * 3]),
-            ("longs", pb.LONGS, "longs", [[], [2**63 - 1, -(2**63)], [2, 2]]),
-            ("floats", pb.FLOATS, "floats", [[], [float("nan")], [1e38, -0.5]]),
-            ("texts", pb.STRINGS, "strings", [[], ["x", "nothing"], ["\u202e"]]),
-            ("flags", pb.BOOLEANS, "bools", [[], [True, False]]),
-            ("block", pb.BLOCK, "block_idx", [1, 2]),
-            ("blocks", pb.BLOCKS, "blocks_idx", [[], [1, 1], [2, 1]]),
-        )
-        for value in values
-    }
-    | {f"nothing of {name}": blank(kind) for name, kind in pb.AttrType.items()}
-)
+VALUES: dict[str, Setter] = {
+    f"{name} {value!r}": _set(kind, field, value)
+    for name, kind, field, values in (
+        ("int", pb.INT, "i", [0, 1, -1, 7, 2**31 - 1, -(2**31)]),
+        ("float", pb.FLOAT, "f", [0.5, 3.0, -1e38, float("nan"), float("inf")]),
+        ("text", pb.STRING, "s", ["", "1", "\x1b[2J", "max", "x" * 300]),
+        ("flag", pb.BOOLEAN, "b", [True, False]),
+        ("long", pb.LONG, "l", [2**62, 2**63 - 1, -(2**63), 3]),
+        ("ints", pb.INTS, "ints", [[], [1], [-1, 0], [2**31 - 1] * 3]),
+        ("longs", pb.LONGS, "longs", [[], [2**63 - 1, -(2**63)], [2, 2]]),
+        ("floats", pb.FLOATS, "floats", [[], [float("nan")], [1e38, -0.5]]),
+        ("texts", pb.STRINGS, "strings", [[], ["x", "nothing"], ["\u202e"]]),
+        ("flags", pb.BOOLEANS, "bools", [[], [True, False]]),
+        ("block", pb.BLOCK, "block_idx", [1, 2]),
+        ("blocks", pb.BLOCKS, "blocks_idx", [[], [1, 1], [2, 1]]),
+    )
+    for value in values
+} | {f"nothing of {name}": blank(kind) for name, kind in pb.AttrType.items()}
 
 # Each role: slots of an operator of the global block, and the attributes that it is to have.
 _ROLES: dict[str, tuple[dict[str, list[str]], dict[str, list[str]], dict[str, Setter]]] = {
