@@ -15,6 +15,7 @@ import numpy as np
 
 from jfluid import errors, flags, processes
 from jfluid.compile import feeds as feeding
+from jfluid.compile import memory
 from jfluid.compile.feeds import Owned
 from jfluid.compile.fetches import Fetched
 from jfluid.compile.lru_cache import LruCache
@@ -257,13 +258,18 @@ class Engine:
         their devices.
         """
         step, values = prepared.step, []
-        for _ in range(times):
-            values = step.run(
-                scope,
-                prepared.feeds,
-                self._key(prepared.program, scope, step) if step.plan.rng else None,
-                prepared.entered,
-            )
+        try:
+            for _ in range(times):
+                values = step.run(
+                    scope,
+                    prepared.feeds,
+                    self._key(prepared.program, scope, step) if step.plan.rng else None,
+                    prepared.entered,
+                )
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (lack := memory.named(error, prepared.program)) is not None:
+                raise lack from error
+            raise
         return values
 
     def repeated(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jfluid import distributed, errors
+from jfluid.compile import memory
 from jfluid.compile.fetches import names_of
 from jfluid.compile.repeat import Repeat
 from jfluid.compiler import resolved
@@ -80,28 +81,36 @@ class Executor:
             UninitializedError: the startup program was not run in this scope.
             UnsupportedOpError: operators of the program are not registered; all are listed.
             OpError: an operator failed; the scope is as it was before.
+            OutOfMemoryError: it takes more memory than there is.
         """
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
-        if self._repeat is not None and return_numpy and not use_prune:
-            values = self._repeat.run(program, feed, fetch_list, scope, return_merged)
-            if values is not None:
-                return values
-        given, parallel = resolved(program)
-        names, targets = names_of(fetch_list)
-        if (runner := self.engine.runner(given, use_prune)) is not None:
-            found = runner.run(feed, names, scope, parallel)
-        else:
-            prepared = self.engine.prepare(
-                given, feed, names, parallel, targets if use_prune else None, return_numpy
-            )
-            found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
-            if return_numpy and not use_prune and prepared.repeats == 1:
-                latest = self.engine.repeated(program, given, feed, scope, fetch_list, prepared)
-                self._repeat = latest or self._repeat
-        return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
+        try:
+            if self._repeat is not None and return_numpy and not use_prune:
+                values = self._repeat.run(program, feed, fetch_list, scope, return_merged)
+                if values is not None:
+                    return values
+            given, parallel = resolved(program)
+            names, targets = names_of(fetch_list)
+            if (runner := self.engine.runner(given, use_prune)) is not None:
+                found = runner.run(feed, names, scope, parallel)
+            else:
+                prepared = self.engine.prepare(
+                    given, feed, names, parallel, targets if use_prune else None, return_numpy
+                )
+                found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
+                if return_numpy and not use_prune and prepared.repeats == 1:
+                    latest = self.engine.repeated(program, given, feed, scope, fetch_list, prepared)
+                    self._repeat = latest or self._repeat
+            return [
+                f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found
+            ]
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (lack := memory.named(error, resolved(program)[0])) is not None:
+                raise lack from error
+            raise
 
     def train_from_dataset(
         self,
@@ -141,7 +150,13 @@ class Executor:
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
         printed = Printed(fetch_list, fetch_info, print_period, debug)
-        run_dataset(self.engine, *resolved(program), dataset, scope, thread, printed, fetch_handler)
+        given = resolved(program)
+        try:
+            run_dataset(self.engine, *given, dataset, scope, thread, printed, fetch_handler)
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (lack := memory.named(error, given[0])) is not None:
+                raise lack from error
+            raise
 
     infer_from_dataset = train_from_dataset
     """`train_from_dataset`, of a program that does not train, such as `program.clone(for_test=True)`.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import finished_products, scalars, slots
+from jfluid.compile import finished_products, memory, scalars, slots
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -43,6 +43,7 @@ class CompiledSegment:
         # and a value in another variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
+        self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
         self.at, self._placement, self._check, self._updated = (
             at,
             placement,
@@ -77,6 +78,7 @@ class CompiledSegment:
             scalars.read_together(env, self.donated)
         with finished_products.overwriting(bool(self.donated)):
             self._placement.lower(self.at, env, key, watch, known)
+        self.is_large = self.is_large or memory.is_large(env.values())
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None
@@ -199,6 +201,8 @@ class Step:
                 kept = tuple([env.get(n) for n in segment.kept])
                 try:
                     gives, flags = self.placement.call(segment, donated, kept, key)
+                    if segment.is_large:
+                        jax.block_until_ready(gives)
                 except Unknown as need:
                     self._use_host(at, need)
                     continue

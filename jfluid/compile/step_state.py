@@ -84,6 +84,8 @@ class StepState:
                 tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]),
                 key,
             )
+        if segment.is_large:
+            jax.block_until_ready(gives)
         for tensor, i, value in zip(*targets, gives):
             if tensor is not None:
                 tensor.value = value

@@ -21,6 +21,7 @@ from weakref import ref
 import jax
 
 from jfluid import collector, errors, flags
+from jfluid.compile import memory
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
@@ -288,6 +289,10 @@ class Pending:
         collects, self._collects = self._collects, 0
         try:
             self._run()
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if (lack := memory.named(error)) is not None:
+                raise lack from error
+            raise
         finally:
             if collects:
                 collector.often(collects)  # what was recorded has gone
@@ -413,6 +418,8 @@ class Pending:
             for i in record.inputs:
                 if last.get(i) == at and i not in kept and i >= 0:
                     found.pop(i, None)
+        if memory.is_large(found.values()):
+            jax.block_until_ready([found[i] for i in live])
         return [found[i] for i in live]
 
     def _jitted(self, call: Call) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, finished_products, trace
+from jfluid.compile import filter_orders, finished_products, memory, trace
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
@@ -109,6 +109,7 @@ class Step:
         self.sent = None
         if self._sender is not None:
             self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
+        self._is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
         self._function = jitted(self._trace, device, donate_argnums=(0,))
 
     def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
@@ -116,6 +117,8 @@ class Step:
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
         message = None if self._sender is None else messages.expected()
         made = self._function(given, kept, seeds, message and message.to)
+        if self._is_large:
+            jax.block_until_ready(made)
         return Made([made[i] for i in self._back], message)
 
     def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds, to: Any) -> list[Any]:
@@ -131,6 +134,7 @@ class Step:
             found = trace.lower(
                 items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted
             )
+        self._is_large = self._is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 

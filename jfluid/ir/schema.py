@@ -6,6 +6,8 @@ The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registere
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+# of one operator: a gradient's gradient has twice the slots, and models name operators as they like
+MOST_GRADIENTS = 5
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
 
 

@@ -13,6 +13,7 @@ from jfluid import errors
 from jfluid.ir import callables
 from jfluid.ir.types import VarType
 from jfluid.ops.registry import Bool, Int, String, Strings, op
+from jfluid.printable import printable
 
 # How often each print operator has printed; first_n bounds it.
 _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
@@ -41,7 +42,7 @@ def _show(
     lines.append(
         f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}"
     )
-    print("\n".join(lines), flush=True)
+    print(printable("\n".join(lines)), flush=True)
 
 
 @op("print", ins=("In",), outs=("Out",), host=True)

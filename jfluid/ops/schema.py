@@ -9,11 +9,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.block import Block
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.operator import Operator
+from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
-from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
+from jfluid.ops.definition import HINT_ATTRS, REQUIRED, OpDef, Slot
 from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -44,10 +46,21 @@ def _scalar(value: Any, want: type) -> Any:
     raise TypeError
 
 
+def _block(value: Any) -> Block:
+    """Return `value` if it is a block. Raises TypeError."""
+    if not isinstance(value, Block):
+        raise TypeError
+    return value
+
+
 def normalise(value: Any, kind: str) -> Any:
     """Return an attribute's value in the form that the registry's functions take: scalars and
     tuples.
     """
+    if kind == "BLOCK":
+        return _block(value)
+    if kind == "BLOCKS":
+        return tuple(map(_block, value if isinstance(value, (list, tuple)) else (value,)))
     if kind in _SCALARS:
         want = _SCALARS[kind]
         return value if type(value) is want else _scalar(value, want)
@@ -84,18 +97,9 @@ class RegistrySchema:
                     f"operator {op.type} has no attribute {name}"
                     + errors.close_to(name, definition.attrs)
                 )
-            try:
-                op.attrs[name] = normalise(value, kind)
-            except TypeError:
-                raise errors.AttributeTypeError(
-                    f"operator {op.type}, attribute {name}: expected {kind}, found {value!r}"
-                ) from None
+            op.attrs[name] = _normalised(op, name, value, kind)
             registry.refuse_fused(op.type, name, op.attrs[name])
-        for attr in definition.attrs.values():
-            if attr.default is REQUIRED and attr.name not in op.attrs:
-                raise errors.AttributeTypeError(
-                    f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
-                )
+        _check_required(op, definition)
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
         definition = registry.find(op_type)
@@ -114,12 +118,19 @@ class RegistrySchema:
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         definition = registry.find(op_type)
-        kind = definition.attr_kind(attr) if definition else COMMON_ATTRS.get(attr)
+        known = COMMON_ATTRS.get(attr) or HINT_ATTRS.get(attr)
+        kind = definition.attr_kind(attr) if definition else known
         return kind or _kind_of(value)
 
     def gradient_inputs(self, op: Operator) -> list[str] | None:
         definition = registry.find(op.type)
-        if definition is None or not definition.grad or registry.find(op.type + "_grad") is None:
+        if definition is None or not definition.grad:
+            return None
+        if registry.order(definition) == MOST_GRADIENTS:
+            raise errors.UnsupportedError(
+                f"operator {op.type}: gradients are taken up to order {MOST_GRADIENTS}"
+            )
+        if registry.find(op.type + "_grad") is None:
             return None
         return [s.name for s in definition.reads if s.name not in definition.nograd]
 
@@ -185,6 +196,39 @@ class RegistrySchema:
         self._inferred.keep()
 
 
+def check_given(op: Operator, definition: OpDef) -> None:
+    """Check what an operator's function is given, of a program that nobody may have verified, and bring
+    attributes into their types. Slots and attributes that the function does not take are let pass.
+
+    Raises AttributeTypeError for an attribute that does not fit or is missing, ProgramError for a
+    slot.
+    """
+    if definition.forward is None:
+        _check_counts(op, "input", op.inputs, definition.ins)
+        _check_counts(op, "output", op.outputs, definition.outs)
+    for name, attr in definition.attrs.items():
+        if name in op.attrs:
+            op.attrs[name] = _normalised(op, name, op.attrs[name], attr.kind)
+    _check_required(op, definition)
+
+
+def _normalised(op: Operator, name: str, value: Any, kind: str) -> Any:
+    try:
+        return normalise(value, kind)
+    except (TypeError, ValueError, OverflowError):
+        raise errors.AttributeTypeError(
+            f"operator {op.type}, attribute {name}: expected {kind}, found {value!r}"
+        ) from None
+
+
+def _check_required(op: Operator, definition: OpDef) -> None:
+    for attr in definition.attrs.values():
+        if attr.default is REQUIRED and attr.name not in op.attrs:
+            raise errors.AttributeTypeError(
+                f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
+            )
+
+
 def _hashable(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
@@ -206,15 +250,23 @@ def _check_slots(
     op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
 ) -> None:
     by_name = {s.name: s for s in slots}
-    for name, values in given.items():
+    for name in given:
         if name not in by_name:
             raise errors.ProgramError(
                 f"operator {op.type} has no {what} slot {name}{errors.close_to(name, by_name)}; "
                 f"it has: {', '.join(by_name)}"
             )
-        if len(values) > 1 and not by_name[name].many:
+    _check_counts(op, what, given, slots)
+
+
+def _check_counts(
+    op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
+) -> None:
+    for slot in slots:
+        if not slot.many and len(given.get(slot.name, ())) > 1:
             raise errors.ProgramError(
-                f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}"
+                f"operator {op.type}, {what} {slot.name}: expected one variable, found "
+                f"{len(given[slot.name])}"
             )
     if what == "input":
         missing = [
