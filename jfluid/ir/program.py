@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jfluid import errors
-from jfluid.ir import codec
+from jfluid.ir import codec, reach, schema
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
 from jfluid.ir.descs import ProgramDesc
@@ -41,6 +41,7 @@ class Program:
         self._seed = _default_seed
         self._version = 0
         self._fingerprint: tuple[int, str] | None = None
+        self._harmless = -1  # the version in which no operator was refused
         self.op_role = OpRole.Forward
         self.op_role_var: list[str] = []
         self.name_scopes = _NameScopes()
@@ -320,6 +321,15 @@ class Program:
         self.global_block().verify_order(what)
         return self
 
+    def refuse_acting(self) -> None:
+        """Raise UntrustedOperatorError where operators that were read from a file, or from bytes,
+        would act outside of their computation, and nobody has allowed it. Whatever runs a program
+        asks this first.
+        """
+        if self._harmless != self._version:
+            reach.refuse(self.blocks, schema.current().reach)
+            self._harmless = self._version
+
     # Texts and bytes
     def _sync_with_cpp(self) -> None:
         """No effect: `program.desc` describes this program itself, so both always agree."""
@@ -353,12 +363,19 @@ class Program:
         return self.to_message().SerializeToString()
 
     @staticmethod
-    def parse_from_string(binary_str: bytes) -> "Program":
+    def parse_from_string(binary_str: bytes, allow: Iterable[str] = ()) -> "Program":
         """Return the program of a serialized ProgramDesc.
 
+        Args:
+            binary_str: the ProgramDesc.
+            allow: types of operators that may act when the program runs: on files, networks,
+                processes, Python or the terminal. Others of that kind are refused then
+                (UntrustedOperatorError): the bytes may come from anybody.
+
         Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more
-        than their size.
+        than their size; ProgramError for a name in `allow` of no operator that acts.
         """
+        allowed = reach.check_allowed(allow, schema.current().acting() if allow else ())
         program = Program()
         with codec.reading(binary_str) as file:
             program.blocks = [Block(program, i, *record) for i, record in enumerate(file.blocks)]
@@ -371,7 +388,8 @@ class Program:
                     block.vars[record.name] = Variable.from_record(block, record)
             for block in program.blocks:
                 for operator in file.operators(block.idx):
-                    op = block.adopt_op(Operator.from_record(block, operator))
+                    may_act = operator.type in allowed
+                    op = block.adopt_op(Operator.from_record(block, operator, may_act))
                     for var in filter(None, map(block.find_var_recursive, op.output_arg_names)):
                         var.op = op
                         var.is_data = var.is_data or op.type == "feed"

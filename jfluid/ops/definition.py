@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 
 # Every operator may carry these: they describe the program, not the computation.
@@ -140,6 +141,9 @@ class Options:
             `(attributes, inputs by slot) -> bool`, of inputs that are `Ragged` where replicas have
             rows of their own.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
+        reaches: how it acts outside of its computation: programs that were read are refused with
+            it. None where it does not. Who registers an operator that the host runs, or one
+            without a function, says which.
         absent: why this release cannot run it; the operator stands in programs that are made,
             printed and saved.
     """
@@ -165,6 +169,7 @@ class Options:
     entire: bool = False
     examples: tuple[str, ...] | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = ()
     declared_wrong: tuple[str, ...] = ()
+    reaches: Reach | None = None
     absent: str = ""
 
     def options(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
@@ -137,6 +138,13 @@ class RegistrySchema:
             if (definition := registry.find(op.type)) is not None
             for slot in definition.declared_wrong
         )
+
+    def reach(self, op_type: str) -> Reach | None:
+        definition = registry.find(op_type)
+        return None if definition is None else definition.reaches
+
+    def acting(self) -> list[str]:
+        return [t for t in registry.registered() if registry.get(t).reaches is not None]
 
     def set_types(self, op: Operator) -> None:
         definition = registry.get(op.type)
