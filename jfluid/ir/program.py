@@ -375,7 +375,7 @@ class Program:
         Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more
         than their size; ProgramError for a name in `allow` of no operator that acts.
         """
-        allowed = reach.check_allowed(allow, schema.current().acting() if allow else ())
+        allowed = _allowed(allow)
         program = Program()
         with codec.reading(binary_str) as file:
             program.blocks = [Block(program, i, *record) for i, record in enumerate(file.blocks)]
@@ -401,6 +401,15 @@ class Program:
     def desc(self) -> ProgramDesc:
         """The program as Fluid describes it: `program.desc.serialize_to_string()`."""
         return ProgramDesc(self)
+
+
+def _allowed(names: Iterable[str]) -> frozenset[str]:
+    """Return the types of operators that a caller allows to act. Raises what `check_allowed` does."""
+    given = names if isinstance(names, str) else tuple(names)
+    if given == ():
+        return frozenset()  # no definitions of operators are needed, nor loaded
+    known = schema.current()
+    return reach.check_allowed(given, known.reach, known.acting)
 
 
 def _named(value: Any) -> Any:

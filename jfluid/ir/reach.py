@@ -82,23 +82,32 @@ def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) ->
         raise errors.UntrustedOperatorError(found, _MOST_LISTED)
 
 
-def check_allowed(names: Iterable[str], acting: Iterable[str]) -> frozenset[str]:
+def check_allowed(
+    names: Iterable[str],
+    reach_of: Callable[[str], Reach | None],
+    acting: Callable[[], Iterable[str]],
+) -> frozenset[str]:
     """Return names of operators that a caller allows to act.
 
     Args:
         names: what the caller gives.
-        acting: all operators that act.
+        reach_of: how the operators of a type act.
+        acting: returns all operators that act, for the text of an error.
 
-    Raises TypeError for a text in place of names, ProgramError for a name of no such operator.
+    Raises TypeError for what is no list of names, ProgramError for a name of no such operator.
     """
-    if isinstance(names, str):
+    if isinstance(names, (str, bytes)):
         raise TypeError(f"allow: expected names of operators, such as ({names!r},), found a text")
-    given, known = frozenset(names), sorted(acting)
-    for name in sorted(given - set(known), key=repr):
-        raise errors.ProgramError(
-            f"allow: {_quoted(name)} is no operator that acts outside of its computation"
-            f"{errors.close_to(str(name), known)}; those are: {', '.join(known)}"
-        )
+    given = frozenset(names)
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"allow: expected names of operators, found {_quoted(name)}")
+        if reach_of(name) is None:
+            known = sorted(acting())
+            raise errors.ProgramError(
+                f"allow: {_quoted(name)} is no operator that acts outside of its computation"
+                f"{errors.close_to(name, known)}; those are: {', '.join(known)}"
+            )
     return given
 
 
