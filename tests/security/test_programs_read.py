@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -102,6 +103,12 @@ def test_the_list():
             "network",
         )
     )
+
+
+def test_the_page_names_all_of_them():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    section = page.split("## What a model can do")[1].split("\n## ")[0]
+    assert [t for t in schema.current().acting() if f"`{t}`" not in section] == []
 
 
 # What a function that acts on nothing has no use for, but for the names in HARMLESS.
