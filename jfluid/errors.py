@@ -58,24 +58,28 @@ class ActingOperator(NamedTuple):
 
 class UntrustedOperatorError(ProgramError):
     """A program that was read, from a file or from bytes, has operators that act outside of their
-    computation; all of them are listed at once, up to `most`.
+    computation; all are in `operators`, and the first `most` in the text.
     """
 
-    def __init__(self, operators: Sequence[ActingOperator], most: int = 20):
+    most = 20
+
+    def __init__(self, operators: Sequence[ActingOperator]):
         self.operators = tuple(operators)
         types = tuple(dict.fromkeys(op.type for op in operators))
         lines = [
             "a program that was read may come from anybody, and acts on nothing unless you allow it; "
             "this one has operators that reach beyond it:"
         ]
-        lines += [f"  {op}" for op in operators[:most]]
-        lines += [f"  and {len(operators) - most} more"] if len(operators) > most else []
+        lines += [f"  {op}" for op in operators[: self.most]]
+        if len(operators) > self.most:
+            lines.append(f"  and {len(operators) - self.most} more")
         lines.append(
             "If you trust who made it, read it again with "
             f"allow={types!r} (load_inference_model, Program.parse_from_string, ...), "
             f"AnalysisConfig.allow_operators{types if len(types) > 1 else f'({types[0]!r})'}, or "
             f"{' '.join(f'--allow {t}' for t in types)} (jfluid serve, jfluid export); "
-            "else save it without them."
+            "or set the attributes in parentheses yourself (op._set_attr; pserver_endpoints of "
+            "load_inference_model for look-ups); else save it without them."
         )
         super().__init__("\n".join(lines))
 

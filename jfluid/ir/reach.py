@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from jfluid import errors
 
-_MOST_LISTED = 20  # operators that an error names one by one
 _LONGEST_QUOTED = 80  # characters of an attribute's value
 
 
@@ -79,7 +78,7 @@ def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) ->
     """Raise UntrustedOperatorError where `refused` yields operators; it names them."""
     found = list(refused(blocks, reach_of))
     if found:
-        raise errors.UntrustedOperatorError(found, _MOST_LISTED)
+        raise errors.UntrustedOperatorError(found)
 
 
 def check_allowed(
@@ -113,5 +112,6 @@ def check_allowed(
 
 def _quoted(value: Any) -> str:
     """Return a value of elsewhere as a short text of printable characters."""
-    text = repr(value[:8] if isinstance(value, (list, tuple)) else value)
+    some = {str: _LONGEST_QUOTED, bytes: _LONGEST_QUOTED, list: 8, tuple: 8}.get(type(value))
+    text = repr(value if some is None else value[:some])
     return text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "..."
