@@ -39,8 +39,10 @@ def _some(faults: list[str], most: int = 3) -> list[str]:
 
 def _acting(path: str, program: Program, api: Api) -> Iterator[Finding]:
     """Of operators that act outside of their computation: one finding for each type."""
-    acting = {op.type: op for op in reversed(list(refused(program.blocks, api.reaches.get)))}
-    for type_, op in reversed(acting.items()):
+    first: dict[str, errors.ActingOperator] = {}
+    for op in refused(program.blocks, api.reaches.get):
+        first.setdefault(op.type, op)
+    for type_, op in first.items():
         yield Finding(
             Severity.CHANGE,
             path,
