@@ -97,7 +97,7 @@ def check_allowed(
     """
     if isinstance(names, (str, bytes)):
         raise TypeError(f"allow: expected names of operators, such as ({names!r},), found a text")
-    given = frozenset(names)
+    given = tuple(names)
     for name in given:
         if not isinstance(name, str):
             raise TypeError(f"allow: expected names of operators, found {_quoted(name)}")
@@ -107,7 +107,7 @@ def check_allowed(
                 f"allow: {_quoted(name)} is no operator that acts outside of its computation"
                 f"{errors.close_to(name, known)}; those are: {', '.join(known)}"
             )
-    return given
+    return frozenset(given)
 
 
 def _quoted(value: Any) -> str:
