@@ -14,6 +14,7 @@ from jfluid.ir.printer import block_to_code, operator_to_code, program_to_code, 
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
+from jfluid.printable import printable
 
 __all__ = [
     "draw_block_graphviz",
@@ -80,7 +81,7 @@ def _repr_holder(
     if int(proto.type.type) != kind:
         return None
     level = f"level={lod_level}, " if lod_level else ""
-    return f"{name} {proto.name} ({level}{repr_tensor(tensor)})"
+    return printable(f"{name} {proto.name} ({level}{repr_tensor(tensor)})", lines=False)
 
 
 def repr_lodtensor(proto: pb.VarDesc) -> str | None:
@@ -109,9 +110,9 @@ def repr_tensor_array(proto: pb.VarDesc) -> str | None:
 def repr_var(vardesc: pb.VarDesc | Variable) -> str:
     """Return a variable, or its message, in one line."""
     if isinstance(vardesc, Variable):
-        return f"{vardesc.name}: {type_to_code(vardesc)}"
+        return printable(f"{vardesc.name}: {type_to_code(vardesc)}", lines=False)
     found = repr_lodtensor(vardesc) or repr_selected_rows(vardesc) or repr_tensor_array(vardesc)
-    return found or f"{VarType(vardesc.type.type).name} {vardesc.name}"
+    return found or printable(f"{VarType(vardesc.type.type).name} {vardesc.name}", lines=False)
 
 
 def repr_attr(desc: pb.OpDesc.Attr) -> tuple[str, tuple[str, Any]]:
@@ -135,7 +136,7 @@ def repr_attr(desc: pb.OpDesc.Attr) -> tuple[str, tuple[str, Any]]:
         value = list(value)
     if desc.name == "dtype":
         value = repr_data_type(value)
-    return f"{desc.name}={value}", (desc.name, value)
+    return printable(f"{desc.name}={value}", lines=False), (desc.name, value)
 
 
 def repr_op(opdesc: Any) -> str:

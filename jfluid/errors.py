@@ -4,14 +4,28 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from jfluid.printable import printable
+
 # characters: names from elsewhere may have millions, and comparing them takes that squared
 _LONGEST_LIKENED = 512
+_LONGEST_TEXT = 20_000  # of an error
 
 
 class JFluidError(Exception):
-    """Base of all errors that the project raises on purpose."""
+    """Base of all errors that the project raises on purpose.
+
+    Its text can be shown on a terminal whatever names and values of others it quotes, and is bounded.
+    """
 
     located = False  # whether its text says which operator of a program failed
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        left_out = len(text) - _LONGEST_TEXT
+        if left_out > 0:
+            half = _LONGEST_TEXT // 2
+            text = f"{text[:half]} ... {left_out} characters ... {text[-half:]}"
+        return printable(text)
 
 
 class UnsupportedError(JFluidError, NotImplementedError):

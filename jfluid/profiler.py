@@ -17,8 +17,10 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jfluid import errors
+from jfluid.printable import printable
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 
@@ -214,10 +216,11 @@ def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> 
         table.add_column(column, justify="left" if column == "Event" else "right")
     for row in rows:
         table.add_row(
-            row["event"],
+            Text(printable(row["event"], lines=False)),
             str(row["calls"]),
             *(f"{row[k]:.4f}" for k in ("total", "min", "max", "ave", "ratio")),
         )
     console = Console(width=110)
     console.print(table)
-    console.print(f"trace for Perfetto and TensorBoard: {trace}", soft_wrap=True, highlight=False)
+    where = Text(printable(f"trace for Perfetto and TensorBoard: {trace}"))
+    console.print(where, soft_wrap=True)

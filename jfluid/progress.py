@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any, Protocol, TextIO
 
 from jfluid import launcher_pipe
+from jfluid.printable import printable
 
 _SECONDS_BETWEEN_UPDATES = 0.1
 _SECONDS_BETWEEN_LINES = 5.0
@@ -41,7 +42,8 @@ def line_of(report: dict[str, Any]) -> str:
     total = f"/{report['total']}" if report["total"] else ""
     metrics = "".join(f"  {name} {_text(value)}" for name, value in report["metrics"].items())
     rate = f"{report['rate']:,.0f} {report.get('unit', 'examples')}/s"
-    return f"{report['description']} {report['step']}{total}  {rate}{metrics}"
+    text = f"{report['description']} {report['step']}{total}  {rate}{metrics}"
+    return printable(text, lines=False)
 
 
 def _text(value: float) -> str:
@@ -84,17 +86,17 @@ class BarDisplay:
 
         console = Console(file=stream)
         self._bars = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # names are no markup
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(),
             console=console,
         )
         self._tasks: dict[str, Any] = {}
 
     def show(self, report: dict[str, Any]) -> None:
-        name = report["description"]
+        name = printable(report["description"], lines=False)
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=report["total"], status="")
             self._bars.start()

@@ -15,6 +15,7 @@ Graph = Mapping[str, set[str]]
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines
 # only.
 LAYERS = (
+    {"printable"},
     {
         "aligned_memory",
         "collector",

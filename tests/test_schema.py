@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import jfluid as fluid
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ops import registry, schema
-from jfluid.ops.definition import COMMON_ATTRS, FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
+from jfluid.ops.definition import FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "golden" / "op_schema.json").read_text())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jfluid import errors
 from jfluid.doctor import Diagnosis, examine, python2, report, trial
+from jfluid.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         gc.disable()  # syntax trees have no circles, and are many
         diagnosis = examine(options.paths)
     except (errors.JFluidError, OSError) as error:
-        print(f"jfluid doctor: {error}", file=sys.stderr)
+        print(printable(f"jfluid doctor: {error}"), file=sys.stderr)
         return 2
     finally:
         gc.enable()
@@ -47,13 +48,13 @@ def _run(diagnosis: Diagnosis, options: argparse.Namespace) -> int:
     try:
         outcome = trial.run(options.paths[0], options.arguments, limits)
     except errors.DataError as error:
-        print(f"jfluid doctor: {error}", file=sys.stderr)
+        print(printable(f"jfluid doctor: {error}"), file=sys.stderr)
         return 2
     if options.json:
         print(report.as_json(diagnosis, outcome.record()))
     else:
         report.show(diagnosis)
-        print("\n".join(outcome.lines()))
+        print(printable("\n".join(outcome.lines())))
     return diagnosis.exit_code if outcome.runs else 3
 
 
@@ -63,15 +64,18 @@ def _fix_python2(paths: Sequence[str], apply: bool) -> int:
     """
     found = python2.conversions(paths)
     for conversion in found:
-        print(conversion.diff(), end="")
+        print(printable(conversion.diff()), end="")
+        path = printable(conversion.path, lines=False)
         if conversion.recoded:
-            print(f"{conversion.path}: becomes UTF-8")
+            print(f"{path}: becomes UTF-8")
         for line in conversion.divisions:
             print(
-                f"{conversion.path}:{line}: a division, which Python 2 rounds down for integers: look at it (//)"
+                f"{path}:{line}: a division, which Python 2 rounds down for integers: look at it (//)"
             )
         if apply:
-            print(f"{conversion.path}: written; the old script is {conversion.apply()}")
+            print(
+                f"{path}: written; the old script is {printable(conversion.apply(), lines=False)}"
+            )
     if found and not apply:
         print(f"{len(found)} to change; --apply writes them")
     return 1 if found and not apply else 0

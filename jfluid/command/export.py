@@ -9,6 +9,7 @@ from jfluid import errors
 from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.exports.model import LoadedModel
 from jfluid.files.storage import atomic_write
+from jfluid.printable import printable
 
 _ENDINGS = {"stablehlo": ".stablehlo", "jax": ".jax", "onnx": ".onnx"}
 
@@ -33,14 +34,14 @@ def main(arguments: Sequence[str]) -> int:
         errors.OpError,
         ImportError,
     ) as error:
-        print(f"jfluid export: {error}", file=sys.stderr)
+        print(printable(f"jfluid export: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError, ValueError) as error:
-        print(f"jfluid export: {error}", file=sys.stderr)
+        print(printable(f"jfluid export: {error}"), file=sys.stderr)
         return 2
     feeds = ", ".join(f"{v.name} {v.np_dtype}{list(v.shape)}" for v in model.feeds)
     fetches = ", ".join(f"{v.name} {v.np_dtype}{list(v.shape)}" for v in model.fetches)
-    print(f"{path}: {len(data)} bytes; ({feeds}) -> ({fetches})")
+    print(printable(f"{path}: {len(data)} bytes; ({feeds}) -> ({fetches})", lines=False))
     print(f"differs from jfluid by {difference:.2g} at most, on batches of 2 and 3 random rows")
     return 0
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid import errors
@@ -16,6 +16,7 @@ from jfluid.files.saved_model import SavedModel, read_saved_model
 from jfluid.files.storage import atomic_write
 from jfluid.ir.reach import refused
 from jfluid.ir.svg import block_to_svg
+from jfluid.printable import printable, printable_json
 
 _MOST_ACTING = 20  # operators of a text; --json has all
 _MOST_PARAMETERS = 20  # of a table; --json has all
@@ -33,15 +34,16 @@ def main(arguments: Sequence[str]) -> int:
             with atomic_write(options.svg) as file:
                 file.write(drawing.encode())
     except (errors.FileFormatError, OSError, ValueError) as error:
-        print(f"jfluid inspect: {error}", file=sys.stderr)
+        print(printable(f"jfluid inspect: {error}"), file=sys.stderr)
         return 2
     record = described(model)
     if options.json:
-        print(json.dumps(record, indent=1, ensure_ascii=False))
+        print(printable_json(json.dumps(record, indent=1, ensure_ascii=False)))
     else:
-        _show(record)
+        for line in _lines(record):
+            print(printable(line, lines=False))
         if options.svg:
-            print(f"drawing: {options.svg}")
+            print(printable(f"drawing: {options.svg}"))
     wrong = ("faults", "operators not here", "operators that act")
     return 1 if any(record[key] for key in wrong) else 0
 
@@ -82,33 +84,33 @@ def _variable(block: Any, name: str) -> dict[str, Any]:
     return found | ({"lod_level": var.lod_level} if var.lod_level else {})
 
 
-def _show(record: dict[str, Any]) -> None:
+def _lines(record: dict[str, Any]) -> Iterator[str]:
     for title in ("feeds", "fetches"):
-        print(f"{title}:")
+        yield f"{title}:"
         for var in record[title]:
             lod = f", {var['lod_level']} level(s) of sequences" if "lod_level" in var else ""
-            print(f"  {var['name']}: {var.get('dtype', '?')}{var.get('shape', '')}{lod}")
+            yield f"  {var['name']}: {var.get('dtype', '?')}{var.get('shape', '')}{lod}"
     found = record["operators"]
-    print(f"operators: {sum(found.values())} in {record['blocks']} block(s)")
-    print("  " + ", ".join(f"{name} {count}" for name, count in found.items()))
+    yield f"operators: {sum(found.values())} in {record['blocks']} block(s)"
+    yield "  " + ", ".join(f"{name} {count}" for name, count in found.items())
     parameters = record["parameters"]
     where = f" in {record['parameters file']}" if record["parameters file"] else ""
     size = _bytes(record["bytes"])
-    print(f"parameters: {len(parameters)}{where}, {record['elements']:,} elements, {size}")
+    yield f"parameters: {len(parameters)}{where}, {record['elements']:,} elements, {size}"
     for one in parameters[:_MOST_PARAMETERS]:
-        print(f"  {one['name']}: {one['dtype']}{one['shape']}, {_bytes(one['bytes'])}")
+        yield f"  {one['name']}: {one['dtype']}{one['shape']}, {_bytes(one['bytes'])}"
     if len(parameters) > _MOST_PARAMETERS:
-        print(f"  and {len(parameters) - _MOST_PARAMETERS} smaller ones")
-    print(f"program: {record['program']}, {_bytes(record['program bytes'])}")
+        yield f"  and {len(parameters) - _MOST_PARAMETERS} smaller ones"
+    yield f"program: {record['program']}, {_bytes(record['program bytes'])}"
     for name in record["operators not here"]:
-        print(f"operator {name} is not in this release")
+        yield f"operator {name} is not in this release"
     acting = [errors.ActingOperator(**op) for op in record["operators that act"]]
     for op in acting[:_MOST_ACTING]:
-        print(f"operator {op}: it is refused unless it is allowed")
+        yield f"operator {op}: it is refused unless it is allowed"
     if len(acting) > _MOST_ACTING:
-        print(f"and {len(acting) - _MOST_ACTING} more that act")
+        yield f"and {len(acting) - _MOST_ACTING} more that act"
     for fault in record["faults"]:
-        print(f"fault: {fault}")
+        yield f"fault: {fault}"
 
 
 def _bytes(count: int) -> str:

@@ -10,6 +10,7 @@ from jfluid import errors
 from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
+from jfluid.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,10 +27,10 @@ def main(arguments: Sequence[str]) -> int:
         with listening, contextlib.suppress(KeyboardInterrupt):  # how a server is ended by hand
             serve(model, listening, options)
     except (errors.UnsupportedError, errors.UntrustedOperatorError, ImportError) as error:
-        print(f"jfluid serve: {error}", file=sys.stderr)
+        print(printable(f"jfluid serve: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError) as error:
-        print(f"jfluid serve: {error}", file=sys.stderr)
+        print(printable(f"jfluid serve: {error}"), file=sys.stderr)
         return 2
     return 0
 
@@ -41,7 +42,7 @@ def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namesp
     service = Service(model, options.max_batch, options.max_delay / 1000, options.max_bytes)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
-    print(f"serving {options.model} at http://{where}:{port}", flush=True)
+    print(printable(f"serving {options.model} at http://{where}:{port}"), flush=True)
     server(service).run(sockets=[listening])
 
 

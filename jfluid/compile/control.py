@@ -5,6 +5,7 @@ what the operator writes. It changes nothing else, so that gradients can be take
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, inlining
 from jfluid.compile import loop_bounds
+from jfluid.compile.expansion import Expansion
 from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -24,6 +26,7 @@ from jfluid.ops.tensor_array import TensorArray, writing_where
 UNROLLED = 4  # a loop of at most so many iterations, if known while tracing, is unrolled
 # The same where shapes in its body differ by iteration.
 UNROLLED_FOR_SHAPES = 64
+_WRITTEN_FOR_SHAPES = 4096  # the same, of loops within loops, all together
 COUNTER = "@ITERATIONS@"
 Values = dict[str, Any]
 
@@ -61,12 +64,14 @@ class BlockLowering(Protocol):
         reversible: whether gradients are taken through what is being lowered.
         loops: bounds of loops that do not follow from their conditions, by `counter`.
         counting: the loop that is counted.
+        expansion: how much is lowered.
     """
 
     key: Any
     reversible: bool
     loops: Mapping[str, Any]
     counting: Counting
+    expansion: Expansion
 
     def block(self, block: Block, env: Values, key: Any = None, ops: slice = slice(None)) -> Values:
         """Lower a block, or some of its operators, over a copy of `env`; returns that copy."""
@@ -93,13 +98,16 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
             if n not in env and _only_selected(op, n)
         }
 
+    run = _Block(lowering, block, env, writes)
+
     def taken(values: Values) -> Values:
-        after = lowering.block(block, env | values)
+        after = run({n: v for n, v in values.items() if n in env or n in arrays})
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     truth = jnp.all(jnp.stack([jnp.all(c) for c in conditions]))
     try:
-        before = _before(lowering, op, block, writes, env)
+        arrays = _arrays_before(run, env)
+        before = _before(run, op, arrays, env)
         after: dict[str, Any] = jax.lax.cond(truth, taken, lambda values: values, before)
         after = {n: _fixed(v, _is_fixed(env.get(n))) for n, v in after.items()}
     except (static_values.Unknown, OtherShape) as error:
@@ -131,14 +139,48 @@ def _chosen(values: Values, names: list[str]) -> Values:
     return {n: values[n] for n in names if n in values}
 
 
-def _before(
-    lowering: BlockLowering, op: Operator, block: Block, writes: list[str], env: Values
-) -> Values:
+class _Block:
+    """A block as a function of what it changes. It is traced once for values of the same forms, so that
+    one in another is not traced twice as often.
+
+    Attributes:
+        writes: names of its outputs.
+    """
+
+    def __init__(self, lowering: BlockLowering, block: Block, env: Values, writes: list[str]):
+        self.block, self.writes = block, writes
+
+        def run(values: Values, iteration: Any, active: Any) -> Values:
+            key = lowering.key
+            if key is not None and iteration is not None:
+                key = jax.random.fold_in(key, iteration)
+            with nullcontext() if active is None else writing_where(active):
+                return _chosen(lowering.block(block, env | values, key), writes)
+
+        self._run: Any = jax.jit(run, inline=inlining.EARLY)
+
+    def __call__(self, values: Values, iteration: Any = None, active: Any = None) -> Values:
+        """Return the outputs that have a value.
+
+        Args:
+            values: of the outputs, before the block; others are those of the operator's place.
+            iteration: of a loop: uint32; its random numbers differ by it.
+            active: bool; arrays are written where it holds. None: in any case.
+        """
+        found: Values = self._run(values, iteration, active)
+        return found
+
+    def shapes(self, values: Values, iteration: Any = None, active: Any = None) -> Values:
+        """Return the shapes of what a call gives."""
+        found: Values = jax.eval_shape(self._run, values, iteration, active)
+        return found
+
+
+def _before(run: _Block, op: Operator, arrays: Values, env: Values) -> Values:
     """The values of the block's outputs when it does not run. Those of `layers.cond` are never read
     then.
     """
-    arrays = _arrays_before(lowering, block, writes, env)
-    missing = [n for n in writes if n not in env and n not in arrays]
+    missing = [n for n in run.writes if n not in env and n not in arrays]
     if missing:
         lost = [n for n in missing if not _only_selected(op, n)]
         if lost:
@@ -146,16 +188,16 @@ def _before(
                 f"{', '.join(lost)} would have no value where the condition does not hold: "
                 "give it one before, for example with layers.fill_constant"
             )
-    found = {n: jax.tree.map(jnp.asarray, env[n]) for n in writes if n in env} | arrays
+    found = {n: jax.tree.map(jnp.asarray, env[n]) for n in run.writes if n in env} | arrays
     if missing:
-        shapes = jax.eval_shape(lambda: _chosen(lowering.block(block, env), missing))
+        shapes = _chosen(run.shapes(found), missing)
         found |= jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return found
 
 
-def _arrays_before(lowering: BlockLowering, block: Block, writes: list[str], env: Values) -> Values:
+def _arrays_before(run: _Block, env: Values) -> Values:
     """The arrays that a block writes, as buffers in which what it writes has room."""
-    variables = {n: block.find_var_recursive(n) for n in writes}
+    variables = {n: run.block.find_var_recursive(n) for n in run.writes}
     names = [
         n
         for n, v in variables.items()
@@ -163,7 +205,7 @@ def _arrays_before(lowering: BlockLowering, block: Block, writes: list[str], env
     ]
     if not names:
         return {}
-    after = jax.eval_shape(lambda: _chosen(lowering.block(block, env), names))
+    after = run.shapes({})
     found = {}
     for n in names:
         before, room = env.get(n, TensorArray()), after[n].capacity
@@ -206,6 +248,8 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     bound = loop_bounds.bound(block, condition, env)
     unknown = bound is None or (bound.most > UNROLLED and _bears_loop(block, state))
     limit = 0 if bound is not None and unknown else (UNROLLED if bound is None else bound.most)
+    if not lowering.expansion.may_write_out(limit):
+        limit = 0
     state, ended = _unrolled(lowering, op, env, state, limit)
     if ended:
         return state
@@ -213,7 +257,8 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
         return _loop(lowering, op, env, state, bound)
     except static_values.Unknown as need:
         outside = need.value is None or any(need.value is leaf for leaf in jax.tree.leaves(env))
-        if bound is None or outside:
+        written_out = lowering.expansion.may_write_out(UNROLLED_FOR_SHAPES, _WRITTEN_FOR_SHAPES)
+        if bound is None or outside or not written_out:
             raise
         # Shapes in the body differ by iteration.
         state, ended = _unrolled(lowering, op, env, state, UNROLLED_FOR_SHAPES)
@@ -230,14 +275,19 @@ def _unrolled(
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = _writes(lowering, block)
-    while static_values.is_static(truth := rows_of(state.get(condition, env[condition]))):
-        if not np.all(truth):
-            return state, True
-        if most == 0:
-            break
-        most -= 1
-        state = _chosen(lowering.block(block, env | state), writes)
-    return state, False
+    expansion, outside = lowering.expansion, lowering.expansion.bodies
+    expansion.bodies *= max(most, 1)
+    try:
+        while static_values.is_static(truth := rows_of(state.get(condition, env[condition]))):
+            if not np.all(truth):
+                return state, True
+            if most == 0:
+                break
+            most -= 1
+            state = _chosen(lowering.block(block, env | state), writes)
+        return state, False
+    finally:
+        expansion.bodies = outside
 
 
 def _bears_loop(block: Block, state: Values) -> bool:
@@ -279,14 +329,12 @@ def _loop(
     if bound is None and (lowering.reversible or any(places[n] is None for n in arrays)):
         bound = _counted_bound(lowering, op)
         places = {n: places_of(n) for n in arrays}
-    start = _shaped(lowering, block, env, start, places, writes)
+    run = _Block(lowering, block, env, writes)
+    guarded = lowering.reversible and bound is not None and not bound.exact
+    start = _shaped(run, start, places, guarded)
 
-    def step(values: Values, i: Any) -> Values:
-        after = lowering.block(
-            block,
-            env | values,
-            jax.random.fold_in(lowering.key, i) if lowering.key is not None else None,
-        )
+    def step(values: Values, i: Any, active: Any = None) -> Values:
+        after = run(values, i, active)
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     if not lowering.reversible or bound is None:
@@ -301,12 +349,11 @@ def _loop(
             after[name] = jnp.maximum(env[name], iterations.astype(jnp.int64))
         return {n: _fixed(v, _is_fixed(state.get(n))) for n, v in after.items()}
 
-    def guarded(values: Values, i: Any) -> tuple[Values, None]:
-        if bound.exact:
+    def one(values: Values, i: Any) -> tuple[Values, None]:
+        if not guarded:
             return step(values, i), None
         active = jnp.all(rows_of(values[condition]))
-        with writing_where(active):
-            after = step(values, i)
+        after = step(values, i, active)
         # Arrays are not selected, which would copy them: they were written only where active.
         return {
             n: a
@@ -315,7 +362,7 @@ def _loop(
             for n, a in after.items()
         }, None
 
-    after = jax.lax.scan(guarded, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
+    after = jax.lax.scan(one, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
     return {n: _fixed(v, _is_fixed(state.get(n))) for n, v in after.items()}
 
 
@@ -335,29 +382,17 @@ def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
     raise asked
 
 
-def _shaped(
-    lowering: BlockLowering,
-    block: Block,
-    env: Values,
-    start: Values,
-    places: dict[str, int | None],
-    writes: list[str],
-) -> Values:
+def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: bool) -> Values:
     """The initial values of the loop, in the form that the body returns: arrays as buffers of their
     full size.
     """
-
-    def one(values: Values) -> Values:
-        after = lowering.block(block, env | values)
-        return {n: after[n] for n in writes if n in after}
-
     start = {
         n: _fixed(v.stacked(places[n] or v.capacity), True)
         if isinstance(v, TensorArray) and v.capacity
         else (v if isinstance(v, TensorArray) else jax.tree.map(jnp.asarray, v))
         for n, v in start.items()
     }
-    probe = jax.eval_shape(one, start)
+    probe = run.shapes(start, jnp.uint32(0), jnp.bool_(True) if guarded else None)
     shaped = {}
     for name, like in probe.items():
         value = start.get(name)

@@ -12,6 +12,7 @@ from jfluid.compile.device_feeds import DeviceTensor
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
+from jfluid.printable import printable
 
 
 class Owned(dict[str, Any]):
@@ -45,7 +46,9 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
         if var is None:
             likened = errors.close_to(str(name), block.vars)
             warnings.warn(
-                f"feed {name}: the program has no such variable{likened}; it is left out",
+                printable(
+                    f"feed {name}: the program has no such variable{likened}; it is left out"
+                ),
                 stacklevel=2,
             )
             continue

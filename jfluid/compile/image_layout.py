@@ -131,13 +131,13 @@ def _evaluate(
         return Value(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
     for variable, value in zip(jaxpr.invars, arguments):
-        value.readers += readers.get(variable, ())
+        value.read_by(readers.get(variable, ()))
     for equation in jaxpr.eqns:
         values = [read(a) for a in equation.invars]
         with jax.named_scope(finished_products.scope(equation, values)):
             results = _apply(equation, values)
         for variable, value in zip(equation.outvars, results):
-            value.readers += readers.get(variable, ())
+            value.read_by(readers.get(variable, ()))
             env[variable] = value
     return [read(a) for a in jaxpr.outvars]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile import control, scalars, update_order
+from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
@@ -68,6 +69,7 @@ class Lowering:
         self.here: Path = ()  # of the current operator
         self.loops: Mapping[str, Any] = {}  # what is known of the loops in the current operator
         self.counting = control.NOT_COUNTING
+        self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
@@ -79,6 +81,7 @@ class Lowering:
         self._draw()
         for at, (position, op, definition) in enumerate(self.items):
             self.here = (*self.path, position)
+            self.expansion.count(op)
             if self.until is not None and self.until[0] == self.here:
                 raise Reached(env[self.until[1]])
             if self.here in self.known:
@@ -341,6 +344,7 @@ class Lowering:
         inner.inner, inner.reversible = True, self.reversible
         inner.known, inner.path, inner.until = self.known, self.here, self.until
         inner.loops, inner.counting = self.loops, self.counting
+        inner.expansion = self.expansion
         return inner.run(dict(env))
 
 
@@ -408,25 +412,49 @@ def pairs_of(items: list[Item]) -> dict[int, int]:
     """For each derived gradient operator the position of its forward operator, where both are in
     `items`.
     """
-    open_: dict[str, list[int]] = {}
-    for at, (_, op, _) in enumerate(items):
-        open_.setdefault(op.type, []).append(at)
     pairs: dict[int, int] = {}
     taken: set[int] = set()
+    wanted = {
+        definition.forward.type for _, _, definition in items if definition.forward is not None
+    }
+    # the forward operators that have names in a slot, the last one last
+    having: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
     for at, (_, op, definition) in enumerate(items):
         forward = definition.forward
-        if forward is None:
-            continue
-        for candidate in reversed(open_.get(forward.type, ())):
-            if (
-                candidate < at
-                and candidate not in taken
-                and _matches(items[candidate][1], op, forward)
-            ):
-                pairs[at] = candidate
-                taken.add(candidate)
-                break
+        if forward is not None:
+            found = _last_matching(items, having, taken, op, forward)
+            if found is not None:
+                pairs[at] = found
+                taken.add(found)
+        if op.type in wanted:
+            for slots in (op.inputs, op.outputs):
+                for slot, names in slots.items():
+                    having.setdefault((op.type, slot, tuple(names)), []).append(at)
     return pairs
+
+
+def _last_matching(
+    items: list[Item],
+    having: Mapping[tuple[str, str, tuple[str, ...]], list[int]],
+    taken: Set[int],
+    op: Operator,
+    forward: OpDef,
+) -> int | None:
+    """The position of the last forward operator, that has no gradient operator yet, of a gradient
+    operator.
+    """
+    named = [
+        having.get((forward.type, slot.name, tuple(names)), [])
+        for slot in forward.ins + forward.outs
+        if (names := op.inputs.get(slot.name))
+    ]
+    candidates = min(named, key=len, default=[])
+    while candidates and candidates[-1] in taken:
+        candidates.pop()  # it is taken for good
+    return next(
+        (c for c in reversed(candidates) if c not in taken and _matches(items[c][1], op, forward)),
+        None,
+    )
 
 
 def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jfluid import errors
+from jfluid.compile.expansion import make_room
+from jfluid.ir import nesting
 from jfluid.ir.block import Block, kept, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import registry
+from jfluid.ops import registry, schema
 from jfluid.ops.definition import OpDef
 
 Item = tuple[int, Operator, OpDef]
@@ -93,8 +95,12 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     Raises UnsupportedOpError for operators that are not registered, UntrustedOperatorError for
     those that were read and would act, and FetchError for a fetch that nothing computes.
     """
+    make_room(nesting.check(program))
     program.refuse_acting()
     unsupported(program)
+    for inner in program.blocks:
+        for op in inner.ops:
+            schema.check_attributes(op, registry.get(op.type))
     block = program.global_block()
     found = _cut(block, list(feeds), list(fetches), in_loop=False)
     _check_fetches(

@@ -27,6 +27,7 @@ from jfluid.compile.plan import Item, before
 from jfluid.compile.trace import First
 from jfluid.ir.block import reads_of
 from jfluid.ops.static_values import Unknown
+from jfluid.printable import printable
 
 MOST = 32  # combinations of values for which a segment is kept compiled
 
@@ -138,7 +139,8 @@ class Specialized:
         )
 
     def _warn(self) -> None:
-        names = ", ".join(dict.fromkeys(n.name for n in self._needs if not n.counts))
+        needed = dict.fromkeys(n.name for n in self._needs if not n.counts)
+        names = printable(", ".join(needed), lines=False)
         warnings.warn(
             f"this program is compiled anew for each value of {names}, on which shapes depend, and "
             f"there were more than {MOST} different ones: feed few different values, or pad to few "

@@ -2,7 +2,7 @@
 another one, computed when they are asked for, and what is known of where they come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from jfluid.compile.slot_rows import Taken
 
 TURNED = (1, 0)  # the order of a matrix that is turned round
 MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
+_FEW = 16  # readers of a value that are told from each other
 Order = tuple[int, ...]  # the dimensions of an array, as they are held in another order
 
 
@@ -58,6 +59,13 @@ class Value:
         self.taken: Taken | None = None
         self.readers: list[Any] = []
         self.origin: Origin | None = None
+
+    def read_by(self, equations: Sequence[Any]) -> None:
+        """Add readers. Of more than a few none is told from the others: each asks for all of them."""
+        if len(self.readers) + len(equations) > _FEW:
+            self.readers = [None] * (_FEW + 1)
+        else:
+            self.readers += equations
 
     def is_computed(self) -> bool:
         """Whether it is there, in any order."""

@@ -6,13 +6,17 @@ saved models as program files (`models`). What is known of Fluid's names is in f
 differences.toml and rules.toml. Nothing here imports JAX.
 """
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 
 from jfluid.doctor import models, old_python, parsing, sources
 from jfluid.doctor.findings import Diagnosis, Finding, Severity
 from jfluid.doctor.fluid_api import load
 from jfluid.doctor.rules import RulesByUse
 from jfluid.doctor.script import Script
+
+_DEEPEST = 40_000  # frames: a dozen for each node of trees, which are at most 3,000 deep
 
 __all__ = ["Diagnosis", "Finding", "Severity", "examine"]
 
@@ -21,6 +25,7 @@ _DO = {
     "syntax": "correct it; Python 3 cannot read the script",
     "encoding": "save the file as UTF-8, or declare its encoding in the first line: # -*- coding: gbk -*-",
     "binary": "remove it, or get the source again",
+    "too-deep": "split them into several",
     "too-large": "split it, or load its data from a file",
     "notebook": "save it anew in Jupyter",
 }
@@ -77,13 +82,28 @@ def _examine_source(path: str, kind: str, local: frozenset[str], diagnosis: Diag
             trees.append((cell, parsing.tree_of(text)))
         except parsing.Unreadable as error:
             diagnosis.findings.append(_of_fault(path, cell, error.fault))
-            if (fixed := old_python.readable(text)) is not None:
+            if error.fault is not parsing.TOO_DEEP and (fixed := old_python.readable(text)):
                 trees.append((cell, fixed))
-    for cell, tree in trees:
-        script.examine(tree, cell)
-    old_python.examine(script, trees, "\n".join(text for _, text in cells), local)
+    try:
+        with _room():
+            for cell, tree in trees:
+                script.examine(tree, cell)
+            old_python.examine(script, trees, "\n".join(text for _, text in cells), local)
+    except RecursionError:
+        diagnosis.findings.append(_of_fault(path, 0, parsing.TOO_DEEP))
     diagnosis.fluid_files += script.uses_fluid
     diagnosis.findings += sorted(script.findings, key=lambda f: (f.cell, f.line, f.severity))
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """A context in which Python's stack may grow as far as the deepest tree that its parser makes needs."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _of_fault(path: str, cell: int, fault: parsing.Fault) -> Finding:

@@ -31,6 +31,8 @@ class Examination(Walker):
             int, dict[str, Value]
         ] = {}  # what attributes of self stand for, by class
         self._branches = 0  # conditions around the node
+        # of expressions, since a name was bound last; with the scope that they stand in
+        self._values: dict[int, tuple[ast.expr, Scope, Value]] = {}
 
     def at_cell(self, cell: int) -> None:
         """Let what is found next be in a cell of a notebook."""
@@ -61,6 +63,19 @@ class Examination(Walker):
 
     def value(self, node: ast.expr) -> Value:
         """Return what an expression stands for, attributes of `self` included."""
+        known = self._values.get(id(node))
+        if known is not None and known[0] is node and known[1] is self._scope:
+            return known[2]
+        found = self._value(node)
+        self._values[id(node)] = node, self._scope, found
+        return found
+
+    def _bind(self, name: str, value: Value, maybe: bool = False) -> None:
+        """Let a name of this scope stand for a value; see `Scope.bind`."""
+        self._scope.bind(name, value, maybe)
+        self._values.clear()
+
+    def _value(self, node: ast.expr) -> Value:
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
@@ -74,4 +89,4 @@ class Examination(Walker):
             called = self.value(node.func)
             if isinstance(called, Named) and called.entry.kind != "missing":
                 return self._resolver.made_by(called.entry)
-        return self._resolver.value(node, self._scope)
+        return self._resolver.value(node, self._scope, self.value)

@@ -9,6 +9,7 @@ from jfluid.doctor.rules import rules
 from jfluid.files.saved_model import read_saved_model
 from jfluid.ir.program import Program
 from jfluid.ir.reach import refused
+from jfluid.ir.schema import MOST_GRADIENTS
 
 
 def examine(path: str) -> list[Finding]:
@@ -69,9 +70,11 @@ def _of_operator(path: str, type_: str, api: Api) -> Iterator[Finding]:
 
 def runs(type_: str, api: Api) -> bool:
     """Return whether an operator runs here, gradients of others included."""
-    if type_ in api.operators["run"]:
-        return True
-    forward = type_.removesuffix("_grad")
-    return (
-        forward != type_ and forward not in api.operators["without gradient"] and runs(forward, api)
-    )
+    for _ in range(MOST_GRADIENTS + 1):
+        if type_ in api.operators["run"]:
+            return True
+        forward = type_.removesuffix("_grad")
+        if forward == type_ or forward in api.operators["without gradient"]:
+            return False
+        type_ = forward
+    return False

@@ -7,7 +7,7 @@ cannot be followed, stands for nothing (None), and is left alone.
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,26 +139,30 @@ class Resolver:
 
     # ---- expressions
 
-    def value(self, node: ast.expr, scope: Scope) -> Value:
-        """Return what an expression stands for."""
+    def value(self, node: ast.expr, scope: Scope, of: Callable[[ast.expr], Value]) -> Value:
+        """Return what an expression stands for.
+
+        Args:
+            of: says it of the expressions inside.
+        """
         match node:
             case ast.Name():
                 return scope.find(node.id)
             case ast.Attribute():
-                return self.member(self.value(node.value, scope), node.attr)
+                return self.member(of(node.value), node.attr)
             case ast.Constant():
                 return Literal(node.value)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 return Literal(-number)
             case ast.Call():
-                return self._result(node, scope)
+                return self._result(node, of)
             case ast.BinOp():
-                sides = (self.value(node.left, scope), self.value(node.right, scope))
+                sides = (of(node.left), of(node.right))
                 return next((s for s in sides if isinstance(s, Instance)), None)
             case ast.NamedExpr():
-                return self.value(node.value, scope)
+                return of(node.value)
             case ast.List() | ast.Tuple():
-                items = [self.value(item, scope) for item in node.elts]
+                items = [of(item) for item in node.elts]
                 if all(isinstance(item, Literal) for item in items):
                     return Literal([item.value for item in items if isinstance(item, Literal)])
         return None
@@ -203,18 +207,18 @@ class Resolver:
             return None
         return Unknown(holder.name, name, (*holder.methods, *settled))
 
-    def _result(self, node: ast.Call, scope: Scope) -> Value:
+    def _result(self, node: ast.Call, of: Callable[[ast.expr], Value]) -> Value:
         """What a call returns."""
-        called = self.value(node.func, scope)
+        called = of(node.func)
         if isinstance(called, Named):
             if called.entry.kind == "missing":
                 return None
             return self.made_by(called.entry)
         if isinstance(called, Module) and called.path == "importlib.import_module" and node.args:
-            path = _text(self.value(node.args[0], scope))
+            path = _text(of(node.args[0]))
             return self.module(path) if path else None
         if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "__import__"):
-            return self._by_name(node, scope)
+            return self._by_name(node, of)
         return None
 
     def made_by(self, called: Entry) -> Value:
@@ -224,9 +228,9 @@ class Resolver:
         entry = self._api.class_of(called.returns)
         return None if entry is None else Instance(entry, exact=False)
 
-    def _by_name(self, node: ast.Call, scope: Scope) -> Value:
+    def _by_name(self, node: ast.Call, of: Callable[[ast.expr], Value]) -> Value:
         """What `getattr(x, "name")` or `__import__("name")` stands for."""
-        values = [self.value(argument, scope) for argument in node.args]
+        values = [of(argument) for argument in node.args]
         if len(values) == 1:
             path = _text(values[0])
             return self.module(path) if path else None

@@ -35,12 +35,17 @@ _STATEMENTS = (
 
 class Fault(NamedTuple):
     """Why a file cannot be read as Python: `kind` is "python-2", "syntax", "encoding", "binary",
-    "too-large" or "notebook".
+    "too-large", "too-deep" or "notebook".
     """
 
     kind: str
     line: int
     happens: str
+
+
+TOO_DEEP = Fault(
+    "too-deep", 0, "expressions or statements lie deeper in each other than Python's parser goes"
+)
 
 
 class Unreadable(Exception):
@@ -103,8 +108,10 @@ def tree_of(text: str) -> ast.Module:
             return ast.parse(text)
     except SyntaxError as error:
         raise Unreadable(_fault(text, error)) from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except ValueError as error:
         raise Unreadable(Fault("syntax", 0, f"the parser gives up: {error}")) from None
+    except (RecursionError, MemoryError):
+        raise Unreadable(TOO_DEEP) from None
 
 
 def _fault(text: str, error: SyntaxError) -> Fault:

@@ -27,6 +27,12 @@ _LEFT_OUT = {
     "ws_comma",
 }
 _ONLY_PYTHON_2 = {"print", "exec", "unicode", "dict", "map", "filter", "zip"}  # mean the same in 3
+# Names, calls and subscripts that follow each other in one expression: fissix takes their number to the
+# third power.
+_LONGEST_CHAIN = 32
+_TOKEN = re.compile(
+    r"(?P<space>\s+|\\\n|#[^\n]*)|(?P<text>[\w'\"`]+)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<dot>\.)|."
+)
 _ENCODING = re.compile(r"^(\s*)(reload\(sys\)|sys\.setdefaultencoding\(.*\))\s*$", re.MULTILINE)
 
 
@@ -112,7 +118,8 @@ def conversions(paths: Sequence[str]) -> list[Conversion]:
 def converted(text: str, name: str) -> str:
     """Return the text of a script in Python 3; the same where it has nothing of Python 2.
 
-    Raises DataError where it is neither, UnsupportedError without fissix.
+    Raises DataError where it is neither, or has expressions that take too long; UnsupportedError
+    without fissix.
     """
     try:
         parsing.tree_of(text)
@@ -123,12 +130,43 @@ def converted(text: str, name: str) -> str:
     if not python_3:
         prepared = "".join(_without_tabs(line) for line in prepared.splitlines(True))
     tool = _tool(python_3)
+    if (line := _line_of_chain(prepared)) is not None:
+        raise errors.DataError(
+            f"{name}:{line}: more than {_LONGEST_CHAIN} names, calls or subscripts in a row, which are "
+            "not converted: give a part of them a name"
+        )
     try:
         tree = tool.refactor_string(prepared if prepared.endswith("\n") else prepared + "\n", name)
+        after = str(tree)
     except Exception as error:  # fissix raises the errors of its parser, its tokenizer, and others
         raise errors.DataError(f"{name}: neither Python 3 nor Python 2: {error}") from error
-    after = str(tree)
     return text if after.rstrip("\n") == text.rstrip("\n") else after
+
+
+def _line_of_chain(text: str) -> int | None:
+    """Return the line in which more names, calls and subscripts follow each other than are converted.
+
+    What stands in strings counts, too: there are few, and nothing has to be right about them here.
+    """
+    line, lengths, before = 1, [0], ""  # a length for each bracket that is open
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind == "space":
+            line += match.group().count("\n")
+            continue
+        if kind == "close":
+            if len(lengths) > 1:
+                lengths.pop()
+        elif kind in ("open", "dot") and before in ("text", "close"):
+            lengths[-1] += 1
+            if lengths[-1] > _LONGEST_CHAIN:
+                return line
+        elif not (kind == "text" and before == "dot"):
+            lengths[-1] = 0
+        if kind == "open":
+            lengths.append(0)
+        before = kind or ""
+    return None
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from jfluid.doctor.findings import Diagnosis, Finding, Severity
+from jfluid.printable import printable, printable_json
 
 _HEADINGS = {
     Severity.BLOCKER: "stops it",
@@ -39,7 +40,7 @@ def as_json(diagnosis: Diagnosis, run: dict[str, Any] | None = None) -> str:
     }
     if run is not None:
         record["run"] = run
-    return json.dumps(record, indent=1, ensure_ascii=False)
+    return printable_json(json.dumps(record, indent=1, ensure_ascii=False))
 
 
 def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
@@ -58,10 +59,11 @@ def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
         table.add_column("what happens", overflow="fold")
         table.add_column("what to do", overflow="fold")
         for places, finding in _grouped(found):
-            table.add_row(Text("\n".join(places)), Text(finding.happens), Text(finding.do))
+            texts = "\n".join(places), printable(finding.happens), printable(finding.do)
+            table.add_row(*map(Text, texts))
         console.print(table)
     console.print(Text(_examined(diagnosis)))
-    console.print(Text(diagnosis.verdict, style="bold"))
+    console.print(Text(printable(diagnosis.verdict, lines=False), style="bold"))
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
@@ -73,7 +75,7 @@ def _grouped(found: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
 
 
 def _places(group: Sequence[Finding]) -> list[str]:
-    places = [finding.place for finding in group]
+    places = [printable(finding.place, lines=False) for finding in group]
     more = len(places) - _MOST_PLACES
     return places if more <= 1 else [*places[:_MOST_PLACES], f"and {more} more places"]
 

@@ -1,6 +1,7 @@
 """One script: what its syntax tree says of names, calls and settings of Fluid."""
 
 import ast
+from collections import deque
 from collections.abc import Sequence
 
 from jfluid import errors
@@ -27,14 +28,16 @@ class Script(Examination):
         # imports with their cell, and whether a condition or `try` is around them
         self.imported: list[tuple[int, ast.Import | ast.ImportFrom, bool]] = []
         self.imports_paddle = False
-        self._later: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = []
+        self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = (
+            deque()
+        )
 
     def examine(self, tree: ast.Module, cell: int = 0) -> None:
         """Find what there is in a tree; that of a further cell goes on where the last one ended."""
         self._cell = cell
         self._visit_all(tree.body)
         while self._later:
-            node, scope = self._later.pop(0)
+            node, scope = self._later.popleft()
             self._scope, outer = scope, self._scope
             self._visit_all([node.body] if isinstance(node, ast.Lambda) else node.body)
             self._scope = outer
@@ -61,7 +64,7 @@ class Script(Examination):
     def _bind_import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.imported.append((self._cell, node, self._branches > 0))
         for name, value in self._resolver.bindings(node):
-            self._scope.bind(name, value, self._branches > 0)
+            self._bind(name, value, self._branches > 0)
 
     def _imported(self, node: ast.stmt, path: str) -> bool:
         """Note an import; whether the module is there, as far as it is one of Fluid."""
@@ -149,7 +152,7 @@ class Script(Examination):
     def _assign(self, target: ast.expr, value: Value, node: ast.expr | None) -> None:
         match target:
             case ast.Name(id=name):
-                self._scope.bind(name, value, self._branches > 0)
+                self._bind(name, value, self._branches > 0)
             case ast.Tuple() | ast.List():
                 values = node.elts if isinstance(node, ast.Tuple | ast.List) else []
                 same = len(values) == len(target.elts)
@@ -169,6 +172,7 @@ class Script(Examination):
         if isinstance(target.value, ast.Name) and target.value.id == "self" and self._scope.parent:
             known = self._selves.setdefault(id(self._scope.parent), {})
             known[target.attr] = value if known.get(target.attr, value) == value else None
+            self._values.clear()
             return
         holder = self.value(target.value)
         self.visit(target.value)
@@ -244,7 +248,7 @@ class Script(Examination):
         self._visit_all(
             [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
         )
-        self._scope.bind(node.name, None)
+        self._bind(node.name, None)
         self._later.append((node, self._of_arguments(node.args)))
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -258,7 +262,7 @@ class Script(Examination):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all([*node.decorator_list, *node.bases, *(k.value for k in node.keywords)])
-        self._scope.bind(node.name, None)
+        self._bind(node.name, None)
         self._scope, outer = Scope(self._scope, of_class=True), self._scope
         self._visit_all(node.body)
         self._scope = outer

@@ -16,6 +16,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.printable import printable
 
 __all__ = ["Layer"]
 
@@ -390,9 +391,8 @@ class Layer:
             param.set_value(stat_dict[name])
         unused = [name for name in stat_dict if name not in own and "@@" not in name]
         if unused:
-            warnings.warn(
-                f"{self._full_name}.set_dict: not in this layer: {', '.join(unused)}", stacklevel=2
-            )
+            names = printable(", ".join(unused), lines=False)
+            warnings.warn(f"{self._full_name}.set_dict: not in this layer: {names}", stacklevel=2)
 
     load_dict = set_dict
 

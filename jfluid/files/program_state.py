@@ -24,6 +24,7 @@ from jfluid.files.variables import (
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
+from jfluid.printable import printable
 
 _SUFFIXES = (".pdparams", ".pdopt", ".pdmodel")
 
@@ -219,9 +220,8 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any]) -> None:
     write_scope(found)
     unused = [n for n in state_dict if n not in wanted]
     if unused:
-        warnings.warn(
-            f"set_program_state: the program has no variables {', '.join(unused)}", stacklevel=2
-        )
+        names = printable(", ".join(unused), lines=False)
+        warnings.warn(f"set_program_state: the program has no variables {names}", stacklevel=2)
 
 
 def value_lod(value: Any) -> list[list[int]]:

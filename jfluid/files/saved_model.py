@@ -13,6 +13,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.files.storage import bounded_reader, path_below
 from jfluid.files.tensor_format import pass_tensor
+from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
@@ -80,12 +81,25 @@ def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Pro
 
 
 def columns(program: Program) -> tuple[list[str], list[str]]:
-    """Return names of what a program is fed and gives, in the order of their columns."""
+    """Return names of what a program is fed and gives, in the order of their columns.
+
+    Raises FileFormatError for a column that is no whole number.
+    """
     ops = program.global_block().ops
-    feeds = {op.attrs.get("col", 0): op.output("Out") for op in ops if op.type == "feed"}
-    fetches = {op.attrs.get("col", 0): op.input("X") for op in ops if op.type == "fetch"}
+    feeds = {_column(op): op.output("Out") for op in ops if op.type == "feed"}
+    fetches = {_column(op): op.input("X") for op in ops if op.type == "fetch"}
     fed, given = ([n for col in sorted(by) for n in by[col]] for by in (feeds, fetches))
     return fed, given
+
+
+def _column(op: Operator) -> int:
+    column = op.attrs.get("col", 0)
+    if not isinstance(column, int):
+        raise errors.FileFormatError(
+            f"operator {op.type} of {', '.join(op.output('Out') or op.input('X'))}: attribute col: expected "
+            f"a whole number, found {type(column).__name__}"
+        )
+    return column
 
 
 def state_of(program: Program) -> list[Variable]:

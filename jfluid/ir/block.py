@@ -300,7 +300,7 @@ class Block:
     # Checks and cuts
     def verify(self, what: str) -> None:
         """Check the operators of this block, and the names that they use. See `Program.verify`."""
-        if self.idx and not 0 <= self.parent_idx < len(self.program.blocks):
+        if self.idx and not 0 <= self.parent_idx < self.idx:
             raise errors.ProgramError(
                 f"{what}: block {self.idx} has no parent block {self.parent_idx}"
             )
@@ -361,29 +361,39 @@ class Block:
         return keep[::-1], wanted
 
 
-def outer_names(block: Block) -> tuple[set[str], set[str]]:
+Outer = tuple[set[str], set[str]]
+
+
+def outer_names(block: Block, known: dict[Block, Outer] | None = None) -> Outer:
     """Return the names that a block and those inside it read from, and write to, the enclosing
     blocks.
+
+    Args:
+        known: those of blocks that were asked for before; each is looked at once.
     """
+    known = {} if known is None else known
+    if block in known:
+        return known[block]
+    known[block] = set(), set()  # for one that lies in itself, which `nesting.check` refuses
     reads: set[str] = set()
     writes: set[str] = set()
     for op in block.ops:
-        inner = [outer_names(b) for b in op.sub_blocks()]
-        reads |= {n for n in op.input_arg_names if n not in block.vars}.union(
-            *(r - set(block.vars) for r, _ in inner)
-        )
-        reads |= kept(op) - set(block.vars)
-        writes |= {n for n in op.output_arg_names if n not in block.vars}.union(
-            *(w - set(block.vars) for _, w in inner)
-        )
-    return reads - {EMPTY_NAME}, writes - {EMPTY_NAME}
+        inner = [outer_names(b, known) for b in op.sub_blocks()]
+        reads.update(op.input_arg_names, kept(op, known), *(r for r, _ in inner))
+        writes.update(op.output_arg_names, *(w for _, w in inner))
+    own = {EMPTY_NAME, *block.vars}
+    known[block] = reads - own, writes - own
+    return known[block]
 
 
-def kept(op: Operator) -> set[str]:
+def kept(op: Operator, known: dict[Block, Outer] | None = None) -> set[str]:
     """Return the names that the blocks of the operator write and that keep their values where a
     block does not run: persistable ones, and in a condition within a block those from outside of it.
     """
-    found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
+    blocks = op.sub_blocks()
+    if not blocks:
+        return set()
+    found = [op.block.find_var_recursive(n) for b in blocks for n in outer_names(b, known)[1]]
     condition = op.type.startswith("conditional_block")
     return {
         v.name
@@ -396,9 +406,9 @@ def reads_of(op: Operator) -> set[str]:
     """Return the names that the operator reads, those that its blocks read (or may leave unchanged)
     included.
     """
-    return set(op.input_arg_names).union(
-        kept(op), *(outer_names(b)[0] for b in op.sub_blocks())
-    ) - {EMPTY_NAME}
+    known: dict[Block, Outer] = {}
+    inner = (outer_names(b, known)[0] for b in op.sub_blocks())
+    return set(op.input_arg_names).union(kept(op, known), *inner) - {EMPTY_NAME}
 
 
 def writes_of(op: Operator) -> set[str]:

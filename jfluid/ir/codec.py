@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
-from jfluid.ir.types import VarType
+from jfluid.ir import nesting
+from jfluid.ir.types import HELD, VarType
 from jfluid.protobuf_fields import BYTES, fields
 
 # The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by
@@ -31,6 +32,16 @@ _FIELDS = {
     "BOOLEANS": ("bools", True),
     "LONGS": ("longs", True),
     "BLOCKS": ("blocks_idx", True),
+}
+# Every operator may carry these: they describe the program, not the computation.
+COMMON_ATTRS = {
+    "op_role": "INT",
+    "op_role_var": "STRINGS",
+    "op_namescope": "STRING",
+    "op_callstack": "STRINGS",
+    "op_device": "STRING",
+    "with_quant_attr": "BOOLEAN",
+    "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
 }
 # The field of VarType that describes the tensors of each kind of variable.
 _HOLDERS = {
@@ -200,7 +211,7 @@ _BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = (
     10,
     28,
 )
-_MOST_DEPTH = 64  # of blocks within blocks
+_MOST_LEVELS = 64  # of sequences in sequences
 _LARGEST_PART = 1 << 12  # bytes of a message that may be parsed before its parts are counted
 _LONGEST_NAME = 1 << 12
 # parts of a program, or block, that are neither blocks, variables nor operators
@@ -352,9 +363,9 @@ class ProgramFile:
                     f"block {i} of the program names block {desc.forward_block_idx} as its forward one"
                 )
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
-            if depths[i] > _MOST_DEPTH:
+            if depths[i] > nesting.MOST_DEPTH:
                 raise errors.FileFormatError(
-                    f"block {i} of the program lies in more than {_MOST_DEPTH} others"
+                    f"block {i} of the program lies in more than {nesting.MOST_DEPTH} others"
                 )
             blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks
@@ -373,6 +384,11 @@ class ProgramFile:
         if tensor is not None and desc.type.HasField(_HOLDERS[kind]):
             shape, dtype = tuple(tensor.dims), VarType(tensor.data_type)
             level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
+            if dtype not in HELD or not 0 <= level <= _MOST_LEVELS:
+                raise errors.FileFormatError(
+                    f"variable {name} has elements of {dtype.name} in {level} levels of sequences: expected "
+                    f"a type of numbers, and at most {_MOST_LEVELS} levels"
+                )
         opaque = desc.type.SerializeToString() if kind in _OPAQUE else b""
         return VariableRecord(
             name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque
@@ -394,7 +410,12 @@ class ProgramFile:
         for attr in desc.attrs:
             self._spend(_ATTRIBUTE)
             name = self._name(attr.name)
-            kinds[name] = _KINDS[attr.type]
+            kind = kinds[name] = _KINDS[attr.type]
+            if COMMON_ATTRS.get(name, kind) != kind:
+                raise errors.FileFormatError(
+                    f"operator {type_} of block {block} has attribute {name} as {kind}: expected "
+                    f"{COMMON_ATTRS[name]}"
+                )
             attrs[name] = self._value(block, type_, name, attr)
         return OperatorRecord(
             type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds)

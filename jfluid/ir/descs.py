@@ -291,11 +291,13 @@ class ProgramDesc:
 
     def get_feed_target_names(self) -> list[str]:
         """Return the variables that `feed` operators of the global block write."""
-        return [op.outputs["Out"][0] for op in self.described.blocks[0].ops if op.type == "feed"]
+        ops = self.described.blocks[0].ops
+        return [name for op in ops if op.type == "feed" for name in op.outputs.get("Out", ())]
 
     def get_fetch_target_names(self) -> list[str]:
         """Return the variables that `fetch` operators of the global block read."""
-        return [op.inputs["X"][0] for op in self.described.blocks[0].ops if op.type == "fetch"]
+        ops = self.described.blocks[0].ops
+        return [name for op in ops if op.type == "fetch" for name in op.inputs.get("X", ())]
 
     def serialize_to_string(self) -> bytes:
         """Return the message ProgramDesc, Fluid's own format."""

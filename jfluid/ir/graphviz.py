@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from jfluid.ir.block import Block
 from jfluid.ir.printer import type_to_code
 from jfluid.ir.variable import EMPTY_NAME, Variable
+from jfluid.printable import printable
 
 _HIGHLIGHT = 'color="orangered", penwidth=2'
 _OPERATOR = 'shape=box, style="rounded,filled", fillcolor="#303a3a", fontcolor=white'
@@ -15,7 +16,9 @@ _TEMPORARY = "shape=ellipse"
 
 def _quote(text: str) -> str:
     """Return a DOT string; line breaks become DOT's."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return (
+        '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    )
 
 
 def block_to_dot(block: Block, highlights: Sequence[str] | None = None) -> str:

@@ -11,6 +11,7 @@ from jfluid.ir import codec, schema
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import OpDesc
 from jfluid.ir.variable import Variable
+from jfluid.printable import printable
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
@@ -222,13 +223,13 @@ class Operator:
 
     def sub_blocks(self) -> list["Block"]:
         """Return the blocks that the attributes of this operator name."""
-        kind = type(self.block)
-        return [
-            item
-            for value in self.attrs.values()
-            for item in (value if isinstance(value, (list, tuple)) else (value,))
-            if isinstance(item, kind)
-        ]
+        kind, found = type(self.block), []
+        for value in self.attrs.values():
+            if isinstance(value, kind):
+                found.append(value)
+            elif isinstance(value, (list, tuple)) and value and isinstance(value[0], kind):
+                found += value  # values of other lists are many, and none is a block
+        return found
 
     @property
     def callsite(self) -> str:
@@ -313,4 +314,4 @@ class Operator:
     def __repr__(self) -> str:
         ins = ", ".join(f"{s}={n}" for s, n in self.inputs.items())
         outs = ", ".join(f"{s}={n}" for s, n in self.outputs.items())
-        return f"{{{outs}}} = {self.type}({ins})"
+        return printable(f"{{{outs}}} = {self.type}({ins})", lines=False)

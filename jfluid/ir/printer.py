@@ -7,6 +7,7 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.printable import printable
 
 # Attributes that tell where an operator stands in the program; they would hide those that say what
 # it does.
@@ -34,7 +35,7 @@ def variable_to_code(var: Variable) -> str:
         if var.is_data
         else "var"
     )
-    return f"{role} {var.name}: {type_to_code(var)}"
+    return printable(f"{role} {var.name}: {type_to_code(var)}", lines=False)
 
 
 def operator_to_code(op: Operator) -> str:
@@ -58,7 +59,7 @@ def operator_to_code(op: Operator) -> str:
         if name not in _PROVENANCE
     ]
     call = f"{op.type}({', '.join(ins)})" + (f" [{', '.join(attrs)}]" if attrs else "")
-    return f"{outs} = {call}" if outs else call
+    return printable(f"{outs} = {call}" if outs else call, lines=False)
 
 
 def block_to_code(block: Block, show_backward: bool = False) -> str:

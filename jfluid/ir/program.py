@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jfluid import errors
-from jfluid.ir import codec, reach, schema
+from jfluid.ir import codec, nesting, reach, schema
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
 from jfluid.ir.descs import ProgramDesc
@@ -76,6 +76,7 @@ class Program:
         """Add a block inside the current one (or inside `parent_idx`) and make it current."""
         parent = self.current_block_idx if parent_idx is None else parent_idx
         block = Block(self, len(self.blocks), parent)
+        nesting.check_depth(block)
         self.blocks.append(block)
         self.current_block_idx = block.idx
         self._touch()
@@ -309,13 +310,15 @@ class Program:
         """Check that the program is well formed, and return it.
 
         Every slot and attribute must be known to its operator, every name declared, and every
-        variable that is neither persistable nor fed written before it is read.
+        variable that is neither persistable nor fed written before it is read. Blocks must lie in
+        each other without circles, and not too deep.
 
         Args:
             what: names the rewrite in errors.
 
         Raises ProgramError, naming the operator, its position and the line that made it.
         """
+        nesting.check(self, what)
         for block in self.blocks:
             block.verify(what)
         self.global_block().verify_order(what)
@@ -394,6 +397,10 @@ class Program:
                         var.op = op
                         var.is_data = var.is_data or op.type == "feed"
             program.release, program.op_compatibility = file.release, file.op_compatibility
+        try:
+            nesting.check(program, "these bytes are no Fluid program")
+        except errors.ProgramError as e:
+            raise errors.FileFormatError(str(e)) from e
         program._touch()
         return program
 

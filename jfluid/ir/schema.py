@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from jfluid.ir.reach import Reach
 
+# of one operator: a gradient's gradient has twice the slots, and models name operators as they like
+MOST_GRADIENTS = 5
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
 
 

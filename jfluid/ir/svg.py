@@ -4,6 +4,7 @@ from html import escape
 
 from jfluid.ir.block import Block
 from jfluid.ir.variable import EMPTY_NAME
+from jfluid.printable import printable
 
 _WIDTH, _LINE, _GAP_X, _GAP_Y, _MARGIN = 210, 15, 24, 44, 20
 _SWEEPS = 4  # over the layers, each of which brings operators nearer to what they are joined to
@@ -121,7 +122,7 @@ def _edge(above: _Node, below: _Node) -> str:
 def _box(node: _Node) -> str:
     kind = "op" if node.is_op else "data"
     x, middle = node.x, node.x + _WIDTH / 2
-    title = escape("\n".join([node.title, *node.lines]))
+    title = escape(printable("\n".join([node.title, *node.lines])))
     parts = [
         f'<g><title>{title}</title><rect class="{kind}" x="{x:.0f}" y="{node.y:.0f}" width="{_WIDTH}" '
         f'height="{node.height}" rx="6"/>',
@@ -136,4 +137,5 @@ def _box(node: _Node) -> str:
 
 
 def _cut(text: str) -> str:
+    text = printable(text, lines=False)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -53,6 +53,7 @@ _NUMPY: dict[VarType, np.dtype[Any]] = {
     VarType.INT8: np.dtype(np.int8),
     VarType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
+HELD = frozenset(_NUMPY)  # kinds of elements
 ELEMENTS = tuple(_NUMPY.values())  # what tensors hold
 _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 

@@ -9,6 +9,7 @@ from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import VarDesc
 from jfluid.ir.types import VarType, np_dtype, var_type
+from jfluid.printable import printable
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
@@ -229,7 +230,8 @@ class Variable:
         self._dygraph_only("set_value")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}: {self.dtype.name} {list(self.shape)}>"
+        name = printable(self.name, lines=False)
+        return f"<{type(self).__name__} {name}: {self.dtype.name} {list(self.shape)}>"
 
     def __str__(self) -> str:
         return self.to_string(True)

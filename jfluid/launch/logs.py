@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from jfluid.job import JobError
+from jfluid.printable import printable
 
 # Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0
@@ -195,7 +196,7 @@ class Screen:
 def say(text: str) -> None:
     """Write a line of the launcher's own to standard error, or drop it."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def give_up_screens() -> None:

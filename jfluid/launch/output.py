@@ -9,6 +9,7 @@ from typing import Any
 
 from jfluid.launch.gang import Member
 from jfluid.launch.logs import Log, LogText, Screen
+from jfluid.printable import printable
 from jfluid.progress import BarDisplay, Display, LineDisplay, display_on
 
 _LONGEST_LINE = 1 << 16
@@ -90,6 +91,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line of the launcher's own."""
+        text = printable(text)
         if isinstance(self._bars, BarDisplay) and self._bars.live:
             self._with_bars(lambda bars: bars.print_above(f"jfluid-launch: {text}"))
         else:

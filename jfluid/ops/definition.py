@@ -5,19 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 
-# Every operator may carry these: they describe the program, not the computation.
-COMMON_ATTRS = {
-    "op_role": "INT",
-    "op_role_var": "STRINGS",
-    "op_namescope": "STRING",
-    "op_callstack": "STRINGS",
-    "op_device": "STRING",
-    "with_quant_attr": "BOOLEAN",
-    "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
-}
 # Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They
 # stay in the program, so that it is saved as it was read.
 HINT_ATTRS = {

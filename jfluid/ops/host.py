@@ -14,6 +14,7 @@ from jfluid.ir import callables
 from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 from jfluid.ops.registry import Bool, Int, String, Strings, op
+from jfluid.printable import printable
 
 _TERMINAL = Reach("terminal")
 _FUNCTIONS = Reach("python", ("forward_callable_id", "backward_callable_id"))
@@ -44,7 +45,7 @@ def _show(
     lines.append(
         f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}"
     )
-    print("\n".join(lines), flush=True)
+    print(printable("\n".join(lines)), flush=True)
 
 
 @op("print", ins=("In",), outs=("Out",), host=True, reaches=_TERMINAL)

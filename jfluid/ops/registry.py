@@ -18,6 +18,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
 from jfluid.ir.reach import Reach
+from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
 from jfluid.ops.gradients import gradient
 
@@ -210,13 +211,26 @@ def refuse_fused(type_: str, name: str, value: Any) -> None:
 
 def find(type_: str) -> OpDef | None:
     """Return the definition of operator `type_`; that of a gradient is derived where the forward
-    operator is known. None for an unknown one.
+    operator is known, up to the gradient of order `MOST_GRADIENTS`. None for an unknown one.
     """
     found = _OPS.get(type_) or _LOCAL.get(type_)
-    if found is None and type_.endswith("_grad"):
-        forward = find(type_.removesuffix("_grad"))
-        if forward is not None and forward.grad and not forward.host:
-            found = _OPS[type_] = gradient(forward)
+    missing = []  # gradients between the nearest operator that is known and this one
+    while found is None and type_.endswith("_grad") and len(missing) < MOST_GRADIENTS:
+        missing.append(type_)
+        type_ = type_.removesuffix("_grad")
+        found = _OPS.get(type_) or _LOCAL.get(type_)
+    for name in reversed(missing):
+        if found is None or not found.grad or found.host or order(found) == MOST_GRADIENTS:
+            return None
+        found = _OPS[name] = gradient(found)
+    return found
+
+
+def order(definition: OpDef) -> int:
+    """Return how many gradients lie between a definition and an operator that is no derived one."""
+    found = 0
+    while definition.forward is not None:
+        definition, found = definition.forward, found + 1
     return found
 
 

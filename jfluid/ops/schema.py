@@ -9,12 +9,14 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.block import Block
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.operator import Operator
 from jfluid.ir.reach import Reach
+from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
-from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
+from jfluid.ops.definition import REQUIRED, OpDef, Slot
 from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -45,10 +47,21 @@ def _scalar(value: Any, want: type) -> Any:
     raise TypeError
 
 
+def _block(value: Any) -> Block:
+    """Return `value` if it is a block. Raises TypeError."""
+    if not isinstance(value, Block):
+        raise TypeError
+    return value
+
+
 def normalise(value: Any, kind: str) -> Any:
     """Return an attribute's value in the form that the registry's functions take: scalars and
     tuples.
     """
+    if kind == "BLOCK":
+        return _block(value)
+    if kind == "BLOCKS":
+        return tuple(map(_block, value if isinstance(value, (list, tuple)) else (value,)))
     if kind in _SCALARS:
         want = _SCALARS[kind]
         return value if type(value) is want else _scalar(value, want)
@@ -85,18 +98,9 @@ class RegistrySchema:
                     f"operator {op.type} has no attribute {name}"
                     + errors.close_to(name, definition.attrs)
                 )
-            try:
-                op.attrs[name] = normalise(value, kind)
-            except TypeError:
-                raise errors.AttributeTypeError(
-                    f"operator {op.type}, attribute {name}: expected {kind}, found {value!r}"
-                ) from None
+            op.attrs[name] = _normalised(op, name, value, kind)
             registry.refuse_fused(op.type, name, op.attrs[name])
-        for attr in definition.attrs.values():
-            if attr.default is REQUIRED and attr.name not in op.attrs:
-                raise errors.AttributeTypeError(
-                    f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
-                )
+        _check_required(op, definition)
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
         definition = registry.find(op_type)
@@ -120,7 +124,13 @@ class RegistrySchema:
 
     def gradient_inputs(self, op: Operator) -> list[str] | None:
         definition = registry.find(op.type)
-        if definition is None or not definition.grad or registry.find(op.type + "_grad") is None:
+        if definition is None or not definition.grad:
+            return None
+        if registry.order(definition) == MOST_GRADIENTS:
+            raise errors.UnsupportedError(
+                f"operator {op.type}: gradients are taken up to order {MOST_GRADIENTS}"
+            )
+        if registry.find(op.type + "_grad") is None:
             return None
         return [s.name for s in definition.reads if s.name not in definition.nograd]
 
@@ -191,6 +201,33 @@ class RegistrySchema:
 
     def keep(self) -> None:
         self._inferred.keep()
+
+
+def check_attributes(op: Operator, definition: OpDef) -> None:
+    """Bring the attributes that an operator's function takes into their types; others stay as the
+    program's file has them. Raises AttributeTypeError for one that does not fit or is missing.
+    """
+    for name, attr in definition.attrs.items():
+        if name in op.attrs:
+            op.attrs[name] = _normalised(op, name, op.attrs[name], attr.kind)
+    _check_required(op, definition)
+
+
+def _normalised(op: Operator, name: str, value: Any, kind: str) -> Any:
+    try:
+        return normalise(value, kind)
+    except (TypeError, ValueError, OverflowError):
+        raise errors.AttributeTypeError(
+            f"operator {op.type}, attribute {name}: expected {kind}, found {value!r}"
+        ) from None
+
+
+def _check_required(op: Operator, definition: OpDef) -> None:
+    for attr in definition.attrs.values():
+        if attr.default is REQUIRED and attr.name not in op.attrs:
+            raise errors.AttributeTypeError(
+                f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
+            )
 
 
 def _hashable(value: Any) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from jfluid import errors, heap
 from jfluid.environment.process import ServerVariables
 from jfluid.job import JobError, read_yaml
+from jfluid.printable import printable
 from jfluid.ps_server import snapshot, specs, validation
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.server import Server, Settings
@@ -125,9 +126,19 @@ def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
     return store, manifest
 
 
+class _Formatter(logging.Formatter):
+    """Writes lines of the log, with names and messages of others as terminals may have them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        return printable(super().format(record))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server; returns 0, or 2 when it could not start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     options = _parser().parse_args(arguments)
     heap.keep_for_messages()
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from jfluid.printable import printable
 from jfluid.ps_server.store import Store
 
 _SECONDS = (
@@ -42,7 +43,8 @@ class _Labelled(dict[str | tuple[str, ...], Any]):
 
     def __missing__(self, labels: str | tuple[str, ...]) -> Any:
         every = (labels,) if isinstance(labels, str) else labels
-        return self.setdefault(labels, self._metric.labels(*every))
+        names = [_shown(label) for label in every]
+        return self.setdefault(labels, self._metric.labels(*names))
 
 
 class Metrics:
@@ -136,8 +138,14 @@ class Counted:
             every = {label: [*found] for label, found in self._found.items()}
         ends = [*(str(float(end)) for end in self._buckets), "+Inf"]
         for label, (*found, total) in every.items():
-            metric.add_metric([label], list(zip(ends, itertools.accumulate(found))), float(total))
+            metric.add_metric(
+                [_shown(label)], list(zip(ends, itertools.accumulate(found))), float(total)
+            )
         yield metric
+
+
+def _shown(label: Any) -> str:
+    return printable(str(label), lines=False)
 
 
 class _State:
@@ -155,9 +163,10 @@ class _State:
             "jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"]
         )
         for name, table in list(self._store.tables.items()):
-            rows.add_metric([name], len(table))
-            waiting.add_metric([name], table.waiting)
-            size.add_metric([name], table.nbytes)
+            label = [_shown(name)]
+            rows.add_metric(label, len(table))
+            waiting.add_metric(label, table.waiting)
+            size.add_metric(label, table.nbytes)
         yield from (rows, waiting, size)
         yield GaugeMetricFamily(
             "jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds

@@ -132,7 +132,7 @@ def _with_progress(response: Any, name: str) -> Iterator[bytes]:
 
     length = response.headers.get("Content-Length", "")
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -8,11 +8,12 @@ import numpy as np
 from jfluid import places
 from jfluid.errors import ProgramError
 from jfluid.ir import types
+from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX, Variable
 from jfluid.ops import registry
-from jfluid.ops.definition import COMMON_ATTRS, REQUIRED
+from jfluid.ops.definition import REQUIRED
 
 EMPTY_VAR_NAME = EMPTY_NAME
 GRAD_VAR_SUFFIX = GRAD_SUFFIX
