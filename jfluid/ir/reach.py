@@ -112,6 +112,9 @@ def check_allowed(
 
 def _quoted(value: Any) -> str:
     """Return a value of elsewhere as a short text of printable characters."""
-    some = {str: _LONGEST_QUOTED, bytes: _LONGEST_QUOTED, list: 8, tuple: 8}.get(type(value))
-    text = repr(value if some is None else value[:some])
+    if isinstance(value, (str, bytes)):
+        value = value[:_LONGEST_QUOTED]
+    elif isinstance(value, (list, tuple)):
+        value = value[:8]
+    text = repr(value)
     return text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "..."
