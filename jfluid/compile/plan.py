@@ -100,7 +100,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     unsupported(program)
     for inner in program.blocks:
         for op in inner.ops:
-            schema.check_attributes(op, registry.get(op.type))
+            schema.check_given(op, registry.get(op.type))
     block = program.global_block()
     found = _cut(block, list(feeds), list(fetches), in_loop=False)
     _check_fetches(

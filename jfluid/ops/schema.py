@@ -16,7 +16,7 @@ from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
-from jfluid.ops.definition import REQUIRED, OpDef, Slot
+from jfluid.ops.definition import HINT_ATTRS, REQUIRED, OpDef, Slot
 from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -119,7 +119,8 @@ class RegistrySchema:
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         definition = registry.find(op_type)
-        kind = definition.attr_kind(attr) if definition else COMMON_ATTRS.get(attr)
+        known = COMMON_ATTRS.get(attr) or HINT_ATTRS.get(attr)
+        kind = definition.attr_kind(attr) if definition else known
         return kind or _kind_of(value)
 
     def gradient_inputs(self, op: Operator) -> list[str] | None:
@@ -203,10 +204,16 @@ class RegistrySchema:
         self._inferred.keep()
 
 
-def check_attributes(op: Operator, definition: OpDef) -> None:
-    """Bring the attributes that an operator's function takes into their types; others stay as the
-    program's file has them. Raises AttributeTypeError for one that does not fit or is missing.
+def check_given(op: Operator, definition: OpDef) -> None:
+    """Check what an operator's function is given, of a program that nobody may have verified, and bring
+    attributes into their types. Slots and attributes that the function does not take are let pass.
+
+    Raises AttributeTypeError for an attribute that does not fit or is missing, ProgramError for a
+    slot.
     """
+    if definition.forward is None:
+        _check_counts(op, "input", op.inputs, definition.ins)
+        _check_counts(op, "output", op.outputs, definition.outs)
     for name, attr in definition.attrs.items():
         if name in op.attrs:
             op.attrs[name] = _normalised(op, name, op.attrs[name], attr.kind)
@@ -251,15 +258,23 @@ def _check_slots(
     op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
 ) -> None:
     by_name = {s.name: s for s in slots}
-    for name, values in given.items():
+    for name in given:
         if name not in by_name:
             raise errors.ProgramError(
                 f"operator {op.type} has no {what} slot {name}{errors.close_to(name, by_name)}; "
                 f"it has: {', '.join(by_name)}"
             )
-        if len(values) > 1 and not by_name[name].many:
+    _check_counts(op, what, given, slots)
+
+
+def _check_counts(
+    op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
+) -> None:
+    for slot in slots:
+        if not slot.many and len(given.get(slot.name, ())) > 1:
             raise errors.ProgramError(
-                f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}"
+                f"operator {op.type}, {what} {slot.name}: expected one variable, found "
+                f"{len(given[slot.name])}"
             )
     if what == "input":
         missing = [
