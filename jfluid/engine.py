@@ -158,8 +158,10 @@ class Engine:
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
         """Return the Runner of a program that works with parameter servers; None for others. Raises
-        UnsupportedError for one with servers that is to be pruned.
+        UnsupportedError for one with servers that is to be pruned, UntrustedOperatorError for one
+        that was read and would act.
         """
+        program.refuse_acting()
         found = self._runners.get_or_make(
             program.identity, lambda: self._find_runner(program, self)
         )
@@ -205,6 +207,7 @@ class Engine:
 
             Raises what `Executor.run` raises before it runs.
         """
+        program.refuse_acting()
         owned = isinstance(feed, Owned)
         pipeline = program._pipeline_opt if parallel is None and targets is None else None
         program, feed, parallel = self._read(program, feed, parallel, targets)

@@ -1,7 +1,8 @@
 """The named errors. Each says what was expected, what was found, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from jfluid.printable import printable
 
@@ -49,6 +50,52 @@ class UnsupportedOpError(UnsupportedError):
 
 class ProgramError(JFluidError, ValueError):
     """A program is not well formed: an unknown slot, attribute, variable or block."""
+
+
+class ActingOperator(NamedTuple):
+    """An operator that acts outside of its computation: its type and place in a program, what it
+    reaches, and the attributes that say where, as printable text.
+    """
+
+    type: str
+    block: int
+    position: int
+    what: str
+    chosen: str
+
+    def __str__(self) -> str:
+        where = f" ({self.chosen})" if self.chosen else ""
+        return (
+            f"{self.type} (block {self.block}, position {self.position}) reaches {self.what}{where}"
+        )
+
+
+class UntrustedOperatorError(ProgramError):
+    """A program that was read, from a file or from bytes, has operators that act outside of their
+    computation; all are in `operators`, and the first `most` in the text.
+    """
+
+    most = 20
+
+    def __init__(self, operators: Sequence[ActingOperator]):
+        self.operators = tuple(operators)
+        types = tuple(dict.fromkeys(op.type for op in operators))
+        lines = [
+            "a program that was read may come from anybody, and acts on nothing unless you allow it; "
+            "this one has operators that reach beyond it:"
+        ]
+        lines += [f"  {op}" for op in operators[: self.most]]
+        if len(operators) > self.most:
+            lines.append(f"  and {len(operators) - self.most} more")
+        lines.append(
+            "If you trust who made it, read it again with "
+            f"allow={types!r} (load_inference_model, Program.parse_from_string, ...), "
+            f"AnalysisConfig.allow_operators{types if len(types) > 1 else f'({types[0]!r})'}, or "
+            f"{' '.join(f'--allow {t}' for t in types)} (jfluid serve, jfluid export); "
+            "or set the attributes in parentheses yourself (op._set_attr; pserver_endpoints of "
+            "load_inference_model for look-ups); else save it without them."
+        )
+        super().__init__("\n".join(lines))
 
 
 class AttributeTypeError(ProgramError, TypeError):

@@ -276,8 +276,8 @@ def test_programs_that_were_read_do_not_choose_files(exe, tmp_path):
         op = read.global_block().ops[0]
         for copy in (read, read.clone(), read._prune([op])):
             with pytest.raises(
-                errors.FileFormatError,
-                match=f"operator {op.type} of a program that was read names the file",
+                errors.UntrustedOperatorError,
+                match=rf"{op.type} \(block 0, position 0\) reaches files \(file_path=",
             ):
                 exe.run(copy)
         assert path.read_bytes() == before

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jfluid import errors
-from jfluid.command.inspect import add_model_arguments
+from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.exports.model import LoadedModel
 from jfluid.files.storage import atomic_write
 from jfluid.printable import printable
@@ -22,11 +22,18 @@ def main(arguments: Sequence[str]) -> int:
     name = os.path.basename(os.path.abspath(options.model)) + _ENDINGS[options.to]
     path = options.output or name
     try:
-        model = LoadedModel(options.model, options.model_filename, options.params_filename)
+        model = LoadedModel(
+            options.model, options.model_filename, options.params_filename, allow=options.allow
+        )
         data, difference = _exported(model, options.to)
         with atomic_write(path) as file:
             file.write(data)
-    except (errors.UnsupportedError, errors.OpError, ImportError) as error:
+    except (
+        errors.UnsupportedError,
+        errors.UntrustedOperatorError,
+        errors.OpError,
+        ImportError,
+    ) as error:
         print(printable(f"jfluid export: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError, ValueError) as error:
@@ -59,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "written then); 2 where it cannot be read.",
     )
     add_model_arguments(parser)
+    add_allow_argument(parser)
     parser.add_argument("--to", required=True, choices=sorted(_ENDINGS), help="the format")
     parser.add_argument("--output", metavar="FILE", help="where to (default: the folder's name)")
     return parser

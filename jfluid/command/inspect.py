@@ -14,15 +14,17 @@ from jfluid.doctor.fluid_api import load
 from jfluid.doctor.models import runs
 from jfluid.files.saved_model import SavedModel, read_saved_model
 from jfluid.files.storage import atomic_write
+from jfluid.ir.reach import refused
 from jfluid.ir.svg import block_to_svg
 from jfluid.printable import printable, printable_json
 
+_MOST_ACTING = 20  # operators of a text; --json has all
 _MOST_PARAMETERS = 20  # of a table; --json has all
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a model holds; returns the exit code: 0; 1 where its files have faults or an operator
-    is not here; 2 where it cannot be read.
+    """Print what a model holds; returns the exit code: 0; 1 where its files have faults, or an
+    operator is not here or acts; 2 where it cannot be read.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
             print(printable(line, lines=False))
         if options.svg:
             print(printable(f"drawing: {options.svg}"))
-    return 1 if record["faults"] or record["operators not here"] else 0
+    wrong = ("faults", "operators not here", "operators that act")
+    return 1 if any(record[key] for key in wrong) else 0
 
 
 def described(model: SavedModel) -> dict[str, Any]:
@@ -62,6 +65,9 @@ def described(model: SavedModel) -> dict[str, Any]:
         "blocks": len(model.program.blocks),
         "operators": dict(types.most_common()),
         "operators not here": sorted(t for t in types if not runs(t, load())),
+        "operators that act": [
+            op._asdict() for op in refused(model.program.blocks, load().reaches.get)
+        ],
         "parameters": parameters,
         "elements": sum(math.prod(p.shape) for p in model.parameters.values()),
         "bytes": sum(p.size for p in model.parameters.values()),
@@ -98,6 +104,11 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"program: {record['program']}, {_bytes(record['program bytes'])}"
     for name in record["operators not here"]:
         yield f"operator {name} is not in this release"
+    acting = [errors.ActingOperator(**op) for op in record["operators that act"]]
+    for op in acting[:_MOST_ACTING]:
+        yield f"operator {op}: it is refused unless it is allowed"
+    if len(acting) > _MOST_ACTING:
+        yield f"and {len(acting) - _MOST_ACTING} more that act"
     for fault in record["faults"]:
         yield f"fault: {fault}"
 
@@ -118,12 +129,24 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params-filename", help="the file of all parameters, where there is one")
 
 
+def add_allow_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that lets operators of a model act."""
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="OPERATOR",
+        help="let operators of this type act on files, networks, processes, Python or the terminal, "
+        "if you trust who made the model (may be given again)",
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jfluid inspect",
         description="Says what a saved model holds: feeds, fetches, operators, parameters, sizes.",
-        epilog="Exit codes: 0; 1 where files have faults or an operator is not in this release; 2 "
-        "where the model cannot be read.",
+        epilog="Exit codes: 0; 1 where files have faults, or an operator is not in this release or acts "
+        "on files, networks, processes, Python or the terminal; 2 where the model cannot be read.",
     )
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")

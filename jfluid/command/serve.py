@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from jfluid import errors
-from jfluid.command.inspect import add_model_arguments
+from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
@@ -20,11 +20,13 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
-        model = LoadedModel(options.model, options.model_filename, options.params_filename, place)
+        model = LoadedModel(
+            options.model, options.model_filename, options.params_filename, place, options.allow
+        )
         listening = listen(options.host, options.port)
         with listening, contextlib.suppress(KeyboardInterrupt):  # how a server is ended by hand
             serve(model, listening, options)
-    except (errors.UnsupportedError, ImportError) as error:
+    except (errors.UnsupportedError, errors.UntrustedOperatorError, ImportError) as error:
         print(printable(f"jfluid serve: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError) as error:
@@ -60,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "/metrics and / (what the model takes and gives).",
     )
     add_model_arguments(parser)
+    add_allow_argument(parser)
     parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0: any")
     parser.add_argument(
         "--host",

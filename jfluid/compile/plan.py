@@ -92,10 +92,11 @@ def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:
 def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan:
     """Split the global block of `program`; see Plan.
 
-    Raises UnsupportedOpError for operators that are not registered and FetchError for a fetch that
-    nothing computes.
+    Raises UnsupportedOpError for operators that are not registered, UntrustedOperatorError for
+    those that were read and would act, and FetchError for a fetch that nothing computes.
     """
     make_room(nesting.check(program))
+    program.refuse_acting()
     unsupported(program)
     for inner in program.blocks:
         for op in inner.ops:

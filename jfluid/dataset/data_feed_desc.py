@@ -1,7 +1,6 @@
 """DataFeedDesc: the slots of a dataset's lines, as a prototxt."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
@@ -9,6 +8,7 @@ from google.protobuf import text_format
 from jfluid import errors
 from jfluid.dataset import data_feed_pb2 as proto
 from jfluid.dataset.multislot import Slot
+from jfluid.files.storage import bounded_reader
 
 
 class DataFeedDesc:
@@ -17,13 +17,16 @@ class DataFeedDesc:
     Args:
         proto_file: the file's path.
 
-    Raises DataError when the text is no such description.
+    Raises DataError when the text is no such description, FileFormatError (NoSuchFileError where
+    there is none) for what is no file.
     """
 
     def __init__(self, proto_file: str):
         self.proto_desc = proto.DataFeedDesc(pipe_command="cat")
+        with bounded_reader(proto_file) as reader:
+            text = reader.take(reader.remaining, "the description")
         try:
-            text_format.Parse(Path(proto_file).read_text(), self.proto_desc)
+            text_format.Parse(text.decode(), self.proto_desc)
         except (text_format.ParseError, UnicodeDecodeError) as error:
             raise errors.DataError(f"{proto_file}: not a description of slots: {error}") from error
 

@@ -3,7 +3,7 @@ that servers have saved.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,11 @@ def convert_dist_to_sparse_program(program: Program) -> Program:
 
 
 def load_persistables_for_inference(
-    dirname: str, executor: HasEngine, program: Program | None, lookup_table_var_name: str
+    dirname: str,
+    executor: HasEngine,
+    program: Program | None,
+    lookup_table_var_name: str,
+    allow: Iterable[str] = (),
 ) -> Program:
     """Load what `fluid.io.save_persistables` of a trainer has written into the global scope, with
     the rows of a distributed table, which becomes an ordinary one.
@@ -51,6 +55,8 @@ def load_persistables_for_inference(
         program: the program that is to run, such as `convert_dist_to_sparse_program` gives; None
             for the one in the folder's file `__model__`.
         lookup_table_var_name: the table.
+        allow: types of operators of the folder's program that may act when it runs, as of
+            `fluid.io.load_inference_model`.
 
     Returns the program.
 
@@ -60,7 +66,7 @@ def load_persistables_for_inference(
     if not os.path.isdir(dirname):
         raise ValueError(f"dirname: there is no folder {dirname}")
     if program is None:
-        program = read_program(os.path.join(dirname, MODEL))
+        program = read_program(os.path.join(dirname, MODEL), allow)
     if not isinstance(program, Program):
         raise ValueError(f"program: expected a Program, found {type(program).__name__}")
     table = program.global_block().var(lookup_table_var_name)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from jfluid.ir.reach import Reach
+
 # What was Fluid's interface of this package, and the package itself: the same names.
 ROOTS = ("paddle.fluid", "jfluid")
 
@@ -60,6 +62,11 @@ def _entry(record: dict[str, Any]) -> Entry:
     return Entry(**{key: record[key] for key in plain if key in record}, **many, methods=methods)
 
 
+def _reach(record: dict[str, Any]) -> Reach:
+    only_with = tuple(tuple(names) for names in record["only_with"])
+    return Reach(record["what"], tuple(record["chosen_by"]), only_with)
+
+
 def _named(text: str, entries: Mapping[str, Entry]) -> tuple[str, Entry]:
     name, _, key = text.partition("=")
     return name, entries[key or name]
@@ -84,6 +91,7 @@ class Api:
         self.operators = {
             state: frozenset(names.split()) for state, names in record["operators"].items()
         }
+        self.reaches = {name: _reach(one) for name, one in record["reaches"].items()}
         self.activations = frozenset(record["activations"])
         self.dtypes = frozenset(record["dtypes"])
         self.flags: dict[str, list[str]] = record["flags"]

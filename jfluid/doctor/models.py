@@ -7,6 +7,8 @@ from jfluid.doctor.findings import Finding, Severity
 from jfluid.doctor.fluid_api import Api, load
 from jfluid.doctor.rules import rules
 from jfluid.files.saved_model import read_saved_model
+from jfluid.ir.program import Program
+from jfluid.ir.reach import refused
 from jfluid.ir.schema import MOST_GRADIENTS
 
 
@@ -23,6 +25,7 @@ def examine(path: str) -> list[Finding]:
         return [Finding(Severity.BLOCKER, path, 0, "broken-model", path, happens)]
     types = list(dict.fromkeys(op.type for block in model.program.blocks for op in block.ops))
     found = [finding for type_ in types for finding in _of_operator(path, type_, load())]
+    found += _acting(path, model.program, load())
     # Only an inference model has its parameters beside it.
     for fault in _some(model.faults) if model.feeds or model.fetches else ():
         do = "copy or save the model again, all of its files"
@@ -33,6 +36,23 @@ def examine(path: str) -> list[Finding]:
 def _some(faults: list[str], most: int = 3) -> list[str]:
     more = len(faults) - most
     return faults if more <= 1 else [*faults[:most], f"and {more} more files like these"]
+
+
+def _acting(path: str, program: Program, api: Api) -> Iterator[Finding]:
+    """Of operators that act outside of their computation: one finding for each type."""
+    first: dict[str, errors.ActingOperator] = {}
+    for op in refused(program.blocks, api.reaches.get):
+        first.setdefault(op.type, op)
+    for type_, op in first.items():
+        yield Finding(
+            Severity.CHANGE,
+            path,
+            0,
+            "acts",
+            f"operator {type_}",
+            f"{op}; a model may come from anybody, so that running it raises UntrustedOperatorError",
+            f"if you trust who made it, load it with allow=({type_!r},); else save it without the operator",
+        )
 
 
 def _of_operator(path: str, type_: str, api: Api) -> Iterator[Finding]:

@@ -34,7 +34,8 @@ class StaticModelRunner(Layer):
     `train` has dropout and batch norm compute for training, `eval` as the model was saved.
 
     Raises DygraphError outside of dygraph mode, FileFormatError for files that are missing or
-    damaged, UnsupportedError for a model with operators that run on the host.
+    damaged, UntrustedOperatorError for a model with operators that act, UnsupportedError for other
+    ones that run on the host.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class StaticModelRunner(Layer):
             program, feeds, fetches = load_inference_model(
                 model_dir, Executor(CPUPlace()), model_filename, params_filename
             )
+            program.refuse_acting()
             state = {v.name: np.array(_value_of(v.name)) for v in state_of(program)}
         training = _for_training(program)
         written = {n for op in training.global_block().ops for n in op.output_arg_names}

@@ -1,7 +1,7 @@
 """A saved model that is loaded to be run, exported or served."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,12 @@ class LoadedModel:
         model_filename: str | None = None,
         params_filename: str | None = None,
         place: CPUPlace | CUDAPlace | None = None,
+        allow: Iterable[str] = (),
     ):
-        """Load the model of a folder.
+        """Load the model of a folder; `allow` has the types of its operators that may act.
 
         Raises FileFormatError where its files are missing or damaged, UnsupportedOpError where an
-        operator is not in this release.
+        operator is not in this release, UntrustedOperatorError where another one acts.
         """
         files = read_saved_model(path, model_filename, params_filename)
         if files.faults:
@@ -50,8 +51,9 @@ class LoadedModel:
         self._lock = threading.Lock()
         with scope_guard(self.scope):
             self.program, names, self.fetches = load_inference_model(
-                files.folder, self._executor, files.model_file, files.params_file
+                files.folder, self._executor, files.model_file, files.params_file, allow=allow
             )
+        self.program.refuse_acting()
         block = self.program.global_block()
         unknown = {op.type for op in block.ops if registry.find(op.type) is None}
         if unknown:

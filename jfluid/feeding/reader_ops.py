@@ -23,6 +23,7 @@ from jfluid.ops.registry import declare
 
 declare(
     "create_py_reader",
+    reaches=None,
     ins=("blocking_queue",),
     outs=("Out*",),
     attrs={
@@ -38,12 +39,14 @@ declare(
 )
 declare(
     "create_double_buffer_reader",
+    reaches=None,
     ins=("UnderlyingReader",),
     outs=("Out",),
     attrs={"place": ("STRING", "AUTO")},
 )
 declare(
     "read",
+    reaches=None,
     ins=("Reader",),
     outs=("Out*",),
     attrs={

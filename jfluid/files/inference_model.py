@@ -1,7 +1,7 @@
 """Inference models: a pruned program (`__model__`) beside its parameters."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import errors
@@ -132,6 +132,7 @@ def load_inference_model(
     model_filename: str | None = None,
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
+    allow: Iterable[str] = (),
 ) -> list[Any]:
     """Load a model that `save_inference_model`, or Fluid, saved.
 
@@ -145,6 +146,9 @@ def load_inference_model(
             embeddings with `is_sparse` or `is_distributed` then ask these servers for the rows as
             they are at each run, as no trainer; the model's files of these tables are not read, and
             need not be there.
+        allow: types of the model's operators that may act when it runs: on files, networks,
+            processes, Python or the terminal. A run of a model with others of that kind raises
+            UntrustedOperatorError: it may come from anybody.
 
     Returns:
         [the Program, the names to feed, the Variables to fetch].
@@ -152,8 +156,8 @@ def load_inference_model(
     Raises:
         FileFormatError: a file, which is named (and the variable), is missing, truncated, oversized,
             damaged, or of another shape than the program declares.
-        ProgramError: `pserver_endpoints` are given, and nothing of the model asks servers; or they
-            are not as many as the model names.
+        ProgramError: a name in `allow` is of no operator that acts; or `pserver_endpoints` are given,
+            and nothing of the model asks servers, or they are not as many as the model names.
         UnsupportedError: it trains, or an operator other than a look-up would have to ask servers.
 
     A run of a program that asks servers raises ServerError where one does not answer, or has no such
@@ -162,7 +166,7 @@ def load_inference_model(
     dirname = os.fspath(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
-    program = read_program(os.path.join(dirname, os.path.basename(model_filename or MODEL)))
+    program = read_program(os.path.join(dirname, os.path.basename(model_filename or MODEL)), allow)
     block = program.global_block()
     feeds, fetches = columns(program)
     for name in (*feeds, *fetches):

@@ -4,7 +4,7 @@ each parameter is. Nothing here imports JAX.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,12 +68,14 @@ class SavedModel:
     faults: list[str] = field(default_factory=list)
 
 
-def read_program(path: str | os.PathLike[str]) -> Program:
-    """Return the program that a file holds. Raises FileFormatError naming the file."""
+def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Program:
+    """Return the program that a file holds. Raises FileFormatError naming the file, and what
+    `Program.parse_from_string` does of `allow`.
+    """
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")
     try:
-        return Program.parse_from_string(data)
+        return Program.parse_from_string(data, allow)
     except errors.FileFormatError as e:
         raise errors.FileFormatError(f"{os.fspath(path)}: {e}") from e
 

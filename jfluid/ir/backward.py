@@ -179,6 +179,7 @@ def get_grad_op_desc(
     op = Operator(
         op_desc.block(), op_desc.type(), op_desc.inputs(), op_desc.outputs(), callsite=False
     )
+    op.claimed = op_desc._op.claimed
     slots = schema.current().gradient_inputs(op)
     if slots is None:
         return [], {}
@@ -199,6 +200,7 @@ def get_grad_op_desc(
     }
     attrs = {n: op_desc.attr(n) for n in op_desc.attr_names() if op_desc.has_attr(n)}
     grad_op = Operator(op.block, op.type + "_grad", inputs, outputs, attrs, callsite=False)
+    grad_op.claimed = op.claimed
     of = {grad_name(n): n for names in given.values() for n in names}
     named = set(grad_op.input_arg_names + grad_op.output_arg_names)
     return [OpDesc(grad_op)], {g: n for g, n in of.items() if g in named}
@@ -314,6 +316,7 @@ class _Builder:
             },
             callsite=False,
         )
+        grad_op.claimed = op.claimed
         self.block.program._stamp(grad_op)
         self.block.adopt_op(grad_op)
         schema.current().set_types(grad_op)

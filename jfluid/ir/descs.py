@@ -18,6 +18,7 @@ class _Op(Protocol):
     inputs: dict[str, list[str]]
     outputs: dict[str, list[str]]
     attrs: dict[str, Any]
+    claimed: frozenset[str] | None
 
     @property
     def attr_names(self) -> list[str]: ...
@@ -126,7 +127,7 @@ class OpDesc:
         """Take type, slots and attributes of another description."""
         self._op.type = other.type()
         self._op.inputs, self._op.outputs = other.inputs(), other.outputs()
-        self._op.attrs = dict(other._op.attrs)
+        self._op.attrs, self._op.claimed = dict(other._op.attrs), other._op.claimed
         self._op.block.program._touch()
 
     def check_attrs(self) -> None:

@@ -79,7 +79,13 @@ class Operator:
     """One operator of a block: its type, the variables in each slot, its attributes.
 
     `attrs` has what was set; `attr(name)` also knows the defaults of the operator's definition.
+
+    Attributes:
+        claimed: None of an operator that was made here, or that its reader allows to act (see
+            `jfluid.ir.reach`); else the attributes that this process has set since it was read.
     """
+
+    claimed: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -198,9 +204,15 @@ class Operator:
         schema.current().check(self)
         if name in self.attr_kinds:  # it is no longer the file's
             self.attr_kinds = {n: kind for n, kind in self.attr_kinds.items() if n != name}
+        self.claim(name)
         self.block.program._touch()
 
     _set_attr = set_attr
+
+    def claim(self, name: str) -> None:
+        """Note that the value of attribute `name` is this process's own, and no longer the file's."""
+        if self.claimed is not None:
+            self.claimed |= {name}
 
     def remove_attr(self, name: str) -> None:
         """Remove an attribute: the operator takes its default. One that it lacks is no error."""
@@ -252,6 +264,7 @@ class Operator:
         twin.inputs = {s: list(n) for s, n in self.inputs.items()}
         twin.outputs = {s: list(n) for s, n in self.outputs.items()}
         twin.attrs, twin.attr_kinds = dict(self.attrs), self.attr_kinds
+        twin.claimed = self.claimed
         return twin
 
     def to_string(self, throw_on_error: bool) -> str:
@@ -276,8 +289,12 @@ class Operator:
         )
 
     @classmethod
-    def from_record(cls, block: "Block", record: codec.OperatorRecord) -> "Operator":
-        """Return the operator of a program that is read from a file, whose blocks are all there."""
+    def from_record(
+        cls, block: "Block", record: codec.OperatorRecord, allowed: bool = False
+    ) -> "Operator":
+        """Return the operator of a program that is read from a file, whose blocks are all there;
+        `allowed` is whether it may act.
+        """
         op = cls(block, record.type, record.inputs, record.outputs, callsite=False)
         blocks = block.program.blocks
         for name, value in record.attrs.items():
@@ -288,6 +305,7 @@ class Operator:
                     value = tuple(blocks[number] for number in value)
             op.attrs[name] = value
         op.attr_kinds = record.attr_kinds
+        op.claimed = None if allowed else frozenset()
         return op
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jfluid import errors
-from jfluid.ir import codec, nesting
+from jfluid.ir import codec, nesting, reach, schema
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
 from jfluid.ir.descs import ProgramDesc
@@ -41,6 +41,7 @@ class Program:
         self._seed = _default_seed
         self._version = 0
         self._fingerprint: tuple[int, str] | None = None
+        self._harmless = -1  # the version in which no operator was refused
         self.op_role = OpRole.Forward
         self.op_role_var: list[str] = []
         self.name_scopes = _NameScopes()
@@ -323,6 +324,15 @@ class Program:
         self.global_block().verify_order(what)
         return self
 
+    def refuse_acting(self) -> None:
+        """Raise UntrustedOperatorError where operators that were read from a file, or from bytes,
+        would act outside of their computation, and nobody has allowed it. Whatever runs a program
+        asks this first.
+        """
+        if self._harmless != self._version:
+            reach.refuse(self.blocks, schema.current().reach)
+            self._harmless = self._version
+
     # Texts and bytes
     def _sync_with_cpp(self) -> None:
         """No effect: `program.desc` describes this program itself, so both always agree."""
@@ -356,12 +366,19 @@ class Program:
         return self.to_message().SerializeToString()
 
     @staticmethod
-    def parse_from_string(binary_str: bytes) -> "Program":
+    def parse_from_string(binary_str: bytes, allow: Iterable[str] = ()) -> "Program":
         """Return the program of a serialized ProgramDesc.
 
+        Args:
+            binary_str: the ProgramDesc.
+            allow: types of operators that may act when the program runs: on files, networks,
+                processes, Python or the terminal. Others of that kind are refused then
+                (UntrustedOperatorError): the bytes may come from anybody.
+
         Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more
-        than their size.
+        than their size; ProgramError for a name in `allow` of no operator that acts.
         """
+        allowed = _allowed(allow)
         program = Program()
         with codec.reading(binary_str) as file:
             program.blocks = [Block(program, i, *record) for i, record in enumerate(file.blocks)]
@@ -374,7 +391,8 @@ class Program:
                     block.vars[record.name] = Variable.from_record(block, record)
             for block in program.blocks:
                 for operator in file.operators(block.idx):
-                    op = block.adopt_op(Operator.from_record(block, operator))
+                    may_act = operator.type in allowed
+                    op = block.adopt_op(Operator.from_record(block, operator, may_act))
                     for var in filter(None, map(block.find_var_recursive, op.output_arg_names)):
                         var.op = op
                         var.is_data = var.is_data or op.type == "feed"
@@ -390,6 +408,15 @@ class Program:
     def desc(self) -> ProgramDesc:
         """The program as Fluid describes it: `program.desc.serialize_to_string()`."""
         return ProgramDesc(self)
+
+
+def _allowed(names: Iterable[str]) -> frozenset[str]:
+    """Return the types of operators that a caller allows to act. Raises what `check_allowed` does."""
+    given = names if isinstance(names, str) else tuple(names)
+    if given == ():
+        return frozenset()  # no definitions of operators are needed, nor loaded
+    known = schema.current()
+    return reach.check_allowed(given, known.reach, known.acting)
 
 
 def _named(value: Any) -> Any:

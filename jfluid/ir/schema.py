@@ -6,6 +6,8 @@ The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registere
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+from jfluid.ir.reach import Reach
+
 # of one operator: a gradient's gradient has twice the slots, and models name operators as they like
 MOST_GRADIENTS = 5
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
@@ -47,6 +49,14 @@ class Schema(Protocol[Op]):
         """Return whether one of the operators reads the variable in a slot whose values have other
         shapes than programs declare.
         """
+
+    def reach(self, op_type: str) -> Reach | None:
+        """Return how operators of a type act outside of their computation; None where they do not,
+        or where there is no such type.
+        """
+
+    def acting(self) -> list[str]:
+        """Return the types of all operators that act outside of their computation."""
 
     def set_types(self, op: Op) -> None:
         """Set the kinds of a gradient operator's outputs that are no dense tensors."""

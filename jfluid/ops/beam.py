@@ -21,6 +21,7 @@ from jfluid.ops.registry import Int, op
     outs=("selected_ids", "selected_scores", "parent_idx?"),
     grad=False,
     host=True,
+    reaches=None,
     rows="sequence",
 )
 def beam_search(
@@ -120,6 +121,7 @@ def _best(
     outs=("SentenceIds", "SentenceScores"),
     grad=False,
     host=True,
+    reaches=None,
     rows="sequence",
 )
 def beam_search_decode(

@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from jfluid import errors, processes
 from jfluid.ir.program import Program
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
 from jfluid.ops.registry import Bool, Float, Int, Ints, String, Strings, op
@@ -241,7 +242,13 @@ def _meet(endpoints: list[str], rank: int) -> np.ndarray:
     return np.array([rank, len(endpoints)])
 
 
-@op("gen_nccl_id", outs=("NCCLID",), host=True, grad=False)
+@op(
+    "gen_nccl_id",
+    outs=("NCCLID",),
+    host=True,
+    grad=False,
+    reaches=Reach("network", ("trainers", "trainer_id")),
+)
 def gen_nccl_id(
     *,
     trainers: Strings = (),
@@ -259,7 +266,13 @@ def _ring(op_: Any) -> tuple[list[str], int]:
     return [*others[:rank], op_.attr("endpoint"), *others[rank:]], rank
 
 
-@op("c_gen_nccl_id", outs=("Out",), host=True, grad=False)
+@op(
+    "c_gen_nccl_id",
+    outs=("Out",),
+    host=True,
+    grad=False,
+    reaches=Reach("network", ("endpoint", "other_endpoints", "rank")),
+)
 def c_gen_nccl_id(
     *, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings
 ) -> np.ndarray:
@@ -267,7 +280,7 @@ def c_gen_nccl_id(
     return _meet(*_ring(ctx.op))
 
 
-@op("c_comm_init", ins=("X",), host=True, grad=False)
+@op("c_comm_init", ins=("X",), host=True, grad=False, reaches=None)
 def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
     """Check that the trainers that are connected are those of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
@@ -277,7 +290,7 @@ def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> t
     return ()
 
 
-@op("c_comm_init_all", host=True, grad=False)
+@op("c_comm_init_all", host=True, grad=False, reaches=None)
 def c_comm_init_all(*, devices: Ints = (), ring_id: int = 0) -> tuple[()]:
     """Do nothing: replicas of one process share their devices."""
     return ()

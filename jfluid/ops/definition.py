@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jfluid.ir.codec import COMMON_ATTRS
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 
 # Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They
@@ -133,6 +134,9 @@ class Options:
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
         refuses: rules (`jfluid.ops.refusals.Rule`) of the values that inputs must not have, by which a
             step is refused before it runs.
+        reaches: how it acts outside of its computation: programs that were read are refused with
+            it. None where it does not. Who registers an operator that the host runs, or one
+            without a function, says which.
         absent: why this release cannot run it; the operator stands in programs that are made,
             printed and saved.
     """
@@ -159,6 +163,7 @@ class Options:
     examples: tuple[str, ...] | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = ()
     declared_wrong: tuple[str, ...] = ()
     refuses: tuple[Any, ...] = ()
+    reaches: Reach | None = None
     absent: str = ""
 
     def options(self) -> dict[str, Any]:

@@ -11,10 +11,13 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
+from jfluid.ir.reach import Reach
 from jfluid.ops.registry import Blocks, Int, Ints, Long, Longs, String, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
 
 _LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
+_AT_EPMAP, _AT_ENDPOINTS = Reach("network", ("epmap",)), Reach("network", ("endpoints",))
+_LISTENS = Reach("network", ("endpoint",))
 # An Executor reads these out of a program before it compiles the rest (jfluid.distributed): they
 # never run one by one.
 _wire = functools.partial(
@@ -27,7 +30,7 @@ _wire = functools.partial(
 )
 
 
-@_wire("send", ins=("X*?",), outs=("Out*",), sparse=True)
+@_wire("send", ins=("X*?",), outs=("Out*",), sparse=True, reaches=_AT_EPMAP)
 def send(
     values: Array,
     *,
@@ -42,7 +45,7 @@ def send(
     """Send gradients to the servers in `epmap`, one for each part."""
 
 
-@_wire("recv", ins=("X*?",), outs=("Out*",))
+@_wire("recv", ins=("X*?",), outs=("Out*",), reaches=_AT_EPMAP)
 def recv(
     after: Array,
     *,
@@ -56,7 +59,7 @@ def recv(
     """Receive parameters from the servers in `epmap`, one for each part."""
 
 
-@_wire("send_barrier", ins=("X*",), outs=("Out*",))
+@_wire("send_barrier", ins=("X*",), outs=("Out*",), reaches=_AT_ENDPOINTS)
 def send_barrier(
     after: Array, *, endpoints: Strings = (_LOCAL,), half_async: bool = False, trainer_id: int = 0
 ) -> None:
@@ -65,12 +68,12 @@ def send_barrier(
     """
 
 
-@_wire("fetch_barrier", ins=("X*?",), outs=("Out*",))
+@_wire("fetch_barrier", ins=("X*?",), outs=("Out*",), reaches=_AT_ENDPOINTS)
 def fetch_barrier(after: Array, *, endpoints: Strings = (_LOCAL,), trainer_id: int = 0) -> None:
     """Wait until all parameters of this step are here."""
 
 
-@_wire("listen_and_serv", ins=("X*?",))
+@_wire("listen_and_serv", ins=("X*?",), reaches=_LISTENS)
 def listen_and_serv(
     gradients: Array,
     *,
@@ -94,7 +97,12 @@ def listen_and_serv(
     """
 
 
-@_wire("distributed_lookup_table", ins=("Ids*", "W"), outs=("Outputs*",))
+@_wire(
+    "distributed_lookup_table",
+    ins=("Ids*", "W"),
+    outs=("Outputs*",),
+    reaches=_AT_ENDPOINTS,
+)
 def distributed_lookup_table(
     ids: Array,
     w: Array,
@@ -110,17 +118,17 @@ def distributed_lookup_table(
     """Look up rows of a table that servers hold, by several tensors of ids."""
 
 
-@_wire("fake_init", outs=("Out",))
+@_wire("fake_init", outs=("Out",), reaches=None)
 def fake_init(*, shape: Longs) -> None:
     """Declare a parameter that servers hold; it gets no value here."""
 
 
-@_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True)
+@_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True, reaches=None)
 def split_selected_rows(x: Array, *, height_sections: Longs = ()) -> None:
     """Divide sparse rows by the part of the table's height that they belong to."""
 
 
-@_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True)
+@_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True, reaches=None)
 def split_ids(ids: Array) -> None:
     """Divide sparse rows by the remainder of their id, one part for each output."""
 
@@ -163,7 +171,7 @@ def ref_by_trainer_id(values: list[Array], trainer_id: Array) -> Array:
     return jnp.stack(values)[trainer_id.reshape(())]
 
 
-@_wire("checkpoint_notify")
+@_wire("checkpoint_notify", reaches=Reach("network", ("epmap", "dir")))
 def checkpoint_notify(
     *, epmap: Strings = (), dir: String = "", lookup_table: String = "", trainer_id: int = 0
 ) -> None:
@@ -177,6 +185,7 @@ _pulled = functools.partial(
     op,
     host=True,
     grad=False,
+    reaches=Reach("network"),
     absent=(
         "their servers were never published; fluid.layers.nn._pull_sparse, _pull_sparse_v2 and "
         "_pull_box_sparse look up rows of jfluid's parameter servers in programs that are built here"
@@ -269,7 +278,7 @@ _asks = functools.partial(
 )
 
 
-@_asks("prefetch", ins=("X*",), outs=("Out*",))
+@_asks("prefetch", ins=("X*",), outs=("Out*",), reaches=_AT_EPMAP)
 def prefetch(ids: Array, *, epmap: Strings = (_LOCAL,), trainer_id: int = 0) -> None:
     """Look up rows of the only table that all servers in `epmap` hold, with the width of Out: the
     operator names none. Each id may be in any X: here hashes of ids say which server has a row, and
@@ -277,7 +286,7 @@ def prefetch(ids: Array, *, epmap: Strings = (_LOCAL,), trainer_id: int = 0) -> 
     """
 
 
-@_asks("recv_save")
+@_asks("recv_save", reaches=Reach("network", ("endpoints", "file_path")))
 def recv_save(
     *,
     shape: Longs,
@@ -298,6 +307,7 @@ def recv_save(
     ins=("X*",),
     host=True,
     grad=False,
+    reaches=_LISTENS,
     absent=(
         "it is of programs that Fluid's own DistributeTranspiler has divided for federated learning: "
         "divide the program here"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ops import static_values, table_rows
 from jfluid.ops.ragged import Ragged, Value, grouped, need, rows_of, spread, totals
@@ -47,11 +48,16 @@ def _rows_at(table: Array, ids: Array) -> Array:
     return jnp.take(table, index, axis=0, mode="fill")
 
 
+# Where servers have the rows, which jfluid.distributed asks.
+_SERVERS = Reach("network", ("epmap",), (("epmap",), ("remote_prefetch", "is_distributed")))
+
+
 @op(
     "lookup_table",
     ins=("W", "Ids"),
     outs=("Out",),
     nograd=("Ids",),
+    reaches=_SERVERS,
     rows="map",
     examples=("Ids",),
 )
@@ -78,6 +84,7 @@ def lookup_table(
     ins=("W", "Ids"),
     outs=("Out",),
     nograd=("Ids",),
+    reaches=_SERVERS,
     rows="map",
     examples=("Ids",),
 )

@@ -1,8 +1,4 @@
-"""Operators that write variables to files and read them. They run on the host.
-
-A program that was read, from a file or from bytes, may come from anybody, and must not choose
-files: its operators run only when the reader's own code has named their files.
-"""
+"""Operators that write variables to files and read them. They run on the host."""
 
 import math
 import os
@@ -12,7 +8,10 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
+from jfluid.ir.reach import Reach
 from jfluid.ops.registry import Bool, Long, Longs, String, op
+
+_FILE = Reach("files", ("file_path",))
 
 
 def _narrowed(value: np.ndarray, half: bool) -> np.ndarray:
@@ -24,20 +23,12 @@ def _stored(value: np.ndarray, name: str, half: bool, ctx: SimpleNamespace) -> S
     return Stored(_narrowed(value, half), var.get_tensor().lod() if var is not None else [])
 
 
-def _refuse_read(path: str, ctx: SimpleNamespace) -> None:
-    if "file_path" in ctx.op.attr_kinds:
-        raise errors.FileFormatError(
-            f"operator {ctx.op.type} of a program that was read names the file {path!r}: such programs may come from "
-            "anywhere, and do not choose files. To run it, name the file yourself: op._set_attr('file_path', ...)"
-        )
-
-
 def _refuse_existing(path: str, overwrite: bool) -> None:
     if not overwrite and os.path.exists(path):
         raise errors.OpError(f"{path} exists, and the operator's attribute overwrite is False")
 
 
-@op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False)
+@op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False, reaches=_FILE)
 def save(
     x: np.ndarray,
     *,
@@ -47,12 +38,11 @@ def save(
     save_as_fp16: Bool = False,
 ) -> None:
     """Write the variable to a file."""
-    _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
     save_tensors(file_path, [_stored(x, ctx.op.input("X")[0], save_as_fp16, ctx)])
 
 
-@op("load", outs=("Out",), host=True, grad=False)
+@op("load", outs=("Out",), host=True, grad=False, reaches=_FILE)
 def load(
     *,
     ctx: SimpleNamespace,
@@ -64,7 +54,6 @@ def load(
     """Read the variable from a file; with `seek`, a slice of its elements from there on, in the
     given shape.
     """
-    _refuse_read(file_path, ctx)
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
     if seek >= 0:
         flat, count = found.reshape(-1), math.prod(shape)
@@ -77,7 +66,7 @@ def load(
     return _narrowed(found, load_as_fp16)
 
 
-@op("save_combine", ins=("X*",), outs=("Y?",), host=True, grad=False)
+@op("save_combine", ins=("X*",), outs=("Y?",), host=True, grad=False, reaches=_FILE)
 def save_combine(
     xs: list[np.ndarray],
     *,
@@ -92,14 +81,13 @@ def save_combine(
         raise errors.UnsupportedError(
             "save_combine: save_to_memory is not in this release; save to a file"
         )
-    _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
     save_tensors(
         file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))]
     )
 
 
-@op("load_combine", outs=("Out*",), host=True, grad=False)
+@op("load_combine", outs=("Out*",), host=True, grad=False, reaches=_FILE)
 def load_combine(
     *,
     ctx: SimpleNamespace,
@@ -112,5 +100,4 @@ def load_combine(
         raise errors.UnsupportedError(
             "load_combine: model_from_memory is not in this release; give the path of a file"
         )
-    _refuse_read(file_path, ctx)
     return [_narrowed(t.value, load_as_fp16) for t in load_tensors(file_path, ctx.op.output("Out"))]

@@ -61,6 +61,7 @@ def gradient(forward: OpDef) -> OpDef:
         rows="sequence",
         sparse=True,
         collective=forward.collective,
+        reaches=forward.reaches,
     )
 
 

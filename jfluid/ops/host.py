@@ -11,10 +11,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir import callables
+from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 from jfluid.ops.registry import Bool, Int, String, Strings, op
 from jfluid.printable import printable
 
+_TERMINAL = Reach("terminal")
+_FUNCTIONS = Reach("python", ("forward_callable_id", "backward_callable_id"))
 # How often each print operator has printed; first_n bounds it.
 _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
 
@@ -45,7 +48,7 @@ def _show(
     print(printable("\n".join(lines)), flush=True)
 
 
-@op("print", ins=("In",), outs=("Out",), host=True)
+@op("print", ins=("In",), outs=("Out",), host=True, reaches=_TERMINAL)
 def print_(
     value: np.ndarray,
     *,
@@ -74,7 +77,14 @@ def print_(
     return value
 
 
-@op("print_grad", ins=("Out@GRAD",), outs=("In@GRAD",), host=True, grad=False)
+@op(
+    "print_grad",
+    ins=("Out@GRAD",),
+    outs=("In@GRAD",),
+    host=True,
+    grad=False,
+    reaches=_TERMINAL,
+)
 def print_grad(
     grad: np.ndarray,
     *,
@@ -108,6 +118,7 @@ def print_grad(
     outs=("Out",),
     grad=False,
     host=True,
+    reaches=None,
     types=lambda op: {"Out": VarType.PLACE_LIST},
 )
 def get_places(*, device_count: int = 0, device_type: str = "AUTO") -> np.ndarray:
@@ -140,7 +151,7 @@ def _call(number: int, arguments: list[Any], names: list[str], what: str) -> lis
     return [None if r is None else np.asarray(r) for r in result]
 
 
-@op("py_func", ins=("X*",), outs=("Out*",), host=True)
+@op("py_func", ins=("X*",), outs=("Out*",), host=True, reaches=_FUNCTIONS)
 def py_func(
     inputs: list[np.ndarray],
     *,
@@ -153,7 +164,14 @@ def py_func(
     return _call(forward_callable_id, inputs, ctx.op.output("Out"), "the function")
 
 
-@op("py_func_grad", ins=("X*", "Out*", "Out@GRAD*?"), outs=("X@GRAD*",), host=True, grad=False)
+@op(
+    "py_func_grad",
+    ins=("X*", "Out*", "Out@GRAD*?"),
+    outs=("X@GRAD*",),
+    host=True,
+    grad=False,
+    reaches=_FUNCTIONS,
+)
 def py_func_grad(
     inputs: list[np.ndarray],
     outputs: list[np.ndarray],

@@ -542,7 +542,7 @@ def where(condition: Array, x: Array, y: Array) -> tuple[Array, ...]:
     return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
 
 
-@op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True)
+@op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True, reaches=None)
 def where_index(condition: np.ndarray) -> np.ndarray:
     """Return the coordinates [n, rank] of the elements that are not zero."""
     return np.argwhere(condition).astype(np.int64)
@@ -558,7 +558,7 @@ def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return values[order], rank[inverse].astype(dtype), counts[order].astype(dtype)
 
 
-@op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
+@op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True, reaches=None)
 def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
     """Return the different values of x in the order of their first occurrence, and the place of
     each element of x among them.
@@ -566,7 +566,14 @@ def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
     return _unique(x, np_dtype(dtype))[:2]
 
 
-@op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True)
+@op(
+    "unique_with_counts",
+    ins=("X",),
+    outs=("Out", "Index", "Count"),
+    grad=False,
+    host=True,
+    reaches=None,
+)
 def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what unique does, and how often each value occurs."""
     return _unique(x, np_dtype(dtype))

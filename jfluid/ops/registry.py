@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
+from jfluid.ir.reach import Reach
 from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
 from jfluid.ops.gradients import gradient
@@ -103,6 +104,8 @@ def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
     keyword arguments.
     """
     declaration = Declaration(**fields)
+    if declaration.host or declaration.absent:
+        _must_say_reach(type_, fields)
 
     def register(fn: Function) -> Function:
         parameters = inspect.signature(fn).parameters
@@ -125,11 +128,20 @@ def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
     return register
 
 
+def _must_say_reach(type_: str, fields: Mapping[str, Any]) -> None:
+    if "reaches" not in fields:
+        raise TypeError(
+            f"operator {type_} does not run inside XLA: say whether it acts on files, networks, "
+            "processes, Python or the terminal, with reaches=Reach(...), or reaches=None (see "
+            "jfluid.ir.reach)"
+        )
+
+
 def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> None:
     """Register an operator of this process alone, such as a Program that runs as one operator; the
-    arguments are those of `op`.
+    arguments are those of `op`. Programs that were read may not call it.
     """
-    op(type_, **fields)(fn)
+    op(type_, reaches=Reach("python"), **fields)(fn)
     _LOCAL[type_] = _OPS.pop(type_)
 
 
@@ -179,6 +191,7 @@ def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fi
     """Register an operator without a function, which the lowering treats by its structure: it has
     slots and attributes only.
     """
+    _must_say_reach(type_, fields)
     _add(
         type_,
         None,

@@ -11,6 +11,7 @@ from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.operator import Operator
+from jfluid.ir.reach import Reach
 from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
@@ -148,6 +149,13 @@ class RegistrySchema:
             if (definition := registry.find(op.type)) is not None
             for slot in definition.declared_wrong
         )
+
+    def reach(self, op_type: str) -> Reach | None:
+        definition = registry.find(op_type)
+        return None if definition is None else definition.reaches
+
+    def acting(self) -> list[str]:
+        return [t for t in registry.registered() if registry.get(t).reaches is not None]
 
     def set_types(self, op: Operator) -> None:
         definition = registry.get(op.type)

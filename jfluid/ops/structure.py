@@ -5,10 +5,11 @@ function.
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare
 
-declare("feed", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
-declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
+declare("feed", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)}, reaches=None)
+declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)}, reaches=None)
 declare(
     "conditional_block",
+    reaches=None,
     ins=("Cond*?", "Input*"),
     outs=("Out*", "Scope?"),
     grad=True,
@@ -21,6 +22,7 @@ declare(
 )
 declare(  # where no gradient is wanted
     "conditional_block_infer",
+    reaches=None,
     ins=("Cond*?", "Input*"),
     outs=("Out*", "Scope?"),
     attrs={
@@ -29,10 +31,13 @@ declare(  # where no gradient is wanted
         "skip_eager_deletion_vars": ("STRINGS", REQUIRED),
     },
 )
-declare("select_output", ins=("X", "Mask"), outs=("Out*",), grad=True, nograd=("Mask",))
-declare("delete_var", ins=("X*",))
+declare(
+    "select_output", ins=("X", "Mask"), outs=("Out*",), grad=True, nograd=("Mask",), reaches=None
+)
+declare("delete_var", ins=("X*",), reaches=None)
 declare(
     "run_program",
+    reaches=None,
     ins=("X*", "Params*"),
     outs=("Out*", "OutScope?"),
     grad=True,
@@ -45,6 +50,7 @@ declare(
 )
 declare(
     "while",
+    reaches=None,
     ins=("X*", "Condition*"),
     outs=("Out*", "StepScopes?"),
     grad=True,
@@ -56,6 +62,7 @@ declare(
 )
 declare(
     "recurrent",
+    reaches=None,
     ins=("inputs*", "initial_states*", "parameters*"),
     outs=("outputs*", "step_scopes?"),
     grad=True,

@@ -8,6 +8,7 @@ import inspect
 import json
 import pkgutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,6 +77,11 @@ def text() -> str:
         "modules": {path: " ".join(found) for path, found in sorted(modules.items())},
         "objects": dict(sorted(table.objects.items())),
         "operators": {state: " ".join(names) for state, names in _operators().items()},
+        "reaches": {
+            name: asdict(found)
+            for name in registry.registered()
+            if (found := registry.get(name).reaches) is not None
+        },
         "activations": sorted(_activations()),
         "dtypes": [name for name in _DTYPES if _is_dtype(name)],
         "flags": {"effective": sorted(flags.EFFECTIVE), "without effect": sorted(flags.NO_EFFECT)},

@@ -410,6 +410,12 @@ def test_data_feed_desc(tmp_path):
     path.write_text("slots: 3")
     with pytest.raises(errors.DataError, match=r"d.prototxt: not a description of slots: 1:1"):
         fluid.DataFeedDesc(str(path))
+    for wrong, error in ((tmp_path, errors.FileFormatError), (path / "x", errors.JFluidError)):
+        with pytest.raises(error):
+            fluid.DataFeedDesc(str(wrong))
+    with pytest.raises(FileNotFoundError, match="none: No such file") as caught:
+        fluid.DataFeedDesc(str(tmp_path / "none"))
+    assert isinstance(caught.value, errors.NoSuchFileError)
 
 
 class Fleet:

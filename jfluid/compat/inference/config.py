@@ -14,6 +14,7 @@ class NativeConfig:
             all parameters.
         use_gpu, device: whether it runs on a GPU, and its number.
         specify_input_name: inputs of `run` are found by their names, not by their order.
+        allow: types of the model's operators that may act (see AnalysisConfig.allow_operators).
         fraction_of_gpu_memory, cpu_math_library_num_threads: no effect: XLA manages memory and
             threads.
     """
@@ -22,6 +23,7 @@ class NativeConfig:
         self.model_dir = self.prog_file = self.param_file = ""
         self.use_gpu, self.device = False, 0
         self.specify_input_name = False
+        self.allow: tuple[str, ...] = ()
         self.fraction_of_gpu_memory = 0.0
         self._threads = 1
 
@@ -67,6 +69,7 @@ class AnalysisConfig:
         self._dir = self._prog = self._params = ""
         self._buffers: tuple[bytes, bytes] | None = None
         self._gpu: int | None = None
+        self._allow: tuple[str, ...] = ()
         self._switches = {"ir_optim": True, "feed_fetch": True, "names": False, "log": True}
         self._memory_mb, self._threads = 100, 1
         if isinstance(model, AnalysisConfig):
@@ -93,6 +96,17 @@ class AnalysisConfig:
     ) -> None:
         """The model as bytes: of its program, and of the file with all its parameters."""
         self._buffers = (prog_buffer[:prog_buffer_size], params_buffer[:params_buffer_size])
+
+    def allow_operators(self, *types: str) -> None:
+        """Let operators of these types act when the model runs: on files, networks, processes,
+        Python or the terminal. A predictor refuses others of that kind: a model may come from
+        anybody.
+        """
+        self._allow = types
+
+    def allowed_operators(self) -> tuple[str, ...]:
+        """Return what `allow_operators` was given."""
+        return self._allow
 
     def model_dir(self) -> str:
         return self._dir
@@ -199,5 +213,5 @@ class AnalysisConfig:
         native = NativeConfig()
         native.model_dir, native.prog_file, native.param_file = self._dir, self._prog, self._params
         native.use_gpu, native.device = self.use_gpu(), self.gpu_device_id()
-        native.specify_input_name = self.specify_input_name()
+        native.specify_input_name, native.allow = self.specify_input_name(), self._allow
         return native

@@ -39,7 +39,7 @@ class AnalysisPredictor:
     """A model that is ready to run. A thread has one of its own: `clone()` makes it.
 
     Raises FileFormatError where the model's files are missing or damaged, PlaceError for a GPU that
-    there is not.
+    there is not, UntrustedOperatorError where an operator acts that the config does not allow.
     """
 
     Config = AnalysisConfig
@@ -150,11 +150,14 @@ def _load(config: NativeConfig, buffers: tuple[bytes, bytes] | None) -> _Model:
                 with open(os.path.join(folder, name), "wb") as file:
                     file.write(content)
             place = (folder, "program", "parameters")
-        program, inputs, outputs = _read(executor, *place)
+        program, inputs, outputs = _read(executor, *place, config.allow)
+    program.refuse_acting()
     return _Model(program, tuple(inputs), tuple(v.name for v in outputs), executor, scope)
 
 
-def _read(executor: Executor, folder: str, program: str, parameters: str) -> list[Any]:
+def _read(
+    executor: Executor, folder: str, program: str, parameters: str, allow: Sequence[str]
+) -> list[Any]:
     if not folder and not program:
         raise FileFormatError(
             'create_paddle_predictor: the config names no model: AnalysisConfig("its folder")'
@@ -170,7 +173,7 @@ def _read(executor: Executor, folder: str, program: str, parameters: str) -> lis
             raise FileFormatError(
                 f"create_paddle_predictor: {program} and {parameters} must lie in one folder"
             )
-    return load_inference_model(folder, executor, program or None, parameters or None)
+    return load_inference_model(folder, executor, program or None, parameters or None, allow=allow)
 
 
 def _on_host(value: Fetched) -> LoDTensor:

@@ -118,8 +118,10 @@ def read(program: Program, endpoints: Sequence[str] = ()) -> TrainerProgram | No
     """Return the TrainerProgram of a program; None where it is not a trainer's. `endpoints` are the
     servers in the job's order, where the caller knows it.
 
-    Raises UnsupportedError for programs that DistributeTranspiler does not make.
+    Raises UnsupportedError for programs that DistributeTranspiler does not make,
+    UntrustedOperatorError for one that was read and that nobody allowed to ask servers.
     """
+    program.refuse_acting()
     ops = program.global_block().ops
     if not any(op.type in TRAINERS_OPS for op in ops):
         return None

@@ -19,6 +19,7 @@ from jfluid.ops.registry import Int, op
     outs=("AccumPosCount", "AccumTruePos", "AccumFalsePos", "MAP"),
     grad=False,
     host=True,
+    reaches=None,
     rows="sequence",
 )
 def detection_map(

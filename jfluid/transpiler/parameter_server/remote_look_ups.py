@@ -8,6 +8,7 @@ gives a loaded program its endpoints, and `resolved` finds out which of the serv
 from collections.abc import Mapping, Sequence
 
 from jfluid import errors
+from jfluid.ir import schema
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -61,6 +62,7 @@ def ask(program: Program, endpoints: Sequence[str]) -> None:
             )
         if op.has_attr("epmap"):
             op.attrs["epmap"] = list(endpoints)
+            op.claim("epmap")
     _replace(program, endpoints)
     program._touch()
     if not (tables_of(program) or any(op.type == PREFETCH for op in block.ops)):
@@ -90,6 +92,7 @@ def _replace(program: Program, endpoints: Sequence[str]) -> None:
     now = dict(zip(before, endpoints))
     for op in divided:
         op.attrs["endpoints"] = [now[e] for e in op.attr("endpoints")]
+        op.claim("endpoints")
 
 
 def named_by(look_ups: Sequence[Operator]) -> list[str]:
@@ -103,7 +106,8 @@ def named_by(look_ups: Sequence[Operator]) -> list[str]:
 def is_remote(op: Operator) -> bool:
     """Return whether servers are asked for the rows of an operator's W."""
     if op.type in LOOK_UPS:
-        return bool(op.attr("epmap")) and (op.attr("remote_prefetch") or op.attr("is_distributed"))
+        reach = schema.current().reach(op.type)
+        return reach is not None and reach.is_of(op.attrs)
     return op.type in (LOOK_UP, PREFETCH)
 
 

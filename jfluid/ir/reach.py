@@ -1,0 +1,120 @@
+"""What operators reach beyond their computation, and the operators of programs that were read which
+would reach it.
+
+A program that was read, from a file or from bytes, may come from anybody: it computes, and acts on
+nothing. Its operators that reach files, networks, processes, Python or the terminal are refused,
+unless who reads it names them, or sets the attributes that say where they reach.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jfluid import errors
+
+_LONGEST_QUOTED = 80  # characters of an attribute's value
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How an operator acts outside of its computation.
+
+    Attributes:
+        what: "files", "network", "process", "python" (functions of the process) or "terminal".
+        chosen_by: attributes that say where. An operator that was read is the caller's where the
+            caller has set all of them.
+        only_with: the operator acts only where, of each of these tuples, one attribute is neither
+            missing, nor False, nor empty; it always acts where there are none.
+    """
+
+    what: str
+    chosen_by: tuple[str, ...] = ()
+    only_with: tuple[tuple[str, ...], ...] = ()
+
+    def is_of(self, attrs: Mapping[str, Any]) -> bool:
+        """Return whether an operator with these attributes acts."""
+        return all(any(attrs.get(name) for name in names) for names in self.only_with)
+
+
+class _Op(Protocol):
+    type: str
+    attrs: dict[str, Any]
+    claimed: frozenset[str] | None
+
+
+class _Block(Protocol):
+    idx: int
+
+    @property
+    def ops(self) -> Iterable[_Op]: ...
+
+
+def refused(
+    blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]
+) -> Iterator[errors.ActingOperator]:
+    """Yield the operators of a program that were read, that act, and that the caller has neither
+    allowed nor told where to.
+
+    Args:
+        blocks: of the program.
+        reach_of: how the operators of a type act.
+    """
+    for block in blocks:
+        for position, op in enumerate(block.ops):
+            if op.claimed is None:
+                continue
+            reach = reach_of(op.type)
+            if reach is None or not reach.is_of(op.attrs):
+                continue
+            if reach.chosen_by and op.claimed.issuperset(reach.chosen_by):
+                continue
+            chosen = ", ".join(
+                f"{name}={_quoted(op.attrs[name])}" for name in reach.chosen_by if name in op.attrs
+            )
+            yield errors.ActingOperator(op.type, block.idx, position, reach.what, chosen)
+
+
+def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> None:
+    """Raise UntrustedOperatorError where `refused` yields operators; it names them."""
+    found = list(refused(blocks, reach_of))
+    if found:
+        raise errors.UntrustedOperatorError(found)
+
+
+def check_allowed(
+    names: Iterable[str],
+    reach_of: Callable[[str], Reach | None],
+    acting: Callable[[], Iterable[str]],
+) -> frozenset[str]:
+    """Return names of operators that a caller allows to act.
+
+    Args:
+        names: what the caller gives.
+        reach_of: how the operators of a type act.
+        acting: returns all operators that act, for the text of an error.
+
+    Raises TypeError for what is no list of names, ProgramError for a name of no such operator.
+    """
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"allow: expected names of operators, such as ({names!r},), found a text")
+    given = tuple(names)
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"allow: expected names of operators, found {_quoted(name)}")
+        if reach_of(name) is None:
+            known = sorted(acting())
+            raise errors.ProgramError(
+                f"allow: {_quoted(name)} is no operator that acts outside of its computation"
+                f"{errors.close_to(name, known)}; those are: {', '.join(known)}"
+            )
+    return frozenset(given)
+
+
+def _quoted(value: Any) -> str:
+    """Return a value of elsewhere as a short text of printable characters."""
+    if isinstance(value, (str, bytes)):
+        value = value[:_LONGEST_QUOTED]
+    elif isinstance(value, (list, tuple)):
+        value = value[:8]
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "..."
