@@ -297,10 +297,8 @@ class LoDTensor:
         return all(level.item(-1) == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self.value is None:
-            raise errors.UninitializedError(
-                "the tensor holds no value yet: run the startup program, or set it"
-            )
+        if self.value is None:  # Fluid's is empty, and scripts ask for it before they set it
+            return np.array([], dtype)
         return np.array(whole(self.value), dtype=dtype)
 
     def __len__(self) -> int:

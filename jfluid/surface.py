@@ -432,6 +432,33 @@ class _Completer:
         return spec
 
 
+class _RandomStateKeeper:
+    """Has the import of JAX leave NumPy's global random state as it is: JAX draws from it, and scripts seed it
+    before their first use of jfluid.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != "jax":
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(_keep_random_state, loader.exec_module)
+        return spec
+
+
+def _keep_random_state(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    random: Any = sys.modules.get("numpy.random")
+    if random is None:  # nobody has seeded it
+        execute(module)
+        return
+    state = random.get_state()
+    try:
+        execute(module)
+    finally:
+        random.set_state(state)
+
+
 def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleType) -> None:
     """Execute the file of a module, then complete it. With the first ones come JAX and all operators,
     of which the collector of garbage would look through each object several times.
@@ -448,7 +475,7 @@ def install() -> None:
     """Complete jfluid itself, and have the modules of the table made or completed when they are
     imported.
     """
-    sys.meta_path.insert(0, _Completer())
+    sys.meta_path[:0] = [_Completer(), _RandomStateKeeper()]
     sys.meta_path.append(_Finder())
     complete(sys.modules["jfluid"], "")
     _import_beside_function("data")

@@ -374,9 +374,11 @@ def test_a_server(calls, monkeypatch):
     assert listen.attr("endpoint") == ENDPOINTS[1] and listen.attr("Fanin") == 1
     monkeypatch.setattr(fleet, "_executor", executor := Recorder(calls))
     fleet.init_server()
+    fleet.init_server("")  # as PaddleRec's runner does: no model
     fleet.init_server("model")
     fleet.run_server()
     assert calls == [
+        ("run", (fleet.startup_program,), {}),
         ("run", (fleet.startup_program,), {}),
         ("run", (fleet.startup_program,), {}),
         ("load", ("model", fleet.main_program, executor, fluid.global_scope()), {}),

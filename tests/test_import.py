@@ -60,6 +60,24 @@ def test_import_leaves_everything_as_it_was():
     }
 
 
+SEEDED = """
+import numpy as np
+import jfluid as fluid
+np.random.seed(1)
+x = fluid.data("x", [None, 2])
+loss = fluid.layers.mean(fluid.layers.fc(x, 2))
+fluid.optimizer.SGD(0.1).minimize(loss)
+exe = fluid.Executor(fluid.CPUPlace())
+exe.run(fluid.default_startup_program())
+exe.run(feed={"x": np.ones((2, 2), "float32")}, fetch_list=[loss])
+print(np.random.rand())
+"""
+
+
+def test_the_first_use_draws_no_random_numbers_of_the_script():
+    assert float(run(SEEDED)) == 0.417022004702574  # what Fluid's script gets
+
+
 LIGHT = """
 import sys
 import {}

@@ -105,6 +105,12 @@ def test_from_lists_and_random():
     assert made.shape() == [5, 4] and set(np.unique(np.array(made))) <= {5, 6, 7}
 
 
+def test_a_tensor_without_a_value_is_an_empty_array():
+    empty = np.array(fluid.Scope().var("not_run_yet").get_tensor())
+    assert empty.shape == (0,)
+    assert empty.dtype == np.float64
+
+
 def test_errors():
     with pytest.raises(errors.ProgramError, match="the tensor has 3 rows"):
         fluid.create_lod_tensor(np.zeros((3, 1)), [[1, 1]], fluid.CPUPlace())
@@ -112,8 +118,6 @@ def test_errors():
         fluid.create_lod_tensor([[1, 2]], [[3]], fluid.CPUPlace())
     with pytest.raises(errors.ProgramError, match="must start at 0 and never fall"):
         fluid.LoDTensor().set_lod([[0, 3, 2]])
-    with pytest.raises(errors.UninitializedError, match="holds no value yet"):
-        np.array(fluid.LoDTensor())
     with pytest.raises(TypeError, match="not one of Fluid's element types"):
         fluid.LoDTensor().set(np.zeros(2, "complex64"))
 

@@ -357,3 +357,13 @@ def test_float64_parameters_get_float64_state():
 def test_errors(make, error, text):
     with pytest.raises(error, match=text):
         make(fluid.optimizer)
+
+
+def test_a_schedule_is_the_learning_rate_before_minimize():
+    """The image classification script of Fluid's models asks for it then."""
+    rate = fluid.layers.cosine_decay(0.1, 10, 5)
+    optimizer = fluid.optimizer.Momentum(rate, 0.9)
+    assert optimizer._global_learning_rate() is rate
+    assert optimizer._global_learning_rate(fluid.Program()) is None
+    optimizer.minimize(fluid.layers.mean(fluid.layers.fc(fluid.data("x", [None, 2]), 1)))
+    assert optimizer._global_learning_rate() is rate

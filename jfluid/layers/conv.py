@@ -65,6 +65,7 @@ def _conv(
 ) -> Variable:
     layer = f"conv{rank}d"
     channels, last = _channels(layer, input, data_format, rank)
+    by_channel = groups is not None  # Fluid asks before it fills in 1
     groups = _groups(layer, groups)
     if channels % groups or num_filters % groups:
         raise errors.ShapeError(
@@ -72,7 +73,8 @@ def _conv(
             f"and the {num_filters} filters"
         )
     op_type = layer
-    if rank == 2 and channels == groups and num_filters % channels == 0 and not use_cudnn:
+    by_channel = by_channel and rank == 2 and channels == groups and not use_cudnn
+    if by_channel and num_filters % channels == 0:
         op_type = "depthwise_conv2d"
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     kernel = each(filter_size, rank, layer, "filter_size")
@@ -218,9 +220,11 @@ def _conv_transpose(
 ) -> Variable:
     layer = f"conv{rank}d_transpose"
     channels, last = _channels(layer, input, data_format, rank)
+    by_channel = groups is not None  # as for a convolution
     groups = _groups(layer, groups)
     op_type = layer
-    if rank == 2 and channels == groups and num_filters == channels and not use_cudnn:
+    by_channel = by_channel and rank == 2 and channels == groups and not use_cudnn
+    if by_channel and num_filters == channels:
         op_type = "depthwise_conv2d_transpose"
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     strides, dilations = (

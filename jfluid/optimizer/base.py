@@ -286,10 +286,13 @@ class Optimizer(DygraphMode):
         )
 
     def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
-        """The learning rate's variable in the program (the default main one); None before
-        `minimize`.
+        """Return the learning rate's variable in a program (the default main one); before `minimize`
+        None, or the variable that the optimizer was given.
         """
-        return self._learning_rate_map.get(program or default_main_program())
+        program = program or default_main_program()
+        rate = self._learning_rate
+        given = rate if isinstance(rate, Variable) and rate.block.program is program else None
+        return self._learning_rate_map.get(program, given)
 
     def _create_param_lr(self, param_and_grad: ParamGrad) -> Variable:
         """The learning rate of one parameter: the global one times the factor that its ParamAttr

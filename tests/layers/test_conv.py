@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import jfluid as fluid
 from jfluid import ParamAttr, errors, layers
 from jfluid.initializer import Constant
 from tests.layers.net import Net
@@ -220,3 +221,15 @@ def test_wrong_inputs_raise():
         build(lambda x: layers.conv3d(x, 4, 3), x=X)
     with pytest.raises(errors.ProgramError, match="filter_size or output_size"):
         build(lambda x: layers.conv2d_transpose(x, 4), x=X)
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("layer", ["conv2d", "conv2d_transpose"])
+def test_one_channel_is_by_channel_where_groups_are_given(layer, groups):
+    """As in Fluid 1.8.5, whose checkpoints have parameters by these names."""
+    x = fluid.data("x", [None, 1, 8, 8])
+    getattr(layers, layer)(x, 1, filter_size=3, groups=groups, use_cudnn=False)
+    kind = layer if groups is None else f"depthwise_{layer}"
+    block = fluid.default_main_program().global_block()
+    assert block.ops[0].type == kind
+    assert [p.name for p in block.all_parameters()] == [f"{kind}_0.w_0", f"{kind}_0.b_0"]

@@ -95,14 +95,14 @@ class DistributedTranspiler(Fleet):
 
     # Servers
     def init_server(self, model_dir: str | None = None) -> None:
-        """Initialize this server's parameters, from a saved model if `model_dir` is given.
+        """Initialize this server's parameters, from a saved model if `model_dir` is given and not empty.
 
         Raises ProgramError on a trainer and before a loss was minimised, FileFormatError for a
         model that does not fit.
         """
         executor, program = self._prepared("init_server", server=True)
         executor.run(self.startup_program)
-        if model_dir is not None:
+        if model_dir:
             checkpoint.load(model_dir, program, executor, global_scope())
 
     def run_server(self) -> None:
