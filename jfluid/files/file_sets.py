@@ -27,7 +27,7 @@ from jfluid import errors
 
 _SAVED, _SAVING = ".jfluid-saved", ".jfluid-saving-"
 # what a save of an earlier release left when it was killed
-_TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.tmp", re.DOTALL)
+_TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8,16}\.tmp", re.DOTALL)
 # A reader begins again when a save came in between; a save, when another one was renamed first.
 _TRIES = 100
 # What goes wrong when bytes are written, without the name of a file.
@@ -133,31 +133,33 @@ def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
-    staging, lock = _staging(folder)
-    try:
+    with _staging(folder) as staging:
         files = FileSet(folder, staging)
         yield files
         files.commit()
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)  # unless it was renamed
-        os.close(lock)
 
 
-def _staging(folder: Path) -> tuple[Path, int]:
-    """Make a folder for the files of one save; its lock says that the save goes on."""
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make a folder for the files of one save; its lock says that the save goes on. Afterwards it
+    is removed, unless it was renamed.
+    """
     while True:
         staging = folder / f"{_SAVING}{secrets.token_hex(8)}"
         staging.mkdir()
-        try:
-            mode = os.stat(folder).st_mode
-            os.chmod(staging, mode & (0o755 if mode & stat.S_ISVTX else 0o777) | 0o700)
-            lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another save took it for a killed one's
-            continue
-        _lock(lock, fcntl.LOCK_EX)
-        if staging.exists():
-            return staging, lock
-        os.close(lock)
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
+            try:
+                lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
+            stack.callback(os.close, lock)
+            _lock(lock, fcntl.LOCK_EX)
+            if staging.exists():  # else another save has taken it for a killed one's
+                mode = os.stat(folder).st_mode
+                os.chmod(staging, mode & (0o755 if mode & stat.S_ISVTX else 0o777) | 0o700)
+                yield staging
+                return
 
 
 def _lock(handle: int, how: int) -> bool:
