@@ -74,7 +74,10 @@ class RoundSnapshots:
 
     def look(self) -> list[int]:
         """Return the rounds of the snapshots in the folder that are not damaged, in order."""
-        found = {manifest.rounds: manifest.id for manifest in reversed(snapshot.sound(self.folder))}
+        found = {
+            manifest.rounds: manifest.id
+            for manifest in reversed(snapshot.sound(self.folder, self._store.job))
+        }
         with self._changed:
             self._found = found
         return sorted(found)
