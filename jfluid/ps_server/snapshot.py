@@ -317,6 +317,11 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     return manifests
 
 
+def ids(folder: str | Path) -> set[str]:
+    """Return the ids of the snapshots that a folder has manifests of, sound or not."""
+    return {name for name, _ in _manifests(Path(folder))} if os.path.isdir(folder) else set()
+
+
 def job_of(folder: str | Path) -> str:
     """Return the id of the job that the newest snapshot of one server in a folder is of; empty
     where there is none, or it does not tell.
