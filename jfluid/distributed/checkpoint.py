@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.distributed import saved_tables
 from jfluid.distributed.wire import connections
 from jfluid.engine import HasEngine
 from jfluid.files import inference_model as models
@@ -60,11 +61,14 @@ def save_persistables(executor: HasEngine, dirname: str, main_program: Program) 
     division = division_of(main_program, "save_persistables")
     saver = _Saver(division, executor)
     variables = [v for v in division.origin.list_vars() if is_persistable(v)]
-    paths_to_write(dirname, [v.name for v in variables])
-    with saving(dirname) as files:
+    tables = saver.remote()
+    paths_to_write(dirname, [v.name for v in variables], map(saved_tables.told_in, tables))
+    with saving(os.path.abspath(dirname)) as files:
         saver.save(variables, files)
-        for name in saver.remote():
-            saver.save_table(name, dirname)
+        for name in tables:
+            saved_tables.save(saver.client, name, files)
+    for name in tables:
+        saved_tables.clear(dirname, name)
 
 
 def save_inference_model(
@@ -145,13 +149,15 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
     division = division_of(program, "save_one_table")
     table = _table(division, name, "save_one_table")
     saver = _Saver(division, executor)
-    if table.distributed:
-        saver.save_table(name, dirname)
-    else:
-        own = {n for n, saved in division.variables.items() if saved.table == name}
-        paths_to_write(dirname, sorted(own))
-        with saving(dirname) as files:
+    own = {n for n, saved in division.variables.items() if saved.table == name}
+    paths_to_write(dirname, [name] if table.distributed else sorted(own))
+    with saving(os.path.abspath(dirname)) as files:
+        if table.distributed:
+            saved_tables.save(saver.client, name, files)
+        else:
             saver.save([v for v in division.origin.list_vars() if v.name in own], files)
+    if table.distributed:
+        saved_tables.clear(dirname, name)
 
 
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
@@ -168,7 +174,8 @@ def load_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
             f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
             "with fleet.init_server(model_dir)"
         )
-    _Saver(division, executor).client.restore(folder_of(dirname, name), tables=[name])
+    folder = saved_tables.place(Files(os.path.abspath(dirname)), name)
+    _Saver(division, executor).client.restore(folder, tables=[name])
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
@@ -220,10 +227,6 @@ def _table(division: Division, name: str, what: str) -> SavedVariable:
     return found
 
 
-def folder_of(dirname: str, table: str) -> str:
-    return paths_to_write(os.path.abspath(os.fspath(dirname)), [table])[0]
-
-
 class _Saver:
     """Pulls and saves, for a trainer, the variables that servers hold.
 
@@ -244,10 +247,6 @@ class _Saver:
             for name, saved in self._division.variables.items()
             if saved.distributed and saved.parameter
         ]
-
-    def save_table(self, name: str, dirname: str) -> None:
-        """Make the servers save a table."""
-        self.client.save(folder_of(dirname, name), tables=[name])
 
     def save(self, variables: Iterable[Variable], files: FileSet) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
@@ -371,14 +370,14 @@ class _Loader:
     def into(self, scope: Scope) -> None:
         """Set the variables, once all of them could be read."""
         for saved, piece, value in read_whole(self._folder, self._found):
-            if value is None:
-                scope.var(piece.name).saved = str(self._folder / saved.name)
+            if isinstance(value, str):
+                scope.var(piece.name).saved = value
                 continue
             scope.var(piece.name).get_tensor().set(value)
             for i, count in enumerate(saved.counts):
                 scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
 
-    def _found(self, files: Files) -> list[tuple[SavedVariable, Piece, Array | None]]:
+    def _found(self, files: Files) -> list[tuple[SavedVariable, Piece, Array | str]]:
         there = [m for m in self._state if os.path.exists(self._path(files, m[0]))]
         if there and len(there) < len(self._state):
             missing = sorted(
@@ -395,8 +394,8 @@ class _Loader:
             for saved, piece in self._parameters + there
         ]
 
-    def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | None:
-        """A piece of a variable; None for a distributed table, which is read when the server has
+    def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | str:
+        """A piece of a variable; the path of a distributed table, which is read when the server has
         it.
         """
         path = self._path(files, saved)
@@ -405,7 +404,7 @@ class _Loader:
                 raise errors.FileFormatError(
                     f"{path}: there is no such file or folder, and table {saved.name} needs it"
                 )
-            return None
+            return saved_tables.place(files, saved.name) if os.path.isdir(path) else path
         rows = piece.shape[0] if saved.cut else saved.shape[0]
         return load_rows(
             path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows

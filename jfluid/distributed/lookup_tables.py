@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import checkpoint
+from jfluid.distributed import checkpoint, saved_tables
 from jfluid.engine import HasEngine
 from jfluid.files.file_sets import Files, read_whole
 from jfluid.files.saved_model import MODEL, read_program
@@ -98,6 +98,7 @@ def _read(files: Files, program: Program, wanted: Sequence[Variable]) -> _Found:
     """Return the values of variables and of tables, by name."""
     folders = {v.name: path_below(files.folder, v.name) for v in wanted}
     tables = [v for v in wanted if os.path.isdir(folders[v.name])]
+    folders |= {v.name: saved_tables.place(files, v.name) for v in tables}
     held = {v.name for v in tables}
     others = chosen(program, [v for v in wanted if v.name not in held])
     return read_vars(files, others, None) + [

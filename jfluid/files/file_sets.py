@@ -25,7 +25,7 @@ from typing import BinaryIO, TypeVar
 
 from jfluid import errors
 
-_SAVED, _SAVING = ".jfluid-saved", ".jfluid-saving-"
+_SAVED, _SAVING, _WHOLE = ".jfluid-saved", ".jfluid-saving-", ".jfluid-whole-"
 # what a save of an earlier release left when it was killed
 _TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8,16}\.tmp", re.DOTALL)
 # A reader begins again when a save came in between; a save, when another one was renamed first.
@@ -69,6 +69,17 @@ class FileSet:
                 raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
             raise
         self._names.append(name)
+
+    def folder(self, name: str) -> Path:
+        """Return the path of a folder for others to make and to fill. It becomes one in the folder
+        `name`, as a whole, under the last part of this path, which no other save has.
+        """
+        path = self._staging / name / f"{_WHOLE}{secrets.token_hex(8)}"
+        (self._folder / name).mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(path.parent, stat.S_IMODE(os.stat(self._staging).st_mode))
+        self._names.append(f"{name}/{path.name}")
+        return path
 
     def _look(self, target: Path) -> int | None:
         """Return the permissions of the file that is to be replaced; None where there is none.
@@ -191,9 +202,11 @@ def finish(folder: str | os.PathLike[str]) -> None:
     folder, saved = Path(folder), _saved(folder)
     if saved is None:
         return
-    root = os.path.realpath(folder)
-    found = list(os.walk(saved))
-    for at, _, names in found:
+    root, found = os.path.realpath(folder), list[str]()
+    for at, folders, names in os.walk(saved):
+        found.append(at)
+        names += (whole := [name for name in folders if is_whole(name)])
+        folders[:] = [name for name in folders if name not in whole]
         to = folder / os.path.relpath(at, saved)
         if not Path(os.path.realpath(to)).is_relative_to(root):
             raise errors.FileFormatError(
@@ -205,9 +218,14 @@ def finish(folder: str | os.PathLike[str]) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process has moved it
                 os.replace(os.path.join(at, name), to / name)
         _sync(to)
-    for at, _, _ in reversed(found):
+    for at in reversed(found):
         with contextlib.suppress(OSError):  # removed, or another save's by now
             os.rmdir(at)
+
+
+def is_whole(name: str) -> bool:
+    """Return whether a folder of this name is moved as a whole (see `FileSet.folder`)."""
+    return re.fullmatch(rf"{re.escape(_WHOLE)}[0-9a-f]{{16}}", name) is not None
 
 
 def _sync(folder: str | os.PathLike[str]) -> None:
@@ -299,8 +317,7 @@ def _names(folder: str) -> list[str]:
     saved = _saved(folder)
     for root in (saved, folder):  # in this order: what is moved in between is found
         for at, folders, names in os.walk(root) if root is not None else ():
-            if root == folder:
-                folders[:] = [n for n in folders if n != _SAVED and not n.startswith(_SAVING)]
+            folders[:] = [n for n in folders if not n.startswith((_SAVED, _SAVING, _WHOLE))]
             found |= {
                 os.path.relpath(os.path.join(at, name), root).replace(os.sep, "/")
                 for name in names

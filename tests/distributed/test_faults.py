@@ -338,6 +338,11 @@ def test_all_are_killed(tmp_path, undisturbed):
             re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers
         ]
         assert first == second and 0 < int(first) < round
+        for each in (job.servers[0], *job.trainers):
+            assert re.search(
+                rf"goes back from round \d+, .* to round {first}: .*server 1 has no whole snapshot of it",
+                each.output,
+            )
         assert [t.steps for t in job.trainers] == [list(range(int(first), step + 6))] * 2
     assert_same(found, undisturbed(steps=step + 6, own_state=True))
 
