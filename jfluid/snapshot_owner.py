@@ -26,6 +26,9 @@ from jfluid.security import secret
 _NAME = "owner"
 # For so long a lock is awaited: its process may just be ending, or somebody looks at it.
 _PATIENCE_S, _LOOK_S = 2.0, 0.1
+# The same of an earlier life of the server on another host, which may be lost: network file systems
+# (NFS) let its locks go after 90 s.
+_LOST_HOST_S = 120.0
 _LARGEST = 1 << 16
 _LOG = logging.getLogger(__name__)
 
@@ -119,7 +122,7 @@ def claimed(
                 f"{folder}: no snapshots can be written there: {error}"
             ) from None
         stack.callback(os.close, handle)
-        _lock(handle, folder)
+        _lock(handle, folder, mark)
         before = read(folder)
         job = mark
         if earlier is not None:
@@ -137,14 +140,14 @@ def claimed(
         yield job
 
 
-def _lock(handle: int, folder: Path) -> None:
-    end = time.monotonic() + _PATIENCE_S
+def _lock(handle: int, folder: Path, mark: str) -> None:
+    start = time.monotonic()
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > end:
+            if time.monotonic() - start > _patience_s(read(folder), mark):
                 raise errors.ServerError(_taken(folder)) from None
             time.sleep(_LOOK_S)
         except OSError as error:
@@ -156,6 +159,13 @@ def _lock(handle: int, folder: Path) -> None:
                 error.strerror,
             )
             return
+
+
+def _patience_s(owner: Owner | None, mark: str) -> float:
+    earlier_life = (
+        owner is not None and owner.by == mark and owner.host != socket.gethostname()[:256]
+    )
+    return _LOST_HOST_S if earlier_life else _PATIENCE_S
 
 
 def _taken(folder: Path) -> str:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 
 import pytest
 
@@ -75,6 +76,22 @@ def test_a_killed_server_has_no_folder(tmp_path):
         assert job == snapshot_owner.mark_of(FIRST)
     for each in (reader, writer):
         os.close(each)
+
+
+def test_the_lock_of_a_host_that_is_lost_is_awaited(tmp_path, monkeypatch):
+    """A network file system holds it for a while."""
+    hosts = iter(["lost", *["here"] * 1000])
+    monkeypatch.setattr(snapshot_owner.socket, "gethostname", lambda: next(hosts))
+    monkeypatch.setattr(snapshot_owner, "_LOOK_S", 0.01)
+    first = claimed(tmp_path, FIRST)
+    first.__enter__()
+    thread = threading.Timer(0.2, first.__exit__, [None, None, None])
+    with pytest.raises(errors.ServerError, match="process .* on lost"), claimed(tmp_path, SECOND):
+        pass
+    thread.start()
+    with claimed(tmp_path, FIRST, earlier="") as job:
+        assert job == snapshot_owner.mark_of(FIRST)
+    thread.join()
 
 
 def test_who_goes_on_from_snapshots_takes_the_folder_over(tmp_path, caplog):
