@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -30,6 +31,7 @@ _PATIENCE_S, _LOOK_S = 2.0, 0.1
 # (NFS) let its locks go after 90 s.
 _LOST_HOST_S = 120.0
 _LARGEST = 1 << 16
+_ID = re.compile("[A-Za-z0-9_-]{1,64}")
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,10 +70,11 @@ def read(folder: Path) -> Owner | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     texts = (found.job, found.by, found.host, found.script, found.since)
-    sound = type(found.process) is int and all(
+    if type(found.process) is not int or not all(
         isinstance(t, str) and len(t) <= 1024 and t.isprintable() for t in texts
-    )
-    return found if sound else None
+    ):
+        return None
+    return found if _ID.fullmatch(found.job) else None
 
 
 def of_another_job(folders: Iterable[Path], token: str) -> Owner | None:

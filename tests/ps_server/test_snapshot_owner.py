@@ -163,9 +163,12 @@ def test_snapshots_of_other_jobs_are_passed_over(tmp_path, caplog):
         b"\xff",
         b"[" * 100000,
         json.dumps(dict.fromkeys(("job", "by", "host", "process", "script", "since"), 1)).encode(),
-        json.dumps(
-            {"job": "\x1b[2J", "by": "", "host": "", "process": 1, "script": "", "since": ""}
-        ).encode(),
+        *[
+            json.dumps(
+                {"job": job, "by": "", "host": host, "process": 1, "script": "", "since": ""}
+            ).encode()
+            for job, host in (("a", "\x1b[2J"), ("a b", ""), ("", ""))
+        ],
     ],
 )
 def test_a_file_that_says_nothing_is_written_anew(content, tmp_path):
