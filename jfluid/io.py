@@ -138,8 +138,8 @@ def _load(
     if filename is not None:
         load_vars(executor, dirname, program, predicate=predicate, filename=filename)
     else:
-        chosen = [v for v in program.list_vars() if predicate(v)]
-        load_with_tables(executor, os.fspath(dirname), program, chosen)
+        wanted = [v for v in program.list_vars() if predicate(v)]
+        load_with_tables(os.fspath(dirname), program, wanted)
 
 
 def save_inference_model(

@@ -42,7 +42,7 @@ LAYERS = (
         "surface",
         "trainer_desc",
     },
-    {"kept_files", "places", "progress"},
+    {"kept_files", "places", "progress", "snapshot_owner"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"launch", "ps_server", "scope"},

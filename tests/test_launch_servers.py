@@ -1,11 +1,13 @@
 """Parameter-server jobs: what servers and trainers are given, and how they end together."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from jfluid import snapshot_owner
 from jfluid.job import JobError, ParameterServerJob, Restarts, Snapshots, read_job
 from jfluid.launch.command import parse
 from jfluid.launch.gang import parameter_server_gang
@@ -567,6 +569,24 @@ wait_for("pid.s0")
         "server 0 ended with exit code 1 after all trainers had finished; its log: mylog/serverlog.0"
         in result.stderr
     )
+
+
+@process
+def test_a_folder_of_a_job_that_runs_is_refused_by_the_name_of_the_job():
+    secret = "the-secret-of-another-job"
+    with snapshot_owner.claimed(Path("cuts/server-0"), secret, False, None) as job:
+        for resume in ("true", "false"):
+            result = launched(
+                "--servers",
+                "1",
+                "--set=snapshots.folder=cuts",
+                f"--set=snapshots.resume={resume}",
+                *GRACE,
+                script(),
+            )
+            assert result.returncode == 2
+            assert f"cuts belongs to job {job} (" in result.stderr
+            assert f"process {os.getpid()} on " in result.stderr
 
 
 @process

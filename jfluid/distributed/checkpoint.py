@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.distributed import saved_tables
 from jfluid.distributed.wire import connections
 from jfluid.engine import HasEngine
 from jfluid.files import inference_model as models
-from jfluid.files.saved_model import MODEL, read_program
-from jfluid.files.storage import path_below, paths_to_write
-from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
-from jfluid.files.variables import is_persistable, read_scope
+from jfluid.files.file_sets import Files, FileSet, read_whole, saving
+from jfluid.files.storage import paths_to_write
+from jfluid.files.tensor_format import Stored, load_rows, write_in_parts, write_tensors
+from jfluid.files.variables import file_of, is_persistable, read_scope
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
@@ -59,9 +60,15 @@ def save_persistables(executor: HasEngine, dirname: str, main_program: Program) 
     """
     division = division_of(main_program, "save_persistables")
     saver = _Saver(division, executor)
-    saver.save([v for v in division.origin.list_vars() if is_persistable(v)], dirname)
-    for name in saver.remote():
-        saver.save_table(name, dirname)
+    variables = [v for v in division.origin.list_vars() if is_persistable(v)]
+    tables = saver.remote()
+    paths_to_write(dirname, [v.name for v in variables], map(saved_tables.told_in, tables))
+    with saving(os.path.abspath(dirname)) as files:
+        saver.save(variables, files)
+        for name in tables:
+            saved_tables.save(saver.client, name, files)
+    for name in tables:
+        saved_tables.clear(dirname, name)
 
 
 def save_inference_model(
@@ -105,23 +112,15 @@ def save_inference_model(
         n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n
     }
     remote_look_ups.mark(program, tables)
-    names = models.save_inference_model(
-        dirname,
-        feeded_var_names,
-        target_vars,
-        executor,
-        program,
-        export_for_deployment=export_for_deployment,
-        program_only=True,
+    file, model, names = models.model_to_save(
+        feeded_var_names, target_vars, program, None, export_for_deployment
     )
-    if program_only:
-        return names
-    saved = program
-    if export_for_deployment:
-        saved = read_program(os.path.join(os.fspath(dirname), MODEL))
-    _Saver(division, executor, whole=True).save(
-        [v for v in saved.list_vars() if is_persistable(v)], dirname
-    )
+    with saving(dirname) as files:
+        with files.open(file) as output:
+            output.write(model.serialize_to_string())
+        if not program_only:
+            saver = _Saver(division, executor, whole=True)
+            saver.save([v for v in model.list_vars() if is_persistable(v)], files)
     return names
 
 
@@ -150,11 +149,15 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
     division = division_of(program, "save_one_table")
     table = _table(division, name, "save_one_table")
     saver = _Saver(division, executor)
+    own = {n for n, saved in division.variables.items() if saved.table == name}
+    paths_to_write(dirname, [name] if table.distributed else sorted(own))
+    with saving(os.path.abspath(dirname)) as files:
+        if table.distributed:
+            saved_tables.save(saver.client, name, files)
+        else:
+            saver.save([v for v in division.origin.list_vars() if v.name in own], files)
     if table.distributed:
-        saver.save_table(name, dirname)
-    else:
-        own = {n for n, saved in division.variables.items() if saved.table == name}
-        saver.save([v for v in division.origin.list_vars() if v.name in own], dirname)
+        saved_tables.clear(dirname, name)
 
 
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
@@ -171,7 +174,8 @@ def load_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
             f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
             "with fleet.init_server(model_dir)"
         )
-    _Saver(division, executor).client.restore(folder_of(dirname, name), tables=[name])
+    folder = saved_tables.place(Files(os.path.abspath(dirname)), name)
+    _Saver(division, executor).client.restore(folder, tables=[name])
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
@@ -223,10 +227,6 @@ def _table(division: Division, name: str, what: str) -> SavedVariable:
     return found
 
 
-def folder_of(dirname: str, table: str) -> str:
-    return paths_to_write(os.path.abspath(os.fspath(dirname)), [table])[0]
-
-
 class _Saver:
     """Pulls and saves, for a trainer, the variables that servers hold.
 
@@ -248,24 +248,22 @@ class _Saver:
             if saved.distributed and saved.parameter
         ]
 
-    def save_table(self, name: str, dirname: str) -> None:
-        """Make the servers save a table."""
-        self.client.save(folder_of(dirname, name), tables=[name])
-
-    def save(self, variables: Iterable[Variable], dirname: str) -> None:
+    def save(self, variables: Iterable[Variable], files: FileSet) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
-        variables = list(variables)
-        for var, path in zip(variables, paths_to_write(dirname, [v.name for v in variables])):
+        for var in variables:
             saved = self._division.variables.get(var.name)
-            if saved is None:
-                save_tensors(path, read_scope([var.name]))
-            elif not saved.table:
-                save_tensors(path, [Stored(self._dense(saved))])
-            elif not saved.distributed:
-                save_in_parts(path, saved.dtype, saved.shape, self._rows(saved))
-            elif self._whole:
+            if saved is not None and saved.distributed:
+                if not self._whole:
+                    continue
                 self._check_size(saved)
-                save_in_parts(path, saved.dtype, saved.shape, self._rows(saved))
+            with files.open(var.name) as file:
+                if saved is None:
+                    write_tensors(file, read_scope([var.name]))
+                elif not saved.table:
+                    write_tensors(file, [Stored(self._dense(saved))])
+                else:
+                    rows = self._rows(saved)
+                    write_in_parts(file, var.name, saved.dtype, saved.shape, rows)
 
     def _check_size(self, saved: SavedVariable) -> None:
         size = 4 * saved.width * saved.shape[0]
@@ -371,7 +369,16 @@ class _Loader:
 
     def into(self, scope: Scope) -> None:
         """Set the variables, once all of them could be read."""
-        there = [m for m in self._state if os.path.exists(self._path(m[0]))]
+        for saved, piece, value in read_whole(self._folder, self._found):
+            if isinstance(value, str):
+                scope.var(piece.name).saved = value
+                continue
+            scope.var(piece.name).get_tensor().set(value)
+            for i, count in enumerate(saved.counts):
+                scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
+
+    def _found(self, files: Files) -> list[tuple[SavedVariable, Piece, Array | str]]:
+        there = [m for m in self._state if os.path.exists(self._path(files, m[0]))]
         if there and len(there) < len(self._state):
             missing = sorted(
                 {saved.name for saved, piece in self._state} - {saved.name for saved, _ in there}
@@ -382,32 +389,26 @@ class _Loader:
             )
         if not there and self._state:
             _LOG.info("%s holds parameters only: the optimizer's state begins anew", self._folder)
-        found = [
-            (saved, piece, self._read(saved, piece)) for saved, piece in self._parameters + there
+        return [
+            (saved, piece, self._read(files, saved, piece))
+            for saved, piece in self._parameters + there
         ]
-        for saved, piece, value in found:
-            if value is None:
-                scope.var(piece.name).saved = self._path(saved)
-                continue
-            scope.var(piece.name).get_tensor().set(value)
-            for i, count in enumerate(saved.counts):
-                scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
 
-    def _read(self, saved: SavedVariable, piece: Piece) -> Array | None:
-        """A piece of a variable; None for a distributed table, which is read when the server has
+    def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | str:
+        """A piece of a variable; the path of a distributed table, which is read when the server has
         it.
         """
-        path = self._path(saved)
+        path = self._path(files, saved)
         if saved.distributed:
             if not os.path.exists(path):
                 raise errors.FileFormatError(
                     f"{path}: there is no such file or folder, and table {saved.name} needs it"
                 )
-            return None
+            return saved_tables.place(files, saved.name) if os.path.isdir(path) else path
         rows = piece.shape[0] if saved.cut else saved.shape[0]
         return load_rows(
             path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows
         )
 
-    def _path(self, saved: SavedVariable) -> str:
-        return path_below(self._folder, saved.name)
+    def _path(self, files: Files, saved: SavedVariable) -> str:
+        return file_of(files, saved.name)

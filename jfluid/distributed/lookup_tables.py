@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import checkpoint
+from jfluid.distributed import checkpoint, saved_tables
 from jfluid.engine import HasEngine
+from jfluid.files.file_sets import Files, read_whole
 from jfluid.files.saved_model import MODEL, read_program
 from jfluid.files.storage import path_below
-from jfluid.files.variables import check_fits, is_persistable, load_vars
+from jfluid.files.tensor_format import Stored
+from jfluid.files.variables import check_fits, chosen, is_persistable, read_vars, write_scope
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import global_scope
@@ -23,6 +25,9 @@ __all__ = [
     "load_persistables_for_increment",
     "load_persistables_for_inference",
 ]
+
+
+_Found = list[tuple[str, Stored]]
 
 
 def convert_dist_to_sparse_program(program: Program) -> Program:
@@ -65,35 +70,46 @@ def load_persistables_for_inference(
     """
     if not os.path.isdir(dirname):
         raise ValueError(f"dirname: there is no folder {dirname}")
-    if program is None:
-        program = read_program(os.path.join(dirname, MODEL), allow)
-    if not isinstance(program, Program):
-        raise ValueError(f"program: expected a Program, found {type(program).__name__}")
-    table = program.global_block().var(lookup_table_var_name)
-    others = {v.name: v for v in program.list_vars() if is_persistable(v) and v.name != table.name}
-    there = [n for n in others if os.path.exists(os.path.join(dirname, n))]
-    tested = program.clone(for_test=True).global_block().ops
-    needed = {n for op in tested for n in op.input_arg_names}
-    missing = sorted(set(others) & needed - set(there))
-    if missing:
-        raise errors.FileFormatError(f"{dirname}: there are no files of {', '.join(missing)}")
-    load_with_tables(executor, dirname, program, [others[n] for n in there] + [table])
-    return program
+
+    def read(files: Files) -> tuple[Program, _Found]:
+        found = read_program(files.path(MODEL), allow) if program is None else program
+        if not isinstance(found, Program):
+            raise ValueError(f"program: expected a Program, found {type(found).__name__}")
+        table = found.global_block().var(lookup_table_var_name)
+        others = {
+            v.name: v for v in found.list_vars() if is_persistable(v) and v.name != table.name
+        }
+        there = [n for n in others if files.exists(n)]
+        tested = found.clone(for_test=True).global_block().ops
+        needed = {n for op in tested for n in op.input_arg_names}
+        if missing := sorted(set(others) & needed - set(there)):
+            raise errors.FileFormatError(f"{dirname}: there are no files of {', '.join(missing)}")
+        return found, _read(files, found, [others[n] for n in there] + [table])
+
+    loaded, values = read_whole(dirname, read)
+    write_scope(values)
+    return loaded
 
 
-def load_with_tables(
-    executor: Any, dirname: str, program: Program, chosen: Sequence[Variable]
-) -> None:
+def load_with_tables(dirname: str, program: Program, wanted: Sequence[Variable]) -> None:
     """Load variables as `load_vars` does. Those of which `dirname` has a folder are distributed
     tables that servers have saved, which become ordinary ones of their declared height.
 
     Raises what `load_vars` does, also for folders that are damaged.
     """
-    paths = [(v, path_below(dirname, v.name)) for v in chosen]
-    values = {v.name: _values(path, v) for v, path in paths if os.path.isdir(path)}
-    load_vars(executor, dirname, program, vars=[v for v in chosen if v.name not in values])
-    for name, value in values.items():
-        global_scope().var(name).get_tensor().set(value)
+    write_scope(read_whole(dirname, lambda files: _read(files, program, wanted)))
+
+
+def _read(files: Files, program: Program, wanted: Sequence[Variable]) -> _Found:
+    """Return the values of variables and of tables, by name."""
+    folders = {v.name: path_below(files.folder, v.name) for v in wanted}
+    tables = [v for v in wanted if os.path.isdir(folders[v.name])]
+    folders |= {v.name: saved_tables.place(files, v.name) for v in tables}
+    held = {v.name for v in tables}
+    others = chosen(program, [v for v in wanted if v.name not in held])
+    return read_vars(files, others, None) + [
+        (v.name, Stored(_values(folders[v.name], v))) for v in tables
+    ]
 
 
 def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:

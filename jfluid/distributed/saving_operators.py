@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed.checkpoint import ASKED_BYTES, folder_of
+from jfluid.distributed.checkpoint import ASKED_BYTES
+from jfluid.distributed.saved_tables import save_directly
 from jfluid.distributed.wire import connections
 from jfluid.engine import Engine, Fetched, Runner
 from jfluid.files.tensor_format import save_in_parts
@@ -69,10 +70,7 @@ class Saving(Runner):
             client = connections.borrow(
                 op.attr("epmap"), op.attr("trainer_id"), self._engine
             ).client
-            client.save(
-                folder_of(op.attr("dir"), op.attr("lookup_table")),
-                tables=[op.attr("lookup_table")],
-            )
+            save_directly(client, op.attr("lookup_table"), op.attr("dir"))
         return []
 
 

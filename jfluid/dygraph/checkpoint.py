@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.files.file_sets import Files, read_whole
 from jfluid.files.pickled import load_arrays, save_arrays
 from jfluid.ir.variable import Parameter, Variable
 
@@ -70,16 +71,26 @@ def load_dygraph(
     Raises NoSuchFileError where the file is missing, FileFormatError where it is damaged.
     """
     path = model_path.removesuffix(_PARAMETERS).removesuffix(_OPTIMIZER)
-    if not os.path.isfile(path + _PARAMETERS):
-        raise errors.NoSuchFileError(
-            f"{path}{_PARAMETERS}: there is no such file; load_dygraph reads what save_dygraph and fluid.save "
-            "write (fluid.load_program_state reads the files of save_params and save_persistables)"
-        )
-    parameters = load_arrays(path + _PARAMETERS)
+    folder, name = os.path.split(os.path.abspath(path))
+
+    def read(files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        if not os.path.isfile(files.path(name + _PARAMETERS)):
+            raise _no_file(path)
+        parameters = load_arrays(files.path(name + _PARAMETERS))
+        found = os.path.isfile(files.path(name + _OPTIMIZER))
+        return parameters, load_arrays(files.path(name + _OPTIMIZER)) if found else None
+
+    parameters, optimizer = read_whole(folder, read)
     if not keep_name_table:
         parameters.pop(_NAMES, None)
-    found = os.path.isfile(path + _OPTIMIZER)
-    return parameters, load_arrays(path + _OPTIMIZER) if found else None
+    return parameters, optimizer
+
+
+def _no_file(path: str) -> errors.NoSuchFileError:
+    return errors.NoSuchFileError(
+        f"{path}{_PARAMETERS}: there is no such file; load_dygraph reads what save_dygraph and fluid.save "
+        "write (fluid.load_program_state reads the files of save_params and save_persistables)"
+    )
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -5,14 +5,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.files.file_sets import Files, read_whole, saving
 from jfluid.files.saved_model import MODEL, columns, read_program
-from jfluid.files.storage import atomic_write, paths_to_write
+from jfluid.files.storage import paths_to_write
+from jfluid.files.tensor_format import Stored
 from jfluid.files.variables import (
+    chosen,
     get_program_persistable_vars,
     is_persistable,
-    load_vars,
     program_of,
-    save_persistables,
+    read_vars,
+    write_persistables,
+    write_scope,
 )
 from jfluid.ir import unique_name
 from jfluid.ir.program import Program
@@ -55,7 +59,42 @@ def save_inference_model(
     Raises:
         ProgramError: a feed or a target is no variable of the program.
         UninitializedError: a parameter has no value.
-        FileFormatError: a parameter's name leads out of the folder, or is that of the model's file.
+        FileFormatError: a parameter's name leads out of the folder, or is that of the model's file;
+            or params_filename is.
+        OSError: the disk does not take the files. All of them are saved, or none is.
+    """
+    model_file, model, names = model_to_save(
+        feeded_var_names,
+        target_vars,
+        program_of(main_program),
+        model_filename,
+        export_for_deployment,
+    )
+    params = None if params_filename is None else os.path.basename(params_filename)
+    if params == model_file:
+        raise errors.FileFormatError(
+            f"{os.fspath(dirname)}: params_filename: {params} is the name of the program's file; name another one"
+        )
+    if not program_only and params is None:
+        names_of_files = [v.name for v in get_program_persistable_vars(model)]
+        paths_to_write(dirname, names_of_files, [model_file])
+    with saving(dirname) as files:
+        with files.open(model_file) as file:
+            file.write(model.serialize_to_string())
+        if not program_only:
+            write_persistables(files, model, params)
+    return names
+
+
+def model_to_save(
+    feeded_var_names: Sequence[str] | str,
+    target_vars: Sequence[Variable] | Variable,
+    program: Program,
+    model_filename: str | None,
+    export_for_deployment: bool,
+) -> tuple[str, Program, list[str]]:
+    """Return the name of a model's file, the program that it holds, and the names of the targets.
+    Arguments and errors are those of `save_inference_model`.
     """
     feeds = (
         [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
@@ -65,7 +104,6 @@ def save_inference_model(
         raise TypeError(f"feeded_var_names: expected names, found {feeded_var_names!r}")
     if not targets or not all(isinstance(t, Variable) for t in targets):
         raise TypeError(f"target_vars: expected one Variable or more, found {target_vars!r}")
-    program = program_of(main_program)
     block = program.global_block()
     for name in [*feeds, *(t.name for t in targets)]:
         if not block.has_var(name):
@@ -74,21 +112,10 @@ def save_inference_model(
                 + errors.close_to(name, block.vars)
             )
     model, names = _inference_program(program, feeds, targets)
-    path = os.path.join(os.fspath(dirname), os.path.basename(model_filename or MODEL))
-    if not export_for_deployment:
-        path, model = path + ".main_program", program
-    if not program_only:
-        params = None if params_filename is None else os.path.basename(params_filename)
-        if params is None:
-            paths_to_write(
-                dirname,
-                [v.name for v in get_program_persistable_vars(model)],
-                [os.path.basename(path)],
-            )
-        save_persistables(executor, dirname, model, params)
-    with atomic_write(path) as file:
-        file.write(model.serialize_to_string())
-    return names
+    file = os.path.basename(model_filename or MODEL)
+    return (
+        (file, model, names) if export_for_deployment else (f"{file}.main_program", program, names)
+    )
 
 
 def _inference_program(
@@ -166,23 +193,23 @@ def load_inference_model(
     dirname = os.fspath(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
-    program = read_program(os.path.join(dirname, os.path.basename(model_filename or MODEL)), allow)
-    block = program.global_block()
+
+    def read(files: Files) -> tuple[Program, list[tuple[str, Stored]]]:
+        program = read_program(files.path(os.path.basename(model_filename or MODEL)), allow)
+        for name in (n for names in columns(program) for n in names):
+            if not program.global_block().has_var(name):
+                raise errors.FileFormatError(
+                    f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
+                )
+        if pserver_endpoints:
+            remote_look_ups.ask(program, pserver_endpoints)
+        # One file for all holds the tables, too.
+        remote = remote_look_ups.tables_of(program) if params_filename is None else set()
+        found = [v for v in program.list_vars() if is_persistable(v) and v.name not in remote]
+        params = None if params_filename is None else os.path.basename(params_filename)
+        return program, read_vars(files, chosen(program, found), params)
+
+    program, values = read_whole(dirname, read)
+    write_scope(values)
     feeds, fetches = columns(program)
-    for name in (*feeds, *fetches):
-        if not block.has_var(name):
-            raise errors.FileFormatError(
-                f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
-            )
-    if pserver_endpoints:
-        remote_look_ups.ask(program, pserver_endpoints)
-    # One file for all holds the tables, too.
-    remote = remote_look_ups.tables_of(program) if params_filename is None else set()
-    load_vars(
-        executor,
-        dirname,
-        program,
-        vars=[v for v in program.list_vars() if is_persistable(v) and v.name not in remote],
-        filename=None if params_filename is None else os.path.basename(params_filename),
-    )
-    return [program, feeds, [block.vars[name] for name in fetches]]
+    return [program, feeds, [program.global_block().vars[name] for name in fetches]]

@@ -5,7 +5,7 @@ running what a pickle says (`unpickling`).
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
@@ -51,13 +51,17 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None
     Raises FileFormatError for an array of 4 GiB or more.
     """
     with atomic_write(path) as file:
-        try:
-            _Pickler(file, _PROTOCOL).dump({n: _whole(a) for n, a in arrays.items()})
-        except OverflowError as e:
-            raise errors.FileFormatError(
-                f"{os.fspath(path)}: Fluid's pickles cannot hold an array of 4 GiB; use "
-                "fluid.io.save_persistables"
-            ) from e
+        write_arrays(file, os.fspath(path), arrays)
+
+
+def write_arrays(file: BinaryIO, name: str, arrays: Mapping[str, Any]) -> None:
+    """Write the pickle of `save_arrays` to a file, whose name an error tells."""
+    try:
+        _Pickler(file, _PROTOCOL).dump({n: _whole(a) for n, a in arrays.items()})
+    except OverflowError as e:
+        raise errors.FileFormatError(
+            f"{name}: Fluid's pickles cannot hold an array of 4 GiB; use fluid.io.save_persistables"
+        ) from e
 
 
 def _whole(value: Any) -> Any:

@@ -4,17 +4,19 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jfluid import errors
-from jfluid.files.pickled import load_arrays, save_arrays
-from jfluid.files.storage import atomic_write, bounded_reader, path_below
+from jfluid.files.file_sets import Files, Read, current, read_whole, saving
+from jfluid.files.pickled import load_arrays, write_arrays
+from jfluid.files.storage import bounded_reader
 from jfluid.files.tensor_format import Stored, load_tensors, read_tensor
 from jfluid.files.variables import (
     check_fits,
+    file_of,
     is_optimizer_state,
     is_parameter,
     is_persistable,
@@ -32,8 +34,8 @@ _SUFFIXES = (".pdparams", ".pdopt", ".pdmodel")
 def save(program: Program, model_path: str) -> None:
     """Save a program and its state: `<model_path>.pdparams`, `.pdopt` and `.pdmodel`.
 
-    Raises ValueError for a path without a file's name, UninitializedError when a variable has no
-    value.
+    All three are saved, or none is. Raises ValueError for a path without a file's name,
+    UninitializedError when a variable has no value, OSError where the disk does not take them.
     """
     if not os.path.basename(model_path):
         raise ValueError(f"model_path: expected folder/name, found {model_path!r}")
@@ -42,10 +44,13 @@ def save(program: Program, model_path: str) -> None:
     values = {
         n: t.value for n, t in zip(parameters + optimizer, read_scope(parameters + optimizer))
     }
-    save_arrays(model_path + ".pdparams", {n: values[n] for n in parameters})
-    save_arrays(model_path + ".pdopt", {n: values[n] for n in optimizer})
-    with atomic_write(model_path + ".pdmodel") as file:
-        file.write(program.serialize_to_string())
+    folder, name = os.path.split(os.path.abspath(model_path))
+    with saving(folder) as files:
+        for suffix, names in ((".pdparams", parameters), (".pdopt", optimizer)):
+            with files.open(name + suffix) as file:
+                write_arrays(file, model_path + suffix, {n: values[n] for n in names})
+        with files.open(name + ".pdmodel") as file:
+            file.write(program.serialize_to_string())
 
 
 def _prefix(model_path: str) -> str:
@@ -73,15 +78,32 @@ def load(
     Raises FileFormatError, naming file and variable, where something is missing or does not fit the
     program. The scope is then as it was.
     """
-    prefix = _prefix(model_path)
-    if not os.path.exists(prefix + ".pdparams"):
-        write_scope(_load_tensor_files(program, model_path, var_list))
-        return
-    found = _pick(prefix + ".pdparams", [v for v in program.list_vars() if is_parameter(v)])
+    write_scope(
+        _read(
+            model_path,
+            lambda: _load_tensor_files(program, model_path, var_list),
+            lambda files, name: _of_pickles(files, name, program),
+        )
+    )
+
+
+def _of_pickles(files: Files, name: str, program: Program) -> list[tuple[str, Stored]]:
+    """Return what a program has in the pickles that `save` has written."""
+    parameters = [v for v in program.list_vars() if is_parameter(v)]
     optimizer = [v for v in program.list_vars() if is_optimizer_state(v)]
-    if optimizer:
-        found += _pick(prefix + ".pdopt", optimizer)
-    write_scope(found)
+    found = _pick(files.path(name + ".pdparams"), parameters)
+    return found + (_pick(files.path(name + ".pdopt"), optimizer) if optimizer else [])
+
+
+def _read(
+    model_path: str, others: Callable[[], Read], pickles: Callable[[Files, str], Read]
+) -> Read:
+    """Return what `pickles` reads of the files that `save` has written, or, where there are none,
+    `others`.
+    """
+    folder, name = os.path.split(os.path.abspath(_prefix(model_path)))
+    there = Files(folder).exists(name + ".pdparams")
+    return read_whole(folder, lambda files: pickles(files, name)) if there else others()
 
 
 def _pick(path: str, wanted: Iterable[Variable]) -> list[tuple[str, Stored]]:
@@ -105,15 +127,17 @@ def _load_tensor_files(
     """Load variables from a folder of tensor files, or from one combined file."""
     found = []
     if os.path.isdir(path):
-        every = [
-            v
-            for v in program.list_vars()
-            if is_persistable(v) and os.path.exists(path_below(path, v.name))
-        ]
-        for var in every if var_list is None else var_list:
-            file = path_below(path, var.name)
-            found.append((var, load_tensors(file, [var.name])[0], file))
-    elif os.path.isfile(path):
+
+        def read(files: Files) -> list[tuple[Variable, Stored, str]]:
+            paths = [
+                (var, file_of(files, var.name))
+                for var in (program.list_vars() if var_list is None else var_list)
+                if var_list is not None or (is_persistable(var) and files.exists(var.name))
+            ]
+            return [(v, load_tensors(file, [v.name])[0], file) for v, file in paths]
+
+        found = read_whole(path, read)
+    elif os.path.isfile(current(*os.path.split(path))):
         found = [(v, t, path) for v, t in _combined(path, var_list)]
     else:
         raise errors.NoSuchFileError(
@@ -146,44 +170,38 @@ def load_program_state(
     Raises FileFormatError where a file is missing or damaged, ValueError for a combined file
     without `var_list`.
     """
-    prefix = _prefix(model_path)
-    if os.path.exists(prefix + ".pdparams"):
-        state = load_arrays(prefix + ".pdparams")
-        if os.path.exists(prefix + ".pdopt"):
-            state |= load_arrays(prefix + ".pdopt")
+
+    def pickles(files: Files, name: str) -> dict[str, np.ndarray]:
+        state = load_arrays(files.path(name + ".pdparams"))
+        if files.exists(name + ".pdopt"):
+            state |= load_arrays(files.path(name + ".pdopt"))
         return state
+
+    return _read(model_path, lambda: _tensors_of(model_path, var_list), pickles)
+
+
+def _tensors_of(model_path: str, var_list: Sequence[Variable] | None) -> dict[str, np.ndarray]:
+    """Return the arrays of a folder of tensor files, or of one combined file, by name."""
     if os.path.isdir(model_path):
-        if var_list is not None:
-            return {
-                v.name: load_tensors(path_below(model_path, v.name), [v.name])[0].value
-                for v in var_list
-            }
-        return {
-            n: value
-            for n in _files_below(model_path)
-            if (value := _tensor_file(model_path, n)) is not None
-        }
-    if os.path.isfile(model_path):
+
+        def read(files: Files) -> dict[str, np.ndarray]:
+            if var_list is not None:
+                paths = {v.name: file_of(files, v.name) for v in var_list}
+                return {name: load_tensors(path, [name])[0].value for name, path in paths.items()}
+            found = {name: _tensor_file(files.path(name), name) for name in files.names()}
+            return {name: value for name, value in found.items() if value is not None}
+
+        return read_whole(model_path, read)
+    if os.path.isfile(current(*os.path.split(model_path))):
         return {v.name: t.value for v, t in _combined(model_path, var_list)}
     raise errors.NoSuchFileError(
         f"{model_path}: there is neither {model_path}.pdparams nor a folder or file of that name"
     )
 
 
-def _files_below(folder: str) -> list[str]:
-    """Return the names of all files in a folder and its folders, such as "w" and "encoder/w": those
-    that a variable may have.
-    """
-    return sorted(
-        os.path.relpath(os.path.join(at, name), folder).replace(os.sep, "/")
-        for at, _, names in os.walk(folder)
-        for name in names
-    )
-
-
-def _tensor_file(folder: str, name: str) -> np.ndarray | None:
+def _tensor_file(path: str, name: str) -> np.ndarray | None:
     """Return the tensor of a file; None for a file of another kind, such as `__model__`."""
-    with bounded_reader(os.path.join(folder, name)) as reader:
+    with bounded_reader(path) as reader:
         reader.what = name
         if reader.begin(4) not in (b"", b"\0\0\0\0"):  # every tensor's version
             return None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.files.file_sets import Files, read_whole
 from jfluid.files.storage import bounded_reader, path_below
 from jfluid.files.tensor_format import pass_tensor
 from jfluid.ir.operator import Operator
@@ -126,14 +127,19 @@ def read_saved_model(
     listed, not raised.
     """
     folder, name = (path, model_filename) if os.path.isdir(path) else os.path.split(path)
-    folder = folder or "."
+    return read_whole(folder or ".", lambda files: _read(files, name, params_filename))
+
+
+def _read(files: Files, name: str | None, params_filename: str | None) -> SavedModel:
+    """Read a model among the files of a folder."""
+    folder = files.folder
     if name is None:
-        name = next((n for n in (MODEL, "model") if os.path.isfile(os.path.join(folder, n))), None)
+        name = next((n for n in (MODEL, "model") if os.path.isfile(files.path(n))), None)
         if name is None:
             raise errors.FileFormatError(
                 f"{folder}: there is no {MODEL}; give the name of the program's file (model_filename)"
             )
-    program = read_program(os.path.join(folder, name))
+    program = read_program(files.path(name))
     feeds, fetches = columns(program)
     model = SavedModel(folder, name, params_filename, program, feeds, fetches)
     block = program.global_block()
@@ -144,35 +150,36 @@ def read_saved_model(
     ]
     wanted = state_of(program)
     if model.params_file is None and wanted:
-        model.params_file = _combined_file(folder, name, wanted)
+        model.params_file = _combined_file(files, name, wanted)
     try:
-        _read_parameters(model, wanted)
+        _read_parameters(model, files, wanted)
     except errors.FileFormatError as error:
         model.faults.append(str(error))
     return model
 
 
-def _combined_file(folder: str, model_file: str, wanted: list[Variable]) -> str | None:
+def _combined_file(files: Files, model_file: str, wanted: list[Variable]) -> str | None:
     """The name of the file of all parameters, where none has a file of its own."""
-    if any(os.path.exists(path) for path in _paths(folder, wanted)):
+    if any(os.path.exists(path) for path in _paths(files, wanted)):
         return None
     stem = os.path.splitext(model_file)[0]
     candidates = (*_COMBINED, f"{stem}.pdiparams", f"{stem}.params")
-    return next((n for n in candidates if os.path.isfile(os.path.join(folder, n))), None)
+    return next((n for n in candidates if os.path.isfile(files.path(n))), None)
 
 
-def _paths(folder: str, wanted: list[Variable]) -> Iterator[str]:
+def _paths(files: Files, wanted: list[Variable]) -> Iterator[str]:
     for var in wanted:
         try:
-            yield path_below(folder, var.name)
+            path_below(files.folder, var.name)
         except errors.FileFormatError:
             continue
+        yield files.path(var.name)
 
 
-def _read_parameters(model: SavedModel, wanted: list[Variable]) -> None:
+def _read_parameters(model: SavedModel, files: Files, wanted: list[Variable]) -> None:
     """Find the parameters, and note what is wrong with them."""
     if model.params_file is not None:
-        path = os.path.join(model.folder, model.params_file)
+        path = files.path(model.params_file)
         with bounded_reader(path) as reader:
             for var in wanted:
                 reader.what = var.name
@@ -181,7 +188,8 @@ def _read_parameters(model: SavedModel, wanted: list[Variable]) -> None:
         return
     for var in wanted:
         try:
-            path = path_below(model.folder, var.name)
+            path_below(model.folder, var.name)
+            path = files.path(var.name)
             with bounded_reader(path) as reader:
                 reader.what = var.name
                 found = pass_tensor(reader)

@@ -8,12 +8,12 @@ import os
 import re
 import stat
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jfluid import errors
+from jfluid.files import file_sets
 
 # bytes of a file's name, as nearly all file systems have it, and with its folders
 _LONGEST_PART, _LONGEST_NAME = 255, 1024
@@ -100,42 +100,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Folders on the way are made. A file that was there stays as it is until then.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(
-        prefix=f".{path.name[:32]}.", suffix=".tmp", dir=path.parent
-    )
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode_of(path))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(path.parent)
-
-
-def _mode_of(path: Path) -> int:
-    """Return the permissions of the file that is replaced, else those that a new file gets."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable, where the system can sync folders."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    folder, name = os.path.split(os.path.abspath(path))
+    with file_sets.saving(folder) as files, files.open(name) as file:
+        yield file
 
 
 class BoundedReader:
@@ -208,13 +175,28 @@ class BoundedReader:
             raise self.refuse(f"oversized: {self.remaining} bytes follow the last tensor")
 
 
+def _open(path: str) -> BinaryIO:
+    """Open a file for reading, where the last save put it. A pipe is not waited for."""
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK)
+
+    found = file_sets.current(*os.path.split(path))
+    try:
+        return open(found, "rb", opener=opener)
+    except FileNotFoundError:
+        if found == path:
+            raise
+        return open(path, "rb", opener=opener)  # it was moved to its name since
+
+
 @contextlib.contextmanager
 def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
     """Open `path` for reading. Raises NoSuchFileError when there is none, FileFormatError when it
     is no regular file (a pipe or device would be waited for, or not end)."""
     name = os.fspath(path)
     try:
-        file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+        file = _open(name)
     except ValueError as e:  # a null character
         raise errors.FileFormatError(f"{name!r}: {e}") from e
     except OSError as e:

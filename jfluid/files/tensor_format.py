@@ -79,20 +79,30 @@ def save_in_parts(
 
     Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
     """
-    dtype, rows = np.dtype(dtype), 0
     with atomic_write(path) as file:
-        file.write(struct.pack("<IQ", 0, 0))
-        _write_head(file, dtype, shape)
-        for part in parts:
-            if part.shape[1:] != tuple(shape[1:]) or part.dtype != dtype:
-                raise ValueError(
-                    f"{os.fspath(path)}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
-                    f"{list(part.shape[1:])}"
-                )
-            _write_elements(file, part)
-            rows += len(part)
-        if rows != shape[0]:
-            raise ValueError(f"{os.fspath(path)}: expected {shape[0]} rows, found {rows}")
+        write_in_parts(file, os.fspath(path), dtype, shape, parts)
+
+
+def write_in_parts(
+    file: BinaryIO, name: str, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]
+) -> None:
+    """Write one LoDTensor whose rows come in parts, one after the other.
+
+    Raises ValueError, which names the file, when the parts are not the rows of that shape.
+    """
+    dtype, rows = np.dtype(dtype), 0
+    file.write(struct.pack("<IQ", 0, 0))
+    _write_head(file, dtype, shape)
+    for part in parts:
+        if part.shape[1:] != tuple(shape[1:]) or part.dtype != dtype:
+            raise ValueError(
+                f"{name}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
+                f"{list(part.shape[1:])}"
+            )
+        _write_elements(file, part)
+        rows += len(part)
+    if rows != shape[0]:
+        raise ValueError(f"{name}: expected {shape[0]} rows, found {rows}")
 
 
 def load_rows(
@@ -240,11 +250,16 @@ def _version(reader: BoundedReader, kind: str) -> None:
 def save_tensors(path: str | os.PathLike[str], tensors: Sequence[Stored]) -> None:
     """Write one file that holds the tensors in order."""
     with atomic_write(path) as file:
-        for tensor in tensors:
-            if tensor.rows is None:
-                write_tensor(file, tensor.value, tensor.lod)
-            else:
-                write_selected_rows(file, tensor.rows, tensor.height or 0, tensor.value)
+        write_tensors(file, tensors)
+
+
+def write_tensors(file: BinaryIO, tensors: Sequence[Stored]) -> None:
+    """Write tensors in order."""
+    for tensor in tensors:
+        if tensor.rows is None:
+            write_tensor(file, tensor.value, tensor.lod)
+        else:
+            write_selected_rows(file, tensor.rows, tensor.height or 0, tensor.value)
 
 
 def load_tensors(

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.files.file_sets import Files, FileSet, read_whole, saving
 from jfluid.files.storage import path_below, paths_to_write
-from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
+from jfluid.files.tensor_format import Stored, load_tensors, save_tensors, write_tensors
 from jfluid.ir import schema
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.types import VarType, var_type
@@ -131,16 +132,14 @@ def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
         )
 
 
-def _chosen(
+def chosen(
     program: Program,
-    chosen: Sequence[Variable | str] | None,
-    predicate: Callable[[Variable], bool] | None,
+    vars: Sequence[Variable | str] | None,
+    predicate: Callable[[Variable], bool] | None = None,
 ) -> list[Variable]:
     """Return the variables to save or load, once each, in the program's order."""
-    if chosen is not None:
-        found = [
-            program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen
-        ]
+    if vars is not None:
+        found = [program.global_block().var_recursive(v) if isinstance(v, str) else v for v in vars]
     else:
         found = [v for v in program.list_vars() if predicate is None or predicate(v)]
     for var in found:
@@ -149,10 +148,10 @@ def _chosen(
     return list({v.name: v for v in found if v.type != VarType.RAW}.values())
 
 
-def _single_file(dirname: str, filename: str) -> str:
+def _file_name(filename: str) -> str:
     if not isinstance(filename, str) or not filename:
         raise ValueError(f"filename: expected the name of a file, found {filename!r}")
-    return os.path.join(dirname, filename)
+    return filename
 
 
 def save_vars(
@@ -176,21 +175,41 @@ def save_vars(
             name.
 
     Raises UninitializedError when a variable has no value, FileFormatError when a file each is
-    wanted and a variable's name leads out of the folder. Each file is written whole or not at all.
+    wanted and a variable's name leads out of the folder, OSError where the disk does not take them.
+    All of the variables are saved, or none is (see `jfluid.files.file_sets`).
     """
     dirname = os.fspath(dirname)
-    found = _chosen(program_of(main_program), vars, predicate)
-    if filename is not None:
-        found = sorted(found, key=lambda v: v.name)
-    paths = paths_to_write(dirname, [v.name for v in found]) if filename is None else []
+    found = chosen(program_of(main_program), vars, predicate)
+    if filename is None:
+        paths_to_write(dirname, [v.name for v in found])
+        tensors = read_scope(v.name for v in found)
+        with saving(dirname) as files:
+            _write_each(files, found, tensors)
+        return
+    found = sorted(found, key=lambda v: v.name)
     tensors = read_scope(v.name for v in found)
     os.makedirs(dirname, exist_ok=True)
-    if filename is not None:
-        if found:
-            save_tensors(_single_file(dirname, filename), tensors)
+    if found:
+        save_tensors(os.path.join(dirname, _file_name(filename)), tensors)
+
+
+def write_persistables(files: FileSet, program: Program, filename: str | None) -> None:
+    """Write what `save_persistables` saves as files of a set."""
+    found = chosen(program, None, is_persistable)
+    if filename is None:
+        _write_each(files, found, read_scope(v.name for v in found))
         return
-    for path, tensor in zip(paths, tensors):
-        save_tensors(path, [tensor])
+    found = sorted(found, key=lambda v: v.name)
+    tensors = read_scope(v.name for v in found)
+    if found:
+        with files.open(filename) as file:
+            write_tensors(file, tensors)
+
+
+def _write_each(files: FileSet, found: Sequence[Variable], tensors: Sequence[Stored]) -> None:
+    for var, tensor in zip(found, tensors, strict=True):
+        with files.open(var.name) as file:
+            write_tensors(file, [tensor])
 
 
 def load_vars(
@@ -208,32 +227,40 @@ def load_vars(
     oversized or damaged, or holds another shape or dtype than the program declares, and for a
     variable whose name leads out of the folder. The scope is then as it was.
     """
-    dirname = os.fspath(dirname)
-    found = _chosen(program_of(main_program), vars, predicate)
-    write_scope((v.name, t) for v, t in _load(dirname, found, filename))
+    found = chosen(program_of(main_program), vars, predicate)
+    write_scope(read_whole(dirname, lambda files: read_vars(files, found, filename)))
 
 
-def _load(
-    dirname: str, found: list[Variable], filename: str | None
-) -> list[tuple[Variable, Stored]]:
+def read_vars(
+    files: Files, found: Sequence[Variable], filename: str | None
+) -> list[tuple[str, Stored]]:
+    """Return what `load_vars` puts into the scope, by name."""
     sparse = frozenset(v.name for v in found if v.type == VarType.SELECTED_ROWS)
     if filename is not None:
         found = sorted(found, key=lambda v: v.name)
-        path = _single_file(dirname, filename)
+        path = files.path(_file_name(filename))
         tensors = load_tensors(path, [v.name for v in found], sparse) if found else []
         loaded = [(v, t, path) for v, t in zip(found, tensors)]
     else:
         loaded = [
             (v, load_tensors(path, [v.name], sparse)[0], path)
             for v in found
-            for path in [path_below(dirname, v.name)]
+            for path in [file_of(files, v.name)]
         ]
     for var, tensor, path in loaded:
         if tensor.height is None:
             check_fits(var, tensor.value, path)
         else:  # the declared shape is that of the whole table
             check_fits(var, _of_height(tensor.value, tensor.height), path)
-    return [(v, t) for v, t, _ in loaded]
+    return [(v.name, t) for v, t, _ in loaded]
+
+
+def file_of(files: Files, name: str) -> str:
+    """Return the path of the file of variable `name` among those of a folder. Raises
+    FileFormatError for a name that leads out of it.
+    """
+    path_below(files.folder, name)
+    return files.path(name)
 
 
 def _of_height(values: np.ndarray, height: int) -> np.ndarray:

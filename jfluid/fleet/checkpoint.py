@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jfluid import errors
-from jfluid.files.storage import bounded_reader, path_below
+from jfluid.files.storage import atomic_write, bounded_reader, path_below
 from jfluid.fleet.filesystem import FS, LocalFS
 
 logger = logging.getLogger(__name__)
@@ -113,19 +113,27 @@ def save(path: str, status: TrainStatus, fs: FS, cache: str, write: Callable[[st
         folder = f"{final}.tmp"
     LocalFS().delete(folder)  # of a job that was stopped here
     os.makedirs(folder)
-    write(folder)
-    own_status = os.path.join(cache if fs.need_upload_download() else folder, STATUS)
+    try:
+        write(folder)
+        _publish(folder, final, status, fs, cache)
+    finally:
+        LocalFS().delete(folder)  # unless it was renamed
+
+
+def _publish(folder: str, final: str, status: TrainStatus, fs: FS, cache: str) -> None:
+    """Make a folder of this host a checkpoint of that name."""
+    remote = fs.need_upload_download()
+    own_status = os.path.join(cache if remote else folder, STATUS)
     told: dict[str, Any] = {"epoch_no": status._epoch_no}
-    if fs.need_upload_download():
+    if remote:
         told["files"] = _sizes(folder)
-    with open(own_status, "w") as file:
-        json.dump(told, file)
-    if not fs.need_upload_download():
+    with atomic_write(own_status) as file:
+        file.write(json.dumps(told).encode())
+    if not remote:
         fs.mv(folder, final)
         return
     fs.upload(folder, final)
     fs.upload(own_status, f"{final}/{STATUS}")
-    LocalFS().delete(folder)
     os.remove(own_status)
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from jfluid import errors, startup
+from jfluid import errors, snapshot_owner, startup
 from jfluid.endpoints import host_and_port
 from jfluid.environment.process import ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
@@ -131,8 +131,8 @@ class _GangRunner(_Runner):
             if job.gpus is None
             else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
         )
-        _check_snapshots(job)
         self.secret = _secret(job, self.node)
+        _check_snapshots(job, self.secret)
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
             self.peers = (
@@ -240,14 +240,20 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
     return servers, trainers
 
 
-def _check_snapshots(job: Job) -> None:
-    """Raises JobError when servers would mistake an earlier job's snapshots for their own."""
+def _check_snapshots(job: Job, secret: str) -> None:
+    """Raises JobError when another job writes snapshots there, and when servers would mistake an
+    earlier job's for their own.
+    """
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
-    if (
-        snapshots is not None
-        and not snapshots.resume
-        and any(Path(snapshots.folder).glob("server-*/*.json"))
-    ):
+    if snapshots is None:
+        return
+    folders = sorted(Path(snapshots.folder).glob("server-*"))
+    if (owner := snapshot_owner.of_another_job(folders, secret)) is not None:
+        raise JobError(
+            f"jfluid-launch: snapshots.folder: {snapshots.folder} belongs to {owner}, which is running: two jobs cannot "
+            "write their snapshots into one folder; name another one, or end that job"
+        )
+    if not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
         raise JobError(
             f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
             "them with --set snapshots.resume=true, or name another folder"

@@ -176,6 +176,8 @@ class Manifest(validation.Spec):
     # by its name on the server what a variable, or a table of consecutive rows, is of the program's;
     # None where nothing tells it: of servers without a program, and of earlier releases
     pieces: dict[str, PiecePart] | None = None
+    # whose it is (jfluid.snapshot_owner); empty where no job has the folder, and of earlier releases
+    job: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""
     crc32: Natural = 0
 
     @property
@@ -198,7 +200,8 @@ class Manifest(validation.Spec):
 
     def text(self) -> bytes:
         """Return as it is written."""
-        untold = {"pieces"} if self.pieces is None else None
+        told = {"pieces": self.pieces is not None, "job": bool(self.job)}
+        untold = {name for name, there in told.items() if not there}
         return self.model_dump_json(indent=1, exclude=untold).encode()
 
     def checked(self) -> "Manifest":

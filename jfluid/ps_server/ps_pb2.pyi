@@ -355,7 +355,7 @@ class TableStatus(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., waiting: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ..., spec: _Optional[bytes] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "servers", "server_incarnation", "rounds", "lost", "incarnation", "through", "tables", "blocks", "trainers", "snapshot", "confirmed", "latest")
+    __slots__ = ("server", "servers", "server_incarnation", "rounds", "lost", "incarnation", "through", "tables", "blocks", "trainers", "snapshot", "confirmed", "latest", "went_back")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class StatusReply(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     LATEST_FIELD_NUMBER: _ClassVar[int]
+    WENT_BACK_FIELD_NUMBER: _ClassVar[int]
     server: int
     servers: int
     server_incarnation: int
@@ -396,7 +397,8 @@ class StatusReply(_message.Message):
     snapshot: str
     confirmed: bool
     latest: int
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ..., latest: _Optional[int] = ...) -> None: ...
+    went_back: str
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ..., latest: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("caller", "client", "knows")
@@ -423,20 +425,22 @@ class RecoveryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RecoveryReply(_message.Message):
-    __slots__ = ("decided", "rounds", "snapshots", "planned", "writing", "retained")
+    __slots__ = ("decided", "rounds", "snapshots", "planned", "writing", "retained", "newest")
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     WRITING_FIELD_NUMBER: _ClassVar[int]
     RETAINED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     decided: bool
     rounds: int
     snapshots: _containers.RepeatedScalarFieldContainer[int]
     planned: int
     writing: int
     retained: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, decided: bool = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
+    newest: int
+    def __init__(self, decided: bool = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class PlanSnapshotRequest(_message.Message):
     __slots__ = ("round",)

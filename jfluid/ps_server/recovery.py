@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -70,10 +70,13 @@ class Peers:
         Raises ServerError when the others do not answer in time, or when servers have lost
         snapshots that they had.
         """
-        rounds = list(own.status().snapshots)
+        rounds, newest = list(own.status().snapshots), own.status().newest
         if self.server:
             leader = self._decision(0)
-            return max((number for number in rounds if number <= leader.rounds), default=0)
+            chosen = max((number for number in rounds if number <= leader.rounds), default=0)
+            if chosen < newest:
+                _say(own, newest, chosen, f"server 0 has decided on round {leader.rounds}")
+            return chosen
         replies = [self.recovery(number) for number in self._connections]
         chosen = newest_common(rounds, replies)
         line = max(
@@ -91,7 +94,26 @@ class Peers:
                 )
                 + ". Put back the folder that is missing, or remove all of them to begin anew"
             )
+        peers = dict(zip(self._connections, replies))
+        newest = max([newest, *(reply.newest for reply in replies if not reply.decided)])
+        if chosen < newest:
+            _say(own, newest, chosen, self._why_not(newest, rounds, peers))
         return chosen
+
+    @staticmethod
+    def _why_not(number: int, own: Sequence[int], peers: Mapping[int, pb.RecoveryReply]) -> str:
+        """Return why servers do not go on from a round that one of them had a snapshot of."""
+        held = {0: own} | {n: reply.snapshots for n, reply in peers.items() if not reply.decided}
+        reasons = [
+            f"server {n} has no whole snapshot of it (it has {', '.join(map(str, found)) or 'none'})"
+            for n, found in sorted(held.items())
+            if number not in found
+        ] + [
+            f"server {n} has applied {reply.rounds} rounds"
+            for n, reply in sorted(peers.items())
+            if reply.decided and reply.rounds < number
+        ]
+        return "; ".join(reasons)
 
     def _decision(self, number: int) -> pb.RecoveryReply:
         end = time.monotonic() + self.timeout_s
@@ -108,6 +130,11 @@ class Peers:
         """Give the connections up."""
         for connection in self._connections.values():
             connection.close()
+
+
+def _say(own: RoundSnapshots, newest: int, chosen: int, why: str) -> None:
+    own.went_back = f"the job goes back from round {newest}, the newest that was saved, to round {chosen}: {why}"
+    logger.warning("%s", own.went_back)
 
 
 class Coordinator:

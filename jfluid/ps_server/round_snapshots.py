@@ -8,6 +8,7 @@ predecessor.
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from jfluid.ps_server import snapshot, validation
 from jfluid.ps_server.store import Store, StoreView
 
 _RETAINED = "recovery_line.json"
+_OF_ROUND = re.compile(r"round-(\d{1,18})", re.ASCII)
 logger = logging.getLogger(__name__)
 
 
@@ -38,6 +40,10 @@ class RoundSnapshots:
             is.
         on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see
             Store), when all servers have a snapshot of its round.
+
+    Attributes:
+        went_back: where the job goes on from an older round than the newest one that a server had a
+            snapshot of: from which one to which one, and why; else empty.
     """
 
     def __init__(
@@ -48,10 +54,12 @@ class RoundSnapshots:
         on_durable: Callable[[str, dict[str, Any], dict[str, Any]], None],
     ):
         self.folder, self._store, self._left, self._on_durable = folder, store, left, on_durable
+        self.went_back = ""
         self._decided = False
         self._rounds = 0  # that the server will have applied when it has restored
         self._planned = self._writing = 0
         self._found: dict[int, str] = {}  # round -> id of a complete snapshot
+        self._newest = 0
         self._ledgers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._retained = self._read_retained()
         self._changed = threading.Condition()
@@ -68,15 +76,22 @@ class RoundSnapshots:
                 planned=self._planned,
                 writing=self._writing,
                 retained=self._retained,
+                newest=self._newest,
             )
 
     # ---- beginning ----
 
     def look(self) -> list[int]:
         """Return the rounds of the snapshots in the folder that are not damaged, in order."""
-        found = {manifest.rounds: manifest.id for manifest in reversed(snapshot.sound(self.folder))}
+        there = snapshot.ids(self.folder)
+        found = {
+            manifest.rounds: manifest.id
+            for manifest in reversed(snapshot.sound(self.folder, self._store.job))
+        }
         with self._changed:
             self._found = found
+            named = [int(match[1]) for match in map(_OF_ROUND.fullmatch, there) if match]
+            self._newest = max([0, *named, *found, *self._retained])
         return sorted(found)
 
     def decide(self, rounds: int) -> None:
@@ -86,8 +101,14 @@ class RoundSnapshots:
         with self._changed:
             self._decided, self._rounds = True, rounds
             self._found = {number: name for number, name in self._found.items() if number <= rounds}
-            self._retained = [number for number in self._retained if number in self._found]
+            before = self._retained
+            self._retained = [number for number in before if number in self._found]
             chosen = self._found.get(rounds)
+        if self._retained != before:
+            try:
+                self._write_retained()
+            except OSError as error:  # it is found out again when it is read
+                logger.warning("%s: the recovery line could not be written: %s", self.folder, error)
         if self.folder.is_dir():
             snapshot.retain(self.folder, list(self._found.values()), 0)
         if chosen is None:

@@ -438,6 +438,7 @@ class Service:
             snapshot=self.snapshot,
             confirmed=confirmed,
             latest=self.trainer_group.incarnation(request.trainer),
+            went_back=self.round_snapshots.went_back if self.round_snapshots is not None else "",
         )
         for name, table in list(self.store.tables.items()):
             reply.tables[name].CopyFrom(

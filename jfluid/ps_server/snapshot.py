@@ -155,6 +155,7 @@ def write(
             number=min(number, LAST_NUMBER),
             states=states,
             pieces=view.pieces,
+            job=view.job,
         ).checked()
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.text(), np.uint8))
@@ -316,10 +317,28 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     return manifests
 
 
-def sound(folder: str | Path) -> list[Manifest]:
+def ids(folder: str | Path) -> set[str]:
+    """Return the ids of the snapshots that a folder has manifests of, sound or not."""
+    return {name for name, _ in _manifests(Path(folder))} if os.path.isdir(folder) else set()
+
+
+def job_of(folder: str | Path) -> str:
+    """Return the id of the job that the newest snapshot of one server in a folder is of; empty
+    where there is none, or it does not tell.
+    """
+    found = list[Manifest]()
+    for (_, servers), parts in _manifests(Path(folder)).items() if os.path.isdir(folder) else ():
+        with contextlib.suppress(DamagedError):
+            found += [read_manifest(parts[0])] if servers == 1 and 0 in parts else []
+    return max(found, key=lambda m: (m.number, m.created_ns)).job if found else ""
+
+
+def sound(folder: str | Path, job: str = "") -> list[Manifest]:
     """Return the manifests of this folder's complete snapshots of one server that are not damaged,
-    the newest first. All their files are read for that; those of which a file is missing or has
-    another checksum are named in the log.
+    nor of another job than this one (if they tell), the newest first.
+
+    All their files are read for that; those of which a file is missing or has another checksum are
+    named in the log, and those of other jobs.
     """
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
@@ -331,8 +350,17 @@ def sound(folder: str | Path) -> list[Manifest]:
                 check(folder, file)
         except DamagedError as error:
             logger.warning("snapshot %s is passed over: %s", name, error)
-        else:
-            found.append(manifest)
+            continue
+        if job and manifest.job not in ("", job):
+            logger.warning(
+                "snapshot %s in %s is passed over: it is of job %s, and the folder is job %s's",
+                name,
+                folder,
+                manifest.job,
+                job,
+            )
+            continue
+        found.append(manifest)
     return sorted(found, key=lambda m: (m.number, m.created_ns), reverse=True)
 
 

@@ -123,6 +123,7 @@ class StoreView:
     rounds: int
     trainer_states: dict[int, bytes]
     pieces: dict[str, PiecePart] | None
+    job: str = ""
 
 
 class Store:
@@ -135,6 +136,7 @@ class Store:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
         shown: the pulls whose shows were counted.
+        job: the id of the job that its snapshots are of; empty where it has no folder for them.
         synchronous: gradients are accepted in rounds only.
         layout: changes with each table that takes the place of another.
         trainer_states: by trainer its serialized TrainerState after the last round.
@@ -151,6 +153,7 @@ class Store:
         self.shown = Ledger(count_lost=False)
         self.rounds = self.layout = 0
         self.trainer_states: dict[int, bytes] = {}
+        self.job = ""
         self.cap = Cap(
             "this server",
             self._size,
@@ -439,6 +442,7 @@ class Store:
                     self.rounds,
                     {} if only else dict(self.trainer_states),
                     None if only else self.pieces(),
+                    self.job,
                 )
             yield view
 

@@ -1,6 +1,9 @@
 """What servers hold, saved whole and loaded by others."""
 
+import contextlib
+import itertools
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +11,9 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import checkpoint
+from jfluid.ps_server import snapshot
 from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net
+from tests.failing_disk import Disk, Killed, left_in
 
 KINDS = ["dense", "sparse", "distributed"]
 
@@ -96,6 +101,63 @@ def test_inference_model(kind, tmp_path):
     assert not np.allclose(rows, found)  # rows that no trainer has touched are there too
 
 
+def loaded(folder):
+    """All that is saved, as one process finds it."""
+    _, found = alone(net("distributed", "sgd"), [], load=folder)
+    return found
+
+
+def test_a_save_is_killed(tmp_path, monkeypatch):
+    """At any step of the trainer that saves: variables and rows of tables are those of one save."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    with Job(net("distributed", "sgd"), 2) as job:
+        job.begin()
+        wanted = []
+        for name in ("old", "new"):
+            job.steps(batches(3))
+            wanted.append(loaded(job.save(tmp_path / name)))
+        shutil.rmtree(tmp_path / "new")
+        seen = []
+        for last in itertools.count():
+            folder = shutil.copytree(tmp_path / "old", tmp_path / str(last))
+            with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+                disk = Disk(patch, last)
+                job.save(folder)
+            found = loaded(folder)
+            same = [all(np.array_equal(found[n], each[n]) for n in each) for each in wanted]
+            assert sum(same) == 1
+            seen.append(same[1])
+            job.save(folder)
+            assert len(list(folder.glob("table/*"))) == 1 and len(left_in(folder)) == 1
+            shutil.rmtree(folder)
+            if not disk.failed:
+                break
+        assert seen == sorted(seen) and not seen[0] and seen[-1]
+
+
+def test_servers_of_other_hosts_have_another_folder(tmp_path, monkeypatch):
+    with Job(net("distributed", "sgd"), 2) as job:
+        job.begin()
+        folder = job.save(tmp_path)
+        before = loaded(folder)
+        job.steps(batches(2))
+        monkeypatch.setattr(snapshot, "complete", lambda folder: False)
+        with pytest.raises(errors.ServerError, match="the same one for all hosts"):
+            job.save(tmp_path)
+        monkeypatch.undo()
+    after = loaded(folder)
+    assert all(np.array_equal(before[n], after[n]) for n in before)
+
+
+def test_a_damaged_place_of_a_table(tmp_path):
+    with Job(net("distributed", "sgd"), 1) as job:
+        job.begin()
+        folder = job.save(tmp_path)
+    (tmp_path / "table.saved").write_text("../../elsewhere")
+    with pytest.raises(errors.FileFormatError, match="table.saved: expected the name of a folder"):
+        loaded(folder)
+
+
 def test_one_table(tmp_path):
     with Job(net("distributed", "adam"), 2) as job:
         job.begin()
@@ -127,6 +189,13 @@ def test_checkpoint_notify(tmp_path):
         trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"))
         wanted = job.parameters()["table"]
         job.steps(batches(3, 5))
+        checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
+        np.testing.assert_array_equal(job.parameters()["table"], wanted)
+        job.save(tmp_path)
+        job.steps(batches(5, 7))  # what the operator saves later is the newer one
+        trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"))
+        wanted = job.parameters()["table"]
+        job.steps(batches(7, 8))
         checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
         np.testing.assert_array_equal(job.parameters()["table"], wanted)
         with pytest.raises(errors.ServerError, match="there is no table 'tables'"):

@@ -338,6 +338,11 @@ def test_all_are_killed(tmp_path, undisturbed):
             re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers
         ]
         assert first == second and 0 < int(first) < round
+        for each in (job.servers[0], *job.trainers):
+            assert re.search(
+                rf"goes back from round \d+, .* to round {first}: .*server 1 has no whole snapshot of it",
+                each.output,
+            )
         assert [t.steps for t in job.trainers] == [list(range(int(first), step + 6))] * 2
     assert_same(found, undisturbed(steps=step + 6, own_state=True))
 
@@ -407,6 +412,19 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
         while not list(tmp_path.glob("server-0/*.json")):
             assert time.monotonic() < end
             time.sleep(0.01)
+        folder = Snapshots.of_server(0, 1)
+        with (
+            pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job"),
+            folder.claimed("the-secret-of-another-job"),
+        ):
+            pass
+        monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
+        with (
+            pytest.raises(errors.ServerError, match=r"server-0 belongs to job .* which is running"),
+            Snapshots.of_server(0, 1).claimed("the-secret-of-another-job"),
+        ):
+            pass
+        monkeypatch.delenv("JFLUID_PS_RESTORE")
     fluid.set_flags({"FLAGS_rpc_deadline": 1000})  # for the trainers of servers that do not start
     with (
         pytest.raises(
@@ -428,7 +446,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
             pytest.raises(errors.ServerError, match=f"{name}: expected"),
         ):
             patch.setenv(name, value)
-            Snapshots.of_server(0)
+            Snapshots.of_server(0, 1)
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
     with pytest.raises(
         errors.ServerError,

@@ -220,6 +220,35 @@ def test_a_snapshot_that_only_some_have_is_given_up(tmp_path):
         assert not list(tmp_path.glob("server-0/round-5.*"))
 
 
+@pytest.mark.parametrize("which", ["0", "1", "both"])
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+def test_a_job_that_goes_back_says_from_where_to_where_and_why(tmp_path, which, how, caplog):
+    with Cluster(tmp_path) as job:
+        for number in (2, 4):
+            cut(job, number)
+            for own in job.own:
+                own.retain([2, number])
+    for path in tmp_path.glob("server-*/round-4.*.json"):
+        if which in path.parent.name or which == "both":
+            path.unlink() if how == "deleted" else path.write_bytes(b"{")
+    with Cluster(tmp_path) as job:
+        assert job.agree() == [2, 2]
+        reasons = "; ".join(
+            f"server {n} has no whole snapshot of it (it has 2)"
+            for n in (0, 1)
+            if which in (str(n), "both")
+        )
+        text = f"the job goes back from round 4, the newest that was saved, to round 2: {reasons}"
+        assert text in caplog.messages and job.client.status()[0].went_back == text
+        assert job.own[1].went_back == (
+            "the job goes back from round 4, the newest that was saved, to round 2: server 0 has decided on round 2"
+        )
+    caplog.clear()
+    with Cluster(tmp_path) as job:
+        assert job.agree() == [2, 2] and not job.client.status()[0].went_back
+    assert "goes back" not in caplog.text
+
+
 def test_one_server_goes_on_from_what_fits_the_others(tmp_path):
     with Cluster(tmp_path) as job:
         for own in job.own:
@@ -231,8 +260,10 @@ def test_one_server_goes_on_from_what_fits_the_others(tmp_path):
         alone = RoundSnapshots(tmp_path / "server-1", Store(), dict, lambda name, ledger: None)
         alone.look()
         assert job.peers[1].agree(alone) == 4
+        assert not alone.went_back
         job.servers[0].store.rounds = 3  # of which it has not heard when the other one was killed
         assert job.peers[1].agree(alone) == 2
+        assert "from round 4, the newest that was saved, to round 2: server 0" in alone.went_back
 
 
 def test_lost_snapshots_are_told_and_not_trained_anew(tmp_path):

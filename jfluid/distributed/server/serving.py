@@ -1,16 +1,20 @@
 """Running a server's program: it serves until all trainers have left."""
 
 import logging
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from jfluid import errors, flags, heap
-from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.server.snapshot_writers import Snapshots, Writer
 from jfluid.distributed.wire.settings import client_options, server_settings
 from jfluid.engine import Engine, Fetched, Runner
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
 from jfluid.transpiler.parameter_server.layout import endpoints_of
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.server import Server
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,30 +62,34 @@ class Serving(Runner):
             trainers=self._listen.attr("Fanin"),
             end_with_trainers=True,
         )
-        snapshots = Snapshots.of_server(number)
-        if snapshots is not None:
-            snapshots.check()
-        server = Server(settings, store)
-        writer = None
-        if snapshots is not None:
-            writer = snapshots.writer(
-                server,
-                Peers(
+        snapshots = Snapshots.of_server(number, len(endpoints))
+        with ExitStack() as stack:
+            if snapshots is not None:
+                store.job = stack.enter_context(snapshots.claimed(token))
+            server = Server(settings, store)
+            writer = None
+            if snapshots is not None:
+                peers = Peers(
                     endpoints,
                     number,
                     token,
                     credentials_of(**client_options()),
                     flags.get("FLAGS_rpc_deadline") / 1000,
-                ),
-            )
-        with server:
-            if writer is not None:
-                writer.begin()
-                writer.start()
-            _LOG.info("server %d listens on %s", number, endpoint)
-            server.wait()
-            if writer is not None:
-                writer.stop()
+                )
+                writer = snapshots.writer(server, peers)
+            _serve(server, writer, endpoint)
         if server.trainer_group.failed:
             raise errors.ServerError(f"the job has failed: {server.trainer_group.failed}")
         return []
+
+
+def _serve(server: "Server", writer: Writer | None, endpoint: str) -> None:
+    """Serve until all trainers have left, or the job has failed."""
+    with server:
+        if writer is not None:
+            writer.begin()
+            writer.start()
+        _LOG.info("server %d listens on %s", server.settings.server, endpoint)
+        server.wait()
+        if writer is not None:
+            writer.stop()

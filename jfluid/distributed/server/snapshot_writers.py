@@ -9,12 +9,14 @@ In synchronous training the servers cut at the same rounds (see jfluid.ps_server
 otherwise each writes its own.
 """
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jfluid import errors
+from jfluid import errors, snapshot_owner
 
 if TYPE_CHECKING:
     from jfluid.ps_server.recovery import Peers
@@ -30,18 +32,28 @@ class Snapshots:
     Args:
         folder: this server's own.
         every_s: seconds between two.
-        restore: the server was started again.
+        restore: the server goes on from what it finds there.
+        restarted: its launcher has started it again.
+        peers: the folders of the job's other servers.
     """
 
-    def __init__(self, folder: Path, every_s: float, restore: bool):
+    def __init__(
+        self,
+        folder: Path,
+        every_s: float,
+        restore: bool,
+        restarted: bool = False,
+        peers: Sequence[Path] = (),
+    ):
         self.folder, self.every_s, self.restore = folder, every_s, restore
+        self._restarted, self._peers = restarted, peers
 
     @classmethod
-    def of_server(cls, number: int) -> "Snapshots | None":
-        """Return those of server `number`, as the environment says. Raises ServerError for
-        variables that make no sense.
+    def of_server(cls, number: int, servers: int) -> "Snapshots | None":
+        """Return those of server `number` of so many, as the environment says. Raises ServerError
+        for variables that make no sense.
         """
-        from jfluid.environment.process import SnapshotVariables
+        from jfluid.environment.process import RoleVariables, SnapshotVariables
 
         told = SnapshotVariables.from_env()
         if told.snapshot_folder is None:
@@ -50,22 +62,37 @@ class Snapshots:
                     "JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are"
                 )
             return None
+        folders = [told.snapshot_folder.absolute() / f"server-{n}" for n in range(servers)]
         return cls(
-            told.snapshot_folder.absolute() / f"server-{number}",
+            folders[number],
             told.snapshot_every_s,
             told.restore,
+            RoleVariables.from_env().restarts > 0,
+            folders[:number] + folders[number + 1 :],
         )
 
-    def check(self) -> None:
-        """Raise ServerError when a server that was not started again finds a snapshot: an earlier
-        job's work is neither taken up nor written over unasked."""
+    @contextlib.contextmanager
+    def claimed(self, token: str) -> Iterator[str]:
+        """Hold the folder for the job that has this secret; yields the job's id.
+
+        Raises ServerError where it is another job's (see jfluid.snapshot_owner), and when a server
+        that was not started again finds a snapshot: an earlier job's work is neither taken up nor
+        written over unasked.
+        """
         from jfluid.ps_server import snapshot
 
         if not self.restore and self.folder.is_dir() and snapshot.complete(self.folder):
+            owner = snapshot_owner.read(self.folder)
             raise errors.ServerError(
                 f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
                 "with that job; otherwise remove the folder, or name another one"
+                + (f". It belongs to {owner}" if owner is not None else "")
             )
+        earlier = snapshot.job_of(self.folder) if self.restore else None
+        with snapshot_owner.claimed(
+            self.folder, token, self._restarted, earlier, self._peers
+        ) as job:
+            yield job
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
         """Return the writer of them: together with the other servers, or alone."""
@@ -118,7 +145,7 @@ class _PeriodicWriter(Writer):
             self._server.store,
             self._server.trainer_group,
         )
-        for newest in snapshot.sound(folder)[:1]:
+        for newest in snapshot.sound(folder, store.job)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
             trainer_group.resume(manifest.left)
             _LOG.warning(

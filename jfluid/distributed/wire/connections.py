@@ -268,6 +268,8 @@ class Connection:
         from jfluid.ps_server.errors import RollbackError, StateError
 
         statuses = self.calls.status()
+        if told := next((s.went_back for s in statuses if s.went_back), ""):
+            _LOG.warning("%s", told)
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
         if least == most and not any(s.confirmed for s in statuses):
             return least

@@ -1,0 +1,79 @@
+"""Distributed tables in a folder of `save_persistables`: servers write the rows, and a small file
+that is saved together with the other variables says which of their files count.
+
+    FOLDER/<table>/.jfluid-whole-<random>/   what the servers wrote for one save
+    FOLDER/<table>.saved                     the name of that folder
+
+Where there is no such file, what servers have written into FOLDER/<table>/ itself counts: by an
+operator `checkpoint_notify`, or an earlier release.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from jfluid import errors
+from jfluid.files import file_sets
+from jfluid.files.file_sets import Files, FileSet
+from jfluid.files.storage import bounded_reader, path_below, paths_to_write
+from jfluid.ps_server import snapshot
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.manifest import FILE
+
+
+def told_in(table: str) -> str:
+    """Return the name of the file that says which files of a table count."""
+    return f"{table}.saved"
+
+
+def save(client: Client, table: str, files: FileSet) -> None:
+    """Make the servers save a table as a part of a set of files.
+
+    Raises ServerError where a server cannot write, or writes into another folder than this process
+    sees.
+    """
+    folder = files.folder(table)
+    client.save(str(folder), tables=[table])
+    if not (folder.is_dir() and snapshot.complete(folder)):
+        raise errors.ServerError(
+            f"{folder}: the servers have saved table {table}, and their files are not there: the folder has to be the "
+            "same one for all hosts"
+        )
+    with files.open(told_in(table)) as file:
+        file.write(folder.name.encode())
+
+
+def save_directly(client: Client, table: str, dirname: str) -> None:
+    """Make the servers save a table into a folder, which this process need not see."""
+    dirname = os.path.abspath(os.fspath(dirname))
+    client.save(paths_to_write(dirname, [table])[0], tables=[table])
+    with contextlib.suppress(FileNotFoundError):  # what it names was saved earlier
+        file_sets.finish(dirname)
+        os.unlink(path_below(dirname, told_in(table)))
+
+
+def place(files: Files, table: str) -> str:
+    """Return the folder whose files of a table count. Raises FileFormatError where its name is none
+    of such a folder.
+    """
+    path_below(files.folder, table)
+    if not files.exists(told_in(table)):
+        return path_below(files.folder, table)
+    with bounded_reader(files.path(told_in(table))) as reader:
+        name = reader.take(min(reader.remaining, 100), "the name of a folder").decode("latin-1")
+        if not file_sets.is_whole(name):
+            raise reader.refuse(f"expected the name of a folder of table {table}, found {name!r}")
+    return files.path(f"{table}/{name}")
+
+
+def clear(dirname: str, table: str) -> None:
+    """Remove what servers saved of a table before what counts now, as far as this process may."""
+    with contextlib.suppress(OSError):
+        found = list(Path(path_below(dirname, table)).iterdir())  # what is saved later stays
+        name = os.path.basename(place(Files(dirname), table))
+        for path in found:
+            if file_sets.is_whole(path.name) and path.name != name:
+                shutil.rmtree(path, ignore_errors=True)
+            elif FILE.fullmatch(path.name):
+                path.unlink(missing_ok=True)

@@ -1,0 +1,348 @@
+"""Files of a folder that are saved together: after a kill at any moment a reader finds all the new
+ones, or all the old ones.
+
+A save writes into a folder of its own, FOLDER/.jfluid-saving-<random>. When all files are on the
+disk, it is renamed to FOLDER/.jfluid-saved: from then on its files count, instead of those of the
+same names in FOLDER. Then they are moved to their names, and the empty folder is removed. Readers
+look into .jfluid-saved first, and change nothing; the next save moves what a killed one has left
+there, and removes what was never renamed. A set of one file is moved to its name at once.
+
+Several processes may save into one folder: whoever finds a .jfluid-saved moves its files, whose it
+is does not matter. The names in FOLDER then are those of the set that was renamed last.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from jfluid import errors
+
+_SAVED, _SAVING, _WHOLE = ".jfluid-saved", ".jfluid-saving-", ".jfluid-whole-"
+# what a save of an earlier release left when it was killed
+_TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8,16}\.tmp", re.DOTALL)
+# A reader begins again when a save came in between; a save, when another one was renamed first.
+_TRIES = 100
+# What goes wrong when bytes are written, without the name of a file.
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+Read = TypeVar("Read")
+_State = tuple[str, tuple[int, int, int, int] | None]  # where a file is, and which one
+
+
+# ---- saving --------------------------------------------------------------------------------------
+
+
+class FileSet:
+    """The files that one save writes into a folder."""
+
+    def __init__(self, folder: Path, staging: Path):
+        self._folder, self._staging, self._names = folder, staging, list[str]()
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """Open the file `name` of the set for writing; it may have folders in it. It keeps the
+        permissions of the file that it is going to replace.
+
+        Raises OSError that names the file, also where a folder has its name.
+        """
+        target, path = self._folder / name, self._staging / name
+        try:
+            mode = self._look(target)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            handle = os.open(path, flags, 0o666 if mode is None else mode & 0o600)
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.filename is None and error.errno in _WRITING:
+                raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
+            raise
+        self._names.append(name)
+
+    def folder(self, name: str) -> Path:
+        """Return the path of a folder for others to make and to fill. It becomes one in the folder
+        `name`, as a whole, under the last part of this path, which no other save has.
+        """
+        path = self._staging / name / f"{_WHOLE}{secrets.token_hex(8)}"
+        (self._folder / name).mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(path.parent, stat.S_IMODE(os.stat(self._staging).st_mode))
+        self._names.append(f"{name}/{path.name}")
+        return path
+
+    def _look(self, target: Path) -> int | None:
+        """Return the permissions of the file that is to be replaced; None where there is none.
+        Raises OSError where a file cannot be moved to this place.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.parent != self._folder and (
+            os.stat(target.parent).st_dev != os.stat(self._folder).st_dev
+        ):
+            raise OSError(errno.EXDEV, "on another file system than its folder", str(target))
+        try:
+            found = os.stat(target).st_mode
+        except FileNotFoundError:
+            return None
+        if stat.S_ISDIR(found) and not target.is_symlink():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        return found & 0o777
+
+    def commit(self) -> None:
+        """Make the files those of the folder."""
+        finish(self._folder)
+        if len(self._names) == 1:
+            os.replace(self._staging / self._names[0], self._folder / self._names[0])
+            _sync(self._folder)
+        elif self._names:
+            for at, _, _ in os.walk(self._staging):
+                _sync(at)
+            self._become_valid()
+            _sync(self._folder)
+            try:
+                finish(self._folder)
+            except OSError as error:
+                error.add_note(
+                    f"{self._folder}: the save is whole, in {_SAVED}, and is read there; the next save moves its files "
+                    "to their names"
+                )
+                raise
+
+    def _become_valid(self) -> None:
+        """Rename the folder of this save, when there is none that was renamed before."""
+        for _ in range(_TRIES):
+            try:
+                os.rename(self._staging, self._folder / _SAVED)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            finish(self._folder)
+        raise errors.FileFormatError(
+            f"{self._folder / _SAVED}: an earlier save is there, and its files cannot be moved to their names: remove "
+            "it, or save into another folder"
+        )
+
+
+@contextlib.contextmanager
+def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
+    """Return a set of files, which become those of the folder together when the context ends
+    without an error. The folder is made, and what killed saves have left there is removed.
+
+    Raises OSError where the disk does not take them: then the folder's files are as they were.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
+    with _staging(folder) as staging:
+        files = FileSet(folder, staging)
+        yield files
+        files.commit()
+
+
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make a folder for the files of one save; its lock says that the save goes on. Afterwards it
+    is removed, unless it was renamed.
+    """
+    while True:
+        staging = folder / f"{_SAVING}{secrets.token_hex(8)}"
+        staging.mkdir()
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
+            try:
+                lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
+            stack.callback(os.close, lock)
+            _lock(lock, fcntl.LOCK_EX)
+            if staging.exists():  # else another save has taken it for a killed one's
+                mode = os.stat(folder).st_mode
+                os.chmod(staging, mode & (0o755 if mode & stat.S_ISVTX else 0o777) | 0o700)
+                yield staging
+                return
+
+
+def _lock(handle: int, how: int) -> bool:
+    """Lock a folder; False where another process has, or the file system locks none (NFS)."""
+    try:
+        fcntl.flock(handle, how)
+    except OSError:
+        return False
+    return True
+
+
+def _clear(folder: Path) -> None:
+    """Remove folders of saves whose processes have ended."""
+    for path in folder.glob(f"{_SAVING}*"):
+        with contextlib.suppress(OSError):  # another process removes it, or it is another user's
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def finish(folder: str | os.PathLike[str]) -> None:
+    """Move the files of a save that was killed, or goes on, to their names.
+
+    Raises FileFormatError where links would lead them out of the folder.
+    """
+    folder, saved = Path(folder), _saved(folder)
+    if saved is None:
+        return
+    root, found = os.path.realpath(folder), list[str]()
+    for at, folders, names in os.walk(saved):
+        found.append(at)
+        names += (whole := [name for name in folders if is_whole(name)])
+        folders[:] = [name for name in folders if name not in whole]
+        to = folder / os.path.relpath(at, saved)
+        if not Path(os.path.realpath(to)).is_relative_to(root):
+            raise errors.FileFormatError(
+                f"{saved}: a link in {folder} would lead its files out of the folder, to {os.path.realpath(to)}; remove "
+                "the link"
+            )
+        for name in names:
+            to.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process has moved it
+                os.replace(os.path.join(at, name), to / name)
+        _sync(to)
+    for at in reversed(found):
+        with contextlib.suppress(OSError):  # removed, or another save's by now
+            os.rmdir(at)
+
+
+def is_whole(name: str) -> bool:
+    """Return whether a folder of this name is moved as a whole (see `FileSet.folder`)."""
+    return re.fullmatch(rf"{re.escape(_WHOLE)}[0-9a-f]{{16}}", name) is not None
+
+
+def _sync(folder: str | os.PathLike[str]) -> None:
+    """Make names in a folder durable, where the system can sync folders."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _saved(folder: str | os.PathLike[str]) -> str | None:
+    """Return the folder of files that count instead of those in `folder`; None where there is none.
+
+    In a folder such as /tmp, where each user may replace his own files only, that of another user
+    does not count.
+    """
+    path = os.path.join(os.fspath(folder), _SAVED)
+    try:
+        found, above = os.lstat(path), os.stat(folder or ".")
+    except (OSError, ValueError):  # whoever opens a file of the folder says what is wrong
+        return None
+    trusted = (os.geteuid(), above.st_uid, 0)
+    if not stat.S_ISDIR(found.st_mode) or (
+        above.st_mode & stat.S_ISVTX and found.st_uid not in trusted
+    ):
+        return None
+    return path
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def current(folder: str | os.PathLike[str], name: str) -> str:
+    """Return the path of the file that has this name in a folder: where the last whole save put
+    it.
+    """
+    saved = None if os.path.isabs(name) or ".." in name.split("/") else _saved(folder)
+    if saved is not None and os.path.lexists(os.path.join(saved, name)):
+        return os.path.join(saved, name)
+    return os.path.join(os.fspath(folder), name)
+
+
+class Files:
+    """The files of a folder, for one who reads several of them (see `read_whole`)."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = os.fspath(folder)
+        self._seen: dict[str, _State] = {}
+        self._listed: list[str] | None = None
+
+    def path(self, name: str) -> str:
+        """Return the path of a file, which need not be there."""
+        self._seen[name] = _state(self.folder, name)
+        return self._seen[name][0]
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file, or a folder, of this name."""
+        self._seen[name] = _state(self.folder, name)
+        return self._seen[name][1] is not None
+
+    def names(self) -> list[str]:
+        """Return the names of all files in the folder and its folders, such as "w" and "encoder/w",
+        but for those of saves that go on or were killed.
+        """
+        self._listed = _names(self.folder)
+        return self._listed
+
+    def changed(self) -> bool:
+        """Return whether other files have these names by now."""
+        return any(_state(self.folder, name) != seen for name, seen in self._seen.items()) or (
+            self._listed is not None and _names(self.folder) != self._listed
+        )
+
+
+def _state(folder: str, name: str) -> _State:
+    path = current(folder, name)
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # whoever opens it says what is wrong
+        return path, None
+    which = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return path, (which if not stat.S_ISDIR(found.st_mode) else (0, 0, 0, 0))
+
+
+def _names(folder: str) -> list[str]:
+    found = set[str]()
+    saved = _saved(folder)
+    for root in (saved, folder):  # in this order: what is moved in between is found
+        for at, folders, names in os.walk(root) if root is not None else ():
+            folders[:] = [n for n in folders if not n.startswith((_SAVED, _SAVING, _WHOLE))]
+            found |= {
+                os.path.relpath(os.path.join(at, name), root).replace(os.sep, "/")
+                for name in names
+                if not _TEMPORARY.fullmatch(name)
+            }
+    return sorted(found)
+
+
+def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) -> Read:
+    """Return what `read` returns, which has read files of one save. Where another process saved
+    meanwhile, it is called again.
+
+    Raises what it raises, and FileFormatError where others save so often that no time is left.
+    """
+    for _ in range(_TRIES):
+        files = Files(folder)
+        try:
+            found = read(files)
+        except errors.FileFormatError:  # of an old file beside a new one, maybe
+            if not files.changed():
+                raise
+        else:
+            if not files.changed():
+                return found
+    raise errors.FileFormatError(
+        f"{os.fspath(folder)}: other processes have saved into it each of the {_TRIES} times that it was read; read it "
+        "when they have ended, or have them save elsewhere"
+    )
