@@ -26,7 +26,7 @@ LAYERS = (
         "protobuf_fields",
         "startup",
     },
-    {"environment"},
+    {"environment", "private_files"},
     {
         "average",
         "cpu_threads",

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,15 +102,20 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(
-        prefix=f".{path.name[:32]}.", suffix=".tmp", dir=path.parent
+    temporary = path.parent / f".{path.name[:32]}.{secrets.token_hex(8)}.tmp"
+    before = _mode_of(path)
+    handle = os.open(
+        temporary,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+        0o666 if before is None else before & 0o600,
     )
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, _mode_of(path))
+            if before is not None:
+                os.chmod(temporary, before)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -119,13 +124,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     _sync_folder(path.parent)
 
 
-def _mode_of(path: Path) -> int:
-    """Return the permissions of the file that is replaced, else those that a new file gets."""
-    with contextlib.suppress(FileNotFoundError):
+def _mode_of(path: Path) -> int | None:
+    """Return the permissions of the file that is replaced; None where the process's umask decides."""
+    try:
         return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    except FileNotFoundError:
+        return None
 
 
 def _sync_folder(folder: Path) -> None:
