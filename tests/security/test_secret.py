@@ -138,7 +138,9 @@ def test_a_file_of_another_user_is_refused():
     about = os.stat("secret-file")
     other = os.stat_result([about.st_mode, *about[1:4], about.st_uid + 1, *about[5:10]])
     assert secret._problem_of(about) == ""
-    assert f"belongs to user {about.st_uid + 1}, expected {about.st_uid}" in secret._problem_of(other)
+    assert f"belongs to user {about.st_uid + 1}, expected {about.st_uid}" in secret._problem_of(
+        other
+    )
 
 
 def test_what_is_no_file_of_a_secret(folder):
