@@ -13,7 +13,17 @@ from jfluid.launch.gang import Member
 from jfluid.launch.logs import Log
 from jfluid.launch.output import Console
 from jfluid.launch.supervise import SECONDS_TO_END, Signals, Supervisor
-from tests.launch_case import PROLOGUE, Clock, Launcher, alive, gang, numbers, wait_until, write
+from tests.launch_case import (
+    ESCAPED,
+    PROLOGUE,
+    Clock,
+    Launcher,
+    alive,
+    gang,
+    numbers,
+    wait_until,
+    write,
+)
 
 pytestmark = pytest.mark.process
 
@@ -301,6 +311,25 @@ def test_a_launcher_that_is_killed_takes_all_with_it():
         launcher.kill()
         launcher.communicate()
     wait_until(lambda: not any(map(alive, numbers() + numbers("child.*"))))
+
+
+@pytest.mark.parametrize("end", ["a failure", "a signal", "the launcher is killed"])
+def test_what_left_its_session_ends_with_the_job(end):
+    fails = "if rank == 1: raise RuntimeError\n" if end == "a failure" else ""
+    everybody = "wait_for('child.0.0.bare', 'child.1.0.bare')\n"
+    write("train.py", PROLOGUE + ESCAPED + everybody + "ready()\n" + fails + "time.sleep(1000)")
+    with Launcher("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        daemons = numbers("child.*")
+        if end == "a signal":
+            launcher.send_signal(signal.SIGTERM)
+        elif end == "the launcher is killed":
+            launcher.kill()
+        launcher.communicate()
+    assert len(daemons) == 4
+    if end == "the launcher is killed":
+        wait_until(lambda: not any(map(alive, numbers() + daemons)))
+    assert not any(map(alive, numbers() + daemons))
 
 
 def test_what_a_process_says_at_its_end_is_read_before_it_is_judged(capfd):
