@@ -409,7 +409,7 @@ class ServedStreams:
                 if self._ended:  # the call is made again, of the server that comes after this one
                     break
                 stream.answer(*answer)
-        except OSError:  # the caller has ended
+        except (OSError, MemoryError):  # the caller has ended, or a call needs more than there is
             pass
         finally:
             stream.socket.close()
