@@ -135,7 +135,7 @@ class ServedPipes:
                 about = os.fstat(self._files[-1])
                 if not stat.S_ISFIFO(about.st_mode) or about.st_uid != os.geteuid():
                     raise OSError(f"{path} is no pipe of this user")
-                os.set_blocking(self._files[1], True)
+                os.set_blocking(self._files[-1], mode == os.O_WRONLY)
         except OSError:
             self.close()
             raise

@@ -141,6 +141,7 @@ class Connection:
         self._sent = 0
         self._frames = Frames(self.key, b"C" if listens else b"L", longest)
         self._messages: list[bytes] = []
+        self._fault: errors.MessageError | None = None  # after it nothing is read
 
     def fileno(self) -> int:
         return self.stream.fileno()
@@ -172,12 +173,19 @@ class Connection:
         return messages
 
     def _read(self) -> None:
+        if self._fault is not None:
+            raise self._fault
         data = self.stream.recv(_PIECE)
         if not data:
             raise ConnectionError(
                 "the connection ended" + " in the middle of a message" * self._frames.begun
             )
-        self._messages += self._frames.feed(data)
+        try:
+            self._messages.extend(self._frames.feed(data))
+        except errors.MessageError as error:
+            self._fault = error
+            if not self._messages:  # else those before it come first
+                raise
 
     def close(self) -> None:
         self.stream.close()
