@@ -99,6 +99,53 @@ def test_each_module_that_makes_files_says_for_whom():
     assert "profiler" in found  # copies into a folder of `own_folder`
 
 
+# What can act when it is read from a file, and why it may be where it is.
+READ = {
+    "feeding.worker": "loads from a pipe of its own child",
+    "compat.dataset.common": "loads data alone, or files of `open_trusted`",
+    "compile.kept_executables": "loads what kept_files.read gives",
+    "ops.kept_shapes": "loads what kept_files.read gives",
+    "machine_code.llvm_writer": "links what kept_files.read gives, or what it has just made",
+    "heap": "calls the C library",
+    "launch.devices": "calls the CUDA driver",
+    "compat.utils.image_util": "np.load without pickles",
+    "serving.application": "np.load without pickles",
+    "files.pickled": "a pickler",
+    "files.unpickling": "runs no function of a pickle",
+}
+
+
+def acts(node):
+    """Whether a call or a class may run what it reads."""
+    if isinstance(node, ast.ClassDef):
+        return any(ast.unparse(base).endswith(("Unpickler",)) for base in node.bases)
+    text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return text in (
+        "pickle.load",
+        "pickle.loads",
+        "pickle.Unpickler",
+        "marshal.load",
+        "marshal.loads",
+        "np.load",
+        "ctypes.CDLL",
+        "serialize_executable.deserialize_and_load",
+        "llvm.ObjectFileRef.from_data",
+        "joblib.load",
+        "torch.load",
+        "shelve.open",
+    )
+
+
+def test_each_module_that_reads_what_can_act_says_from_where():
+    found = set()
+    for path in import_graph.PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(import_graph.PACKAGE).with_suffix("").parts)
+        if any(acts(node) for node in import_graph.nodes(path)):
+            found.add(module.removesuffix(".__init__"))
+    assert found <= set(READ), found - set(READ)
+    assert {"compile.kept_executables", "ops.kept_shapes", "heap"} <= found
+
+
 def test_nothing_sets_the_umask_of_the_process():
     users = [
         path

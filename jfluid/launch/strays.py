@@ -69,16 +69,21 @@ def _send(process: _Process, number: int) -> None:
     """Send a signal to this process and to none that has got its number meanwhile."""
     try:
         file = os.pidfd_open(process.number)
-    except OSError:  # it has ended
-        return
+    except (AttributeError, OSError):  # it has ended; or a kernel before 5.3
+        file = -1
     try:
         now = _read(process.number)
-        if now is not None and now.start == process.start:
+        if now is None or now.start != process.start:
+            return
+        if file >= 0:
             signal.pidfd_send_signal(file, number)
+        else:
+            os.kill(process.number, number)
     except (ProcessLookupError, PermissionError):
         pass
     finally:
-        os.close(file)
+        if file >= 0:
+            os.close(file)
 
 
 def send(mark: str, number: int, besides: Collection[int]) -> None:

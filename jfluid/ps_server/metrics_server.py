@@ -3,6 +3,7 @@ from the job's secret.
 """
 
 import hmac
+import logging
 import socket
 import ssl
 import threading
@@ -19,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from jfluid import errors
 from jfluid.security import sockets
 
+logger = logging.getLogger(__name__)
 _SECONDS_TO_ASK = 5.0
 _MOST_CONNECTIONS = 32
 _NO_TOKEN = (
@@ -78,6 +80,7 @@ class MetricsServer(ThreadingHTTPServer):
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._connections: dict[socket.socket, None] = {}  # the oldest first
         self._lock, self._stopping = threading.Lock(), threading.Event()
+        self._told = False  # that descriptors have run out
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -113,9 +116,18 @@ class MetricsServer(ThreadingHTTPServer):
     def get_request(self) -> Any:
         """Accept a connection. Where descriptors have run out it is tried again after a pause."""
         try:
-            return super().get_request()
+            found = super().get_request()
+            self._told = False
+            return found
         except OSError as error:
             if error.errno in sockets.EXHAUSTED:
+                if not self._told:
+                    self._told = True
+                    logger.warning(
+                        "metrics: no connection can be accepted, and none is for %g s at a time: %s",
+                        sockets.PAUSE_S,
+                        error.strerror,
+                    )
                 self._stopping.wait(sockets.PAUSE_S)
             raise
 

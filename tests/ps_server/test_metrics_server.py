@@ -197,7 +197,7 @@ def test_a_port_that_is_taken(server):
         Server(Settings(token=SECRET, metrics_port=server.metrics_port)).start()
 
 
-def test_a_server_whose_files_have_run_out_rests(monkeypatch):
+def test_a_server_whose_files_have_run_out_rests(monkeypatch, caplog):
     asked_at, real = [], TCPServer.get_request
     poor = threading.Event()
 
@@ -217,6 +217,7 @@ def test_a_server_whose_files_have_run_out_rests(monkeypatch):
                 time.sleep(0.01)
             pauses = [later - one for one, later in itertools.pairwise(asked_at)]
             assert min(pauses) >= sockets.PAUSE_S
+            assert caplog.text.count("metrics: no connection can be accepted") == 1
             poor.clear()
             token = secret.metrics_token(SECRET)
             assert asked(server.metrics_port, f"Bearer {token}")[0] == 200
