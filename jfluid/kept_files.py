@@ -21,6 +21,7 @@ import jax
 from jfluid import errors, flags, installation, private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
+_KINDS = ("step-", "after-", "shapes-", "functions-")  # how names of these files begin
 
 
 def folder() -> Path | None:
@@ -47,7 +48,7 @@ def folder_for_jax() -> Path | None:
     path = Path(os.path.expanduser(flags.get(_DIRECTORY)))
     try:
         private_files.make_folder(path)
-        return private_files.trusted_folder(path, entries=True)
+        return private_files.trusted_folder(path, lambda name: not name.startswith(_KINDS))
     except errors.NotPrivateError as error:
         _pass_over(str(error))
         return None
@@ -89,6 +90,7 @@ def write(path: Path, content: bytes, most: int) -> None:
     """Write a file, if it can be. Of those with the same beginning of their names, up to a "-", the
     `most` newest stay.
     """
+    assert path.name.startswith(_KINDS), path.name
     packed = zlib.compress(content, 1)
     with contextlib.suppress(OSError):  # the disk is full, or not writable
         handle, name = tempfile.mkstemp(dir=path.parent)

@@ -8,6 +8,7 @@ the process's umask, or asks for it by changing it: it belongs to all threads.
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,14 +67,17 @@ def problem_of(about: os.stat_result, forbidden: int = _WRITABLE_BY_OTHERS) -> s
     return ""
 
 
-def trusted_folder(path: str | os.PathLike[str], entries: bool = False) -> Path:
+def trusted_folder(
+    path: str | os.PathLike[str], of_others: Callable[[str], bool] | None = None
+) -> Path:
     """Return the folder without links, if only this user, or root, can have put files there.
 
     The same holds for the folders above it, so that nobody can put another one in its place; there
     others may write where the sticky bit keeps them from what is not theirs, as in /tmp.
 
     Args:
-        entries: check what lies in the folder too: for readers of other packages, which do not.
+        of_others: tells names of files that are read by other packages, which do not look at their
+            owners: these files are checked, too.
 
     Raises NotPrivateError for another one, OSError where there is none.
     """
@@ -83,11 +87,13 @@ def trusted_folder(path: str | os.PathLike[str], entries: bool = False) -> Path:
         shared = at != folder and about.st_mode & stat.S_ISVTX
         if problem := problem_of(about, 0 if shared else _WRITABLE_BY_OTHERS):
             raise errors.NotPrivateError(f"{at}: {problem}")
-    if entries:
+    if of_others is not None:
         # What others cannot enter they cannot write to, whatever its files' permissions.
         closed = not folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
         with os.scandir(folder) as found:
             for entry in found:
+                if not of_others(entry.name):
+                    continue
                 about = entry.stat(follow_symlinks=False)
                 linked = stat.S_ISLNK(about.st_mode)  # whose own permissions mean nothing
                 if problem := problem_of(about, 0 if closed or linked else _WRITABLE_BY_OTHERS):
