@@ -13,6 +13,7 @@ import pytest
 from jfluid.environment import PROGRESS_CHANNEL
 from jfluid.launch import strays
 from jfluid.launch.gang import Member
+from jfluid.launch.guard import Guard
 from jfluid.launch.logs import Log
 from jfluid.launch.output import Console
 from jfluid.launch.supervise import SECONDS_TO_END, Signals, Supervisor
@@ -334,6 +335,13 @@ def test_what_left_its_session_ends_with_the_job(end):
     if end == "the launcher is killed":
         wait_until(lambda: not any(map(alive, numbers() + daemons)))
     assert not any(map(alive, numbers() + daemons))
+
+
+def test_a_job_outlives_its_guard():
+    with Guard("JFLUID_GANG_MEMBER=none.") as guard:
+        guard._process.kill()
+        guard._process.wait(LIMIT)
+        guard.watch(1 << 22)  # nobody reads it
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])

@@ -1,5 +1,6 @@
 """A guard process that ends a gang when its launcher was killed and could not end it itself."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -32,10 +33,12 @@ class Guard:
     def __exit__(self, *exception: object) -> None:
         self._write("done\n")
         assert self._process.stdin is not None  # a pipe
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     def _write(self, text: str) -> None:
         assert self._process.stdin is not None  # a pipe
-        self._process.stdin.write(text)
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on
+            self._process.stdin.write(text)
+            self._process.stdin.flush()
