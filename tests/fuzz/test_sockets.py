@@ -212,7 +212,7 @@ def honest(members):
     return time.monotonic() - begin
 
 
-@fuzzed(60)
+@fuzzed(30)
 @given(
     st.sampled_from(GREETINGS),
     st.lists(st.tuples(st.sampled_from(FRAMES), st.binary(max_size=300)), max_size=6),
@@ -499,7 +499,7 @@ SAID = st.one_of(
 )
 
 
-@fuzzed(25)
+@fuzzed(12)
 @given(st.lists(st.lists(SAID, max_size=4), max_size=4), st.lists(SAID, max_size=4), ENDS)
 def test_launchers_meet_and_end_beside_members_that_say_anything(before, during, end):
     port, agreed = free_port(), []
@@ -603,7 +603,7 @@ HELLOS = st.sampled_from(
 )
 
 
-@fuzzed(15)
+@fuzzed(8)
 @given(st.lists(st.tuples(st.lists(HELLOS, max_size=3), ENDS), min_size=1, max_size=4))
 def test_trainers_exchange_beside_members_that_say_anything(rogues):
     endpoints, found, connected = free_endpoints(2), {}, []
