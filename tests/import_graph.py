@@ -29,6 +29,7 @@ LAYERS = (
     {"environment", "private_files"},
     {
         "average",
+        "compiled_kernels",
         "cpu_threads",
         "fetch_handler",
         "flags",

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, kept_files, private_files, profiler
+from jfluid import compiled_kernels, errors, kept_files, private_files, profiler
 from jfluid.compat.dataset import common
 from tests import import_graph
 
@@ -104,6 +104,7 @@ READ = {
     "feeding.worker": "loads from a pipe of its own child",
     "compat.dataset.common": "loads data alone, or files of `open_trusted`",
     "compile.kept_executables": "loads what kept_files.read gives",
+    "compiled_kernels": "checks Numba's cache",
     "ops.kept_shapes": "loads what kept_files.read gives",
     "machine_code.llvm_writer": "links what kept_files.read gives, or what it has just made",
     "heap": "calls the C library",
@@ -131,6 +132,8 @@ def acts(node):
         "serialize_executable.deserialize_and_load",
         "llvm.ObjectFileRef.from_data",
         "joblib.load",
+        "njit",
+        "enable_caching",
         "torch.load",
         "shelve.open",
     )
@@ -311,6 +314,44 @@ def test_a_file_of_another_user_in_the_cache_of_jax_keeps_jax_from_it(cache, ano
     another(planted)
     with pytest.warns(RuntimeWarning, match="jit_step-cache: .*belongs to user|belongs to user"):
         assert kept_files.folder_for_jax() is None
+
+
+@pytest.fixture
+def numba_cache(tmp_path, monkeypatch):
+    """The folder in which Numba keeps what it compiles of a module, and the module's function."""
+    from numba.core import config
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "numba"))
+    source = tmp_path / "source" / "made.py"
+    source.parent.mkdir()
+    source.write_text("def twice(x):\n    return 2 * x\n")
+    space = {"__name__": "made"}
+    exec(compile(source.read_text(), str(source), "exec"), space)
+
+    def made():
+        compiled_kernels._is_trusted.cache_clear()
+        return compiled_kernels.kernel()(space["twice"])
+
+    assert made()(4) == 8
+    (folder,) = (tmp_path / "numba").iterdir()
+    yield folder, made
+    compiled_kernels._is_trusted.cache_clear()
+
+
+@pytest.mark.parametrize("wide", ["", "folder", "file"])
+def test_numbas_kernels_are_read_where_nobody_else_can_have_written_them(numba_cache, wide):
+    folder, made = numba_cache
+    assert list(folder.glob("*.nbi"))
+    folder.chmod(0o777 if wide == "folder" else 0o755)
+    for file in folder.iterdir():
+        file.chmod(0o666 if wide == "file" else 0o644)
+    if not wide:
+        again = made()
+        assert again(4) == 8 and sum(again.stats.cache_hits.values()) == 1
+        return
+    with pytest.warns(RuntimeWarning, match=f"others can write to the {wide}.*NUMBA_CACHE_DIR"):
+        again = made()
+    assert again(4) == 8 and not again.stats.cache_hits
 
 
 class Evil:
