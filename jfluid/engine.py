@@ -2,18 +2,16 @@
 
 import functools
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from jfluid import errors, flags, processes
+from jfluid import errors, flags, kept_files, processes
 from jfluid.compile import feeds as feeding
 from jfluid.compile import memory
 from jfluid.compile.feeds import Owned
@@ -375,10 +373,6 @@ def _use_persistent_cache() -> None:
     directory = flags.get("FLAGS_compilation_cache_dir")
     if not directory or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
         return
-    path = Path(os.path.expanduser(directory))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return  # the home folder is not writable: compile each time
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    if (path := kept_files.folder_for_jax()) is not None:
+        jax.config.update("jax_compilation_cache_dir", str(path))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -195,6 +195,12 @@ class SecretError(JFluidError, RuntimeError):
     """
 
 
+class NotPrivateError(JFluidError, PermissionError):
+    """Other users may have changed a file or folder of which this user's alone are read, or could
+    read what is about to be written there.
+    """
+
+
 class MessageError(JFluidError, ValueError):
     """Bytes that came over a connection are not what was expected there."""
 

@@ -1,7 +1,8 @@
 """Files in which later processes find what this one has found out: executables, shapes.
 
-They lie beside JAX's cache, are as trusted as it is, since that holds machine code, and are used
-only where that cache is the one that FLAGS_compilation_cache_dir says.
+They lie beside JAX's cache, and are used only where that cache is the one that
+FLAGS_compilation_cache_dir says. Both hold pickles and machine code: what other users may have put
+there is passed over.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import functools
 import hashlib
 import os
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,23 +18,68 @@ from typing import Any
 
 import jax
 
-from jfluid import flags, installation
+from jfluid import errors, flags, installation, private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
+_KINDS = ("step-", "after-", "shapes-", "functions-")  # how names of these files begin
 
 
 def folder() -> Path | None:
     """Where they lie; None where none are kept. The first engine names the folder to JAX."""
     directory = flags.get(_DIRECTORY)
-    found = Path(os.path.expanduser(directory)) if directory else None
+    if not directory:
+        return None
+    named = Path(os.path.expanduser(directory))
+    try:
+        found = _trusted(named)
+    except errors.NotPrivateError as error:
+        _pass_over(str(error))
+        return None
+    except OSError:  # it is not there yet
+        found = named
     others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # a field made by JAX's import
-    return found if others in (None, str(found)) else None
+    return found if others in (None, str(named), str(found)) else None
+
+
+def folder_for_jax() -> Path | None:
+    """Return the folder for JAX's cache, made if need be; None where it cannot be, or others could
+    have put files there.
+    """
+    path = Path(os.path.expanduser(flags.get(_DIRECTORY)))
+    try:
+        private_files.make_folder(path)
+        return private_files.trusted_folder(path, lambda name: not name.startswith(_KINDS))
+    except errors.NotPrivateError as error:
+        _pass_over(str(error))
+        return None
+    except OSError:
+        return None  # the home folder is not writable: compile each time
+
+
+@functools.cache
+def _trusted(path: Path) -> Path:
+    return private_files.trusted_folder(path)
+
+
+@functools.cache
+def _pass_over(problem: str) -> None:
+    """Say once what is not read."""
+    warnings.warn(
+        f"{problem}. What is kept there (compiled programs) is passed over, since others may have "
+        f"written it: make the folder and its files this user's alone, or name another by {_DIRECTORY}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file; None if there is none, or it is damaged."""
+    """The content of a file; None if there is none, it is damaged, or others may have written it."""
     try:
-        content = path.read_bytes()
+        with private_files.open_trusted(_trusted(path.parent) / path.name) as file:
+            content = file.read()
+    except errors.NotPrivateError as error:
+        _pass_over(str(error))
+        return None
     except OSError:
         return None
     digest, packed = content[:32], content[32:]
@@ -43,6 +90,7 @@ def write(path: Path, content: bytes, most: int) -> None:
     """Write a file, if it can be. Of those with the same beginning of their names, up to a "-", the
     `most` newest stay.
     """
+    assert path.name.startswith(_KINDS), path.name
     packed = zlib.compress(content, 1)
     with contextlib.suppress(OSError):  # the disk is full, or not writable
         handle, name = tempfile.mkstemp(dir=path.parent)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jfluid import errors
+from jfluid import errors, private_files
 from jfluid.printable import printable
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
@@ -74,8 +74,10 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
             "default" or None keeps the order of first use.
         profile_path: the folder to write the trace into. Where there is a file, as Fluid leaves
             one, the folder is that path with ".trace" behind it; the line below the table names it.
+            A new folder is this user's alone.
 
-    Raises ProgramError for another key; profiling then stays on.
+    Raises ProgramError for another key; profiling then stays on. Raises NotPrivateError where the
+    folder is another user's, or everybody's; the error says where the trace is.
     """
     global _trace_dir
     if _trace_dir is None:
@@ -86,7 +88,15 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
     folder, _trace_dir = _trace_dir, None
     try:
         jax.profiler.stop_trace()
-        shutil.copytree(folder, profile_path, dirs_exist_ok=True)
+        try:
+            private_files.own_folder(profile_path)
+        except errors.NotPrivateError as error:
+            kept, folder = folder, ""
+            raise errors.NotPrivateError(
+                f"profiler: {error}. The trace is in {kept}; give a folder of your own as profile_path"
+            ) from None
+        for part in Path(folder).iterdir():
+            shutil.copytree(part, Path(profile_path) / part.name, dirs_exist_ok=True)
         (trace,) = (path for path in Path(folder).rglob("*.xplane.pb"))
         _print(
             operator_times(str(trace)),

@@ -27,9 +27,10 @@ LAYERS = (
         "protobuf_fields",
         "startup",
     },
-    {"environment"},
+    {"environment", "private_files"},
     {
         "average",
+        "compiled_kernels",
         "cpu_threads",
         "fetch_handler",
         "flags",

@@ -37,6 +37,31 @@ def wait_for(*names):
         time.sleep(0.01)
 """
 
+# Has started what left it: a daemon, which has forked twice and has a session of its own, and a
+# child of that whose environment is another. Neither obeys SIGTERM.
+ESCAPED = """
+import subprocess
+DAEMON = '''
+import os, pathlib, signal, subprocess, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+bare = subprocess.Popen(
+    [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"],
+    env={}, start_new_session=True,
+)
+for name, number in ((f"child.{sys.argv[1]}", os.getpid()), (f"child.{sys.argv[1]}.bare", bare.pid)):
+    pathlib.Path(name + ".tmp").write_text(str(number))
+    os.rename(name + ".tmp", name)
+os.closerange(0, 3)
+time.sleep(1000)
+'''
+life = os.environ.get("JFLUID_RESTARTS", "0")
+subprocess.run([sys.executable, "-c", DAEMON, f"{rank}.{life}"], start_new_session=True)
+wait_for(f"child.{rank}.{life}.bare")
+"""
+
 
 def write(name, text):
     Path(name).write_text(text)

@@ -2,18 +2,33 @@
 
 import contextlib
 import json
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from jfluid.environment import PROGRESS_CHANNEL
+from jfluid.launch import strays
 from jfluid.launch.gang import Member
+from jfluid.launch.guard import Guard
 from jfluid.launch.logs import Log
 from jfluid.launch.output import Console
 from jfluid.launch.supervise import SECONDS_TO_END, Signals, Supervisor
-from tests.launch_case import PROLOGUE, Clock, Launcher, alive, gang, numbers, wait_until, write
+from tests.launch_case import (
+    ESCAPED,
+    LIMIT,
+    PROLOGUE,
+    Clock,
+    Launcher,
+    alive,
+    gang,
+    numbers,
+    wait_until,
+    write,
+)
 
 pytestmark = pytest.mark.process
 
@@ -301,6 +316,51 @@ def test_a_launcher_that_is_killed_takes_all_with_it():
         launcher.kill()
         launcher.communicate()
     wait_until(lambda: not any(map(alive, numbers() + numbers("child.*"))))
+
+
+@pytest.mark.parametrize("end", ["a failure", "a signal", "the launcher is killed"])
+def test_what_left_its_session_ends_with_the_job(end):
+    fails = "if rank == 1: raise RuntimeError\n" if end == "a failure" else ""
+    everybody = "wait_for('child.0.0.bare', 'child.1.0.bare')\n"
+    write("train.py", PROLOGUE + ESCAPED + everybody + "ready()\n" + fails + "time.sleep(1000)")
+    with Launcher("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        daemons = numbers("child.*")
+        if end == "a signal":
+            launcher.send_signal(signal.SIGTERM)
+        elif end == "the launcher is killed":
+            launcher.kill()
+        launcher.communicate()
+    assert len(daemons) == 4
+    if end == "the launcher is killed":
+        wait_until(lambda: not any(map(alive, numbers() + daemons)))
+    assert not any(map(alive, numbers() + daemons))
+
+
+def test_a_job_outlives_its_guard():
+    with Guard("JFLUID_GANG_MEMBER=none.") as guard:
+        guard._process.kill()
+        guard._process.wait(LIMIT)
+        guard.watch(1 << 22)  # nobody reads it
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_signal_reaches_the_process_that_was_found_and_no_later_one_of_its_number(
+    kernel, monkeypatch
+):
+    if kernel == "old":
+        monkeypatch.delattr("os.pidfd_open")
+    mark = {"JFLUID_GANG_MEMBER": "this.0"}
+    with subprocess.Popen(["sleep", "1000"], env={**mark, "PATH": os.environ["PATH"]}) as process:
+        wait_until(lambda: strays._found("JFLUID_GANG_MEMBER=this."))
+        (found,) = strays._found("JFLUID_GANG_MEMBER=this.")
+        assert found.number == process.pid and strays._found("JFLUID_GANG_MEMBER=other.") == []
+        strays._send(found._replace(start=b"1"), signal.SIGKILL)
+        strays.send("JFLUID_GANG_MEMBER=this.", signal.SIGKILL, {found.session})
+        assert process.poll() is None
+        strays.end("JFLUID_GANG_MEMBER=this.0\0")  # returns although it is a zombie now
+        assert process.wait(LIMIT) == -signal.SIGKILL
+        assert strays._read(process.pid) is None
 
 
 def test_what_a_process_says_at_its_end_is_read_before_it_is_judged(capfd):

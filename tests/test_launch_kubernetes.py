@@ -4,6 +4,8 @@ arguments and size.
 
 import functools
 import json
+import os
+from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
@@ -189,3 +191,15 @@ def test_mistakes(capsys):
     ):
         assert launch.main([*arguments, "--cpus", "1", "train.py"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_who_could_read_a_manifest_in_a_file_is_told_of(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--emit", "k8s", "--image", "train:1", "--cpus", "2", write("train.py", "")]
+    for mode, warned in ((0o644, 1), (0o600, 0)):
+        with open("manifest.yaml", "w") as file:
+            os.fchmod(file.fileno(), mode)
+            monkeypatch.setattr("sys.stdout", file)
+            assert launch.main(arguments) == 0
+        assert capfd.readouterr().err.count("run chmod 600 on it") == warned
+    assert "kind: " in Path("manifest.yaml").read_text()

@@ -1,6 +1,7 @@
 """Logs of bounded size, and disks that do not take them: the job goes on, and says so."""
 
 import errno
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -223,6 +224,23 @@ def test_a_report_without_end_does_not_fill_memory(folder):
     for _ in range(40):
         assert output.reports(b"x" * (1 << 16)) == []
     assert len(output._reports) == 1 << 20
+
+
+def test_what_is_no_report_is_passed_over(folder):
+    console = Console(lambda member: True, prefixed=False, alone=True)
+    log = Log(Path("log.0"), False, 99, 1, print)
+    output = MemberOutput(Member("trainer", 0, [], {}, Path("log.0")), log, console)
+    ending = {"ending": 1, "time": 0.5, "restarts_all": False}
+    lines = [
+        b"\xff",
+        b'{"ending": 1}',
+        b'{"step": 1}',
+        b"[" * 5000,
+        json.dumps(ending).encode(),
+        b"1",
+    ]
+    assert output.reports(b"\n".join(lines) + b"\n") == [ending]
+    output.close()
 
 
 def test_a_screen_that_refuses_is_left_out(capfd):

@@ -13,6 +13,7 @@ from jfluid.launch.command import parse
 from jfluid.launch.gang import parameter_server_gang
 from tests.launch_case import (
     ENVIRONMENT,
+    ESCAPED,
     PROLOGUE,
     Launcher,
     alive,
@@ -599,3 +600,28 @@ def test_snapshots_of_an_earlier_job_are_not_taken_for_this_ones():
         "snapshots.folder: cuts holds snapshots of an earlier job; go on from them with"
         in result.stderr
     )
+
+
+@process
+def test_what_left_a_member_that_is_started_again_ends_with_it():
+    write(
+        "train.py",
+        PREPARED
+        + ESCAPED
+        + """
+if rank == 0 and life == "0":
+    wait_for("child.1.0.bare", "child.s0.0.bare")
+    raise RuntimeError("out of luck")
+if rank == 0:
+    left = [name for name in ("child.0.0", "child.0.0.bare") if alive(name)]
+    others = [name for name in ("child.1.0", "child.s0.0") if alive(name)]
+    pathlib.Path("found").write_text(f"{left} {others}")
+    raise RuntimeError("enough")
+wait_for("never")
+""",
+    )
+    result = launched("--servers", "1", "--trainers", "2", "--set=restarts.trainers=1", "train.py")
+    assert result.returncode == 1, result.stderr
+    assert Path("found").read_text() == "[] ['child.1.0', 'child.s0.0']"
+    daemons = numbers("child.*")
+    assert len(daemons) == 8 and not any(map(alive, daemons))

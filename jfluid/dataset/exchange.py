@@ -369,9 +369,11 @@ class _Exchange:
         except (OSError, errors.MessageError):
             return connection.close()
         answer = self._answer(exchange, sender, number)
-        connection.send(answer)
         if answer != _WELCOME:
+            with suppress(OSError):  # it has gone
+                connection.send(answer)
             return connection.close()
+        connection.send(answer)
         found, size = [], 0
         try:
             while message := connection.receive():

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from jfluid.compiled_kernels import kernel
 from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 # Errors of a line; the parser reports one of these numbers.
@@ -167,12 +168,12 @@ def _zero_bits(typing: Any, number: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _byte(at):
     return _load(at, np.uint8(0))
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _word(at):
     """Where the next word of the line begins; at a newline when there is none."""
     while _byte(at) == _SPACE or _byte(at) == _TAB or _byte(at) == _RETURN:
@@ -180,7 +181,7 @@ def _word(at):
     return at
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _digits(at):
     """(value, number) of the digits at `at`, at most eight of them, all at once and without a
     branch for each.
@@ -203,7 +204,7 @@ def _digits(at):
     return np.int64(value), number
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _whole(at, end):
     """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps
     as in C.
@@ -233,7 +234,7 @@ def _whole(at, end):
     return np.int64(large), at, wrong
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _decimal(at, end):
     """(value, where it ends, what is wrong) of a decimal number."""
     if at + 17 < end:
@@ -252,7 +253,7 @@ def _decimal(at, end):
     return _any_decimal(at)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _any_decimal(at):
     """As _decimal, for signs, exponents and any length; the first 19 digits count."""
     negative = _byte(at) == _MINUS
@@ -300,7 +301,7 @@ def _any_decimal(at):
     return (-value if negative else value), at, 0
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _count(at, end):
     """(count of a slot's values, where it ends, what is wrong)."""
     count = np.int64(_byte(at)) - np.int64(_ZERO)
@@ -320,7 +321,7 @@ def _count(at, end):
     return count, at, 0
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _tag(at):
     """(begin of a text after a count of 1, its end, the error, the position of the error)."""
     at = _word(at)
@@ -334,7 +335,7 @@ def _tag(at):
     return begin, end, (0 if end > begin else ENDS), at
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _parse(
     text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places
 ):
@@ -395,7 +396,7 @@ def _parse(
     return records, lines, at - base, 0, 0, 0
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _tokens(text, places, width):
     """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with
     zeros.
@@ -407,7 +408,7 @@ def _tokens(text, places, width):
     return out
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _gather(values, floats, counts, starts, order, decimals, ends, wholes, numbers):
     """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into
     `numbers`.

@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from jfluid.compiled_kernels import kernel
 from jfluid.dataset.multislot import Records
 
 
@@ -25,7 +25,7 @@ def taken(records: Records, order: Any) -> Records:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _take(values, starts, order, to, out):
     for i in range(len(order)):
         out[to[i] : to[i + 1]] = values[starts[order[i]] : starts[order[i] + 1]]
@@ -43,7 +43,7 @@ def with_slots_of(records: Records, chosen: Any, donors: Any) -> Records:
     return Records(values, counts, starts, records.tags)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _mix(values, counts, starts, chosen, donors, out):
     to = 0
     for record in range(len(counts)):
@@ -88,7 +88,7 @@ def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int
     return found, len(records) - len(flat)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _merge(values, counts, offsets, order, ends, dense, out_counts, out_starts, out):
     to = 0
     for group in range(len(ends) - 1):

@@ -214,6 +214,10 @@ class SecretVariables(Variables):
         environment.PROGRESS_CHANNEL,
         "the pipe on which a process tells its launcher of its progress, and the launcher's number",
     )
+    gang_member: str | None = variable(
+        environment.GANG_MEMBER,
+        "by which the launcher finds all that a process of its has started, to end it with the job",
+    )
 
 
 class FolderVariables(Variables):

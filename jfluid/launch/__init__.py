@@ -13,6 +13,9 @@ in workerlog.RANK.1); the output of rank 0 (`--console` for others) and the prog
 that failed first (128 + the signal's number when a signal ended it), 2 when the job is wrong.
 """
 
+import contextlib
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +25,7 @@ from jfluid.job import JobError
 from jfluid.launch.command import Command, parse
 from jfluid.launch.emit import slurm_script
 from jfluid.launch.kubernetes import kubernetes_manifest
-from jfluid.launch.logs import give_up_screens
+from jfluid.launch.logs import give_up_screens, say
 from jfluid.launch.runs import run
 
 
@@ -45,11 +48,24 @@ def main(
                 return run(command.job, command.node, clock)
             finally:
                 give_up_screens()
-        print(_printed(command), end="")
+        print(_printed(command), end="", flush=True)
+        if command.action in ("k8s", "jobset"):
+            _warn_of_readers()
         return 0
     except JobError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _warn_of_readers() -> None:
+    """Say so where the manifest, which may have a secret in it, went into a file that others can read."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
+        about = os.fstat(sys.stdout.fileno())
+        if stat.S_ISREG(about.st_mode) and about.st_mode & 0o077:
+            say(
+                "jfluid-launch: others can read the file that the manifest was written to, which may "
+                "hold the job's secret: run chmod 600 on it"
+            )
 
 
 def _printed(command: Command) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from jfluid import private_files
 from jfluid.job import JobError
 from jfluid.printable import printable
 
@@ -99,8 +100,8 @@ class Log:
                 raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
 
     def _open(self, how: int) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+        private_files.make_folder(self._path.parent)
+        self._file = private_files.create(self._path, os.O_WRONLY | os.O_CREAT | how)
         status = os.fstat(self._file)
         self._size, self._is_file = status.st_size, stat.S_ISREG(status.st_mode)
 

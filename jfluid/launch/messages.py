@@ -1,7 +1,9 @@
-"""The messages between the launchers of several hosts: JSON objects, by `kind`."""
+"""The messages between the launchers of several hosts: JSON objects, by `kind`; and the reports of a
+script to its launcher.
+"""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
@@ -94,3 +96,38 @@ def decode(data: bytes) -> Message:
         raise errors.MessageError(
             f"expected a message of a launcher; {at or 'the whole'}: {first['msg'][:200]}"
         ) from None
+
+
+class Progress(BaseModel):
+    """A report of a script's progress (jfluid.progress)."""
+
+    model_config = ConfigDict(strict=True)
+
+    description: str
+    step: int
+    total: int | None
+    rate: float
+    metrics: dict[str, float]
+    done: bool
+    unit: str = "examples"
+
+
+class Ending(BaseModel):
+    """A report that a script is about to end with a code (jfluid.launcher_pipe)."""
+
+    model_config = ConfigDict(strict=True)
+
+    ending: int
+    time: float
+    restarts_all: bool
+
+
+_REPORT: TypeAdapter[Progress | Ending] = TypeAdapter(Progress | Ending)
+
+
+def decode_report(data: bytes) -> dict[str, Any]:
+    """Return a report. Raises MessageError: what a script forks can write into its pipe, too."""
+    try:
+        return _REPORT.validate_json(data).model_dump()
+    except ValidationError:
+        raise errors.MessageError(f"expected a report of a script, found {data[:80]!r}") from None

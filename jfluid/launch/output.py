@@ -2,13 +2,15 @@
 own streams, too.
 """
 
-import json
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from jfluid import errors
 from jfluid.launch.gang import Member
 from jfluid.launch.logs import Log, LogText, Screen
+from jfluid.launch.messages import decode_report
 from jfluid.printable import printable
 from jfluid.progress import BarDisplay, Display, LineDisplay, display_on
 
@@ -135,11 +137,14 @@ class MemberOutput:
 
     def reports(self, data: bytes) -> list[dict[str, Any]]:
         """Take data from the member's pipe for reports, show the progress in it, and return all
-        reports.
+        reports. What is none is passed over.
         """
         *lines, rest = (self._reports + data).split(b"\n")
         self._reports = rest[-_LONGEST_REPORT:]
-        reports: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        reports = []
+        for line in lines:
+            with contextlib.suppress(errors.MessageError):
+                reports.append(decode_report(line))
         for report in reports:
             if "step" in report:
                 self._show(report | {"description": self._name + report["description"]})

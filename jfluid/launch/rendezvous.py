@@ -96,10 +96,12 @@ class _Connection:
         violates the protocol.
         """
         try:
-            if not select.select([self._connection], [], [], wait)[0]:
+            ready = select.poll()  # select takes no descriptor above 1023
+            ready.register(self._connection, select.POLLIN)
+            if not ready.poll(wait * 1e3):
                 return []
             return [decode(data) for data in self._connection.arrived()]
-        except (OSError, errors.MessageError):
+        except (OSError, ValueError):  # MessageError is one; so is what a closed socket raises
             return None
 
     def close(self) -> None:
@@ -258,6 +260,8 @@ class Head:
     def look(self) -> None:
         """Decide, if it is time to; and reject strangers."""
         self._early = self._accept(0.0)
+        while len(self._early) > self._node.count:  # others have connected anew
+            self._early.pop(0).close()
         if self.verdict is not None:
             return
         if self._clock() >= self._decide_at:
@@ -360,6 +364,8 @@ class Follower:
                 return None
             for position, message in enumerate(messages):
                 if isinstance(message, Start):
+                    if len(message.endpoints) != self._node.count:
+                        return None
                     # the run may be over already, where this process had no processor for a while
                     self._take(messages[position + 1 :])
                     return RunMembers(message.endpoints, message.attempt)

@@ -4,7 +4,8 @@ The first member that fails, stalls or is killed ends the gang: SIGTERM to every
 group, SIGKILL to those that still run some seconds later. A member with restarts left is restarted
 instead, while the others keep running. Servers that still run some time after all trainers have
 ended are ended. A member that has ended is not reaped before the gang is over, so that the number
-of its process group is not reused. One whose last error says that all have to restart
+of its process group is not reused. What a member starts ends with it, also in a session of its own
+(`strays`), unless the gang has finished its work. One whose last error says that all have to restart
 (RollbackError of the parameter servers) ends the gang, too, even if it has restarts left.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import functools
 import os
 import queue
+import secrets
 import selectors
 import signal
 import subprocess
@@ -23,7 +25,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from jfluid.environment import PROGRESS_CHANNEL
+from jfluid.environment import GANG_MEMBER, PROGRESS_CHANNEL
+from jfluid.launch import strays
 from jfluid.launch.failure import Failure, excerpt_of, how_ended
 from jfluid.launch.gang import Member
 from jfluid.launch.guard import Guard
@@ -94,11 +97,17 @@ class _Running:
     """A member that was started."""
 
     def __init__(
-        self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput, now: float
+        self,
+        member: Member,
+        process: "subprocess.Popen[bytes]",
+        output: MemberOutput,
+        mark: str,
+        now: float,
     ):
         self.member = member
         self.process = process
         self.output = output
+        self.mark = mark
         self.code: int | None = None
         # the exit code that it has reported that it will end with
         self.ending_with: int | None = None
@@ -107,7 +116,7 @@ class _Running:
         self.counts_steps = False
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the member and all processes that it started."""
+        """Send a signal to the member and the processes of its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -134,6 +143,8 @@ class Supervisor:
         self._peers = peers
         self._server_grace = server_grace
         self._clock = clock
+        # in the environment of all that members start
+        self._mark = f"{GANG_MEMBER}={secrets.token_hex(8)}."
         self._running: list[_Running] = []
         self._replaced: list[_Running] = []  # members that failed and were restarted
         self._end_servers_at = float("inf")
@@ -151,7 +162,11 @@ class Supervisor:
         """Run the gang to its end; the first failure, of any host, or None when all trainers ended
         with 0.
         """
-        with selectors.DefaultSelector() as selector, Guard() as guard, ExitStack() as stack:
+        with (
+            selectors.DefaultSelector() as selector,
+            Guard(self._mark) as guard,
+            ExitStack() as stack,
+        ):
             self._selector, self._guard, self._stack = selector, guard, stack
             try:
                 for member, log in self._members:
@@ -169,6 +184,7 @@ class Supervisor:
                 # After success, processes that the script left in the background stay.
                 if self._ending:
                     self._signal_groups(signal.SIGKILL)
+                    strays.end(self._mark)
                 # A process that left its group may keep the pipes open: read what has arrived, not
                 # to their end.
                 deadline = time.monotonic() + _SECONDS_TO_DRAIN
@@ -191,7 +207,13 @@ class Supervisor:
         reports, channel = os.pipe()
         self._stack.callback(os.close, reports)
         try:
-            environment = {"PYTHONUNBUFFERED": "1", PROGRESS_CHANNEL: f"{channel}:{os.getpid()}"}
+            # the same of no two members
+            mark = f"{self._mark}{len(self._running) + len(self._replaced)}"
+            environment = {
+                "PYTHONUNBUFFERED": "1",
+                PROGRESS_CHANNEL: f"{channel}:{os.getpid()}",
+                GANG_MEMBER: mark.partition("=")[2],
+            }
             process = subprocess.Popen(
                 member.command,
                 env={**member.env, **environment},
@@ -207,7 +229,8 @@ class Supervisor:
         self._guard.watch(process.pid)
         self._stack.callback(process.stdout.close)
         self._stack.callback(process.stderr.close)
-        running = _Running(member, process, MemberOutput(member, log, self._console), self._clock())
+        output = MemberOutput(member, log, self._console)
+        running = _Running(member, process, output, f"{mark}\0", self._clock())
         for source, take in (
             (process.stdout, functools.partial(self._text, running, 1)),
             (process.stderr, functools.partial(self._text, running, 2)),
@@ -354,6 +377,7 @@ class Supervisor:
         failed.signal_group(signal.SIGKILL)
         if failed.code is None:
             return
+        strays.end(failed.mark)
         del self._suspects[failed]
         self._suspected_at = self._clock()
         failed.output.close()
@@ -440,6 +464,7 @@ class Supervisor:
         for running in self._running:
             if running is not leave_out:
                 running.signal_group(number)
+        strays.send(self._mark, number, {running.process.pid for running in self._running})
 
     def _tell(self, peers: Peers, now: float) -> None:
         """Report to the other hosts: a failure at once, but not before its output has been read."""

@@ -11,11 +11,13 @@ import os
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-kernel = njit(cache=True, nogil=True, error_model="numpy")
+from jfluid import compiled_kernels
+
+kernel = compiled_kernels.kernel(error_model="numpy")
 
 HEAD = np.dtype([("id", "<i8"), ("shows", "<u4"), ("step", "<u4")])
 SHOWS_MASK = np.int64(0xFFFFFFFF)

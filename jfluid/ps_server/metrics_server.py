@@ -3,6 +3,7 @@ from the job's secret.
 """
 
 import hmac
+import logging
 import socket
 import ssl
 import threading
@@ -17,7 +18,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from jfluid import errors
+from jfluid.security import sockets
 
+logger = logging.getLogger(__name__)
 _SECONDS_TO_ASK = 5.0
 _MOST_CONNECTIONS = 32
 _NO_TOKEN = (
@@ -76,7 +79,8 @@ class MetricsServer(ThreadingHTTPServer):
         self.registry = registry
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._connections: dict[socket.socket, None] = {}  # the oldest first
-        self._lock = threading.Lock()
+        self._lock, self._stopping = threading.Lock(), threading.Event()
+        self._told = False  # that descriptors have run out
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -88,12 +92,13 @@ class MetricsServer(ThreadingHTTPServer):
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self.serve_forever,
             args=(0.05,),  # seconds between looks at whether it is shut down
             name="jfluid-ps-metrics",
             daemon=True,
-        ).start()
+        )
+        self._thread.start()
 
     def server_bind(self) -> None:
         """Bind, and ask no name server for the host's name, as HTTPServer does."""
@@ -107,6 +112,24 @@ class MetricsServer(ThreadingHTTPServer):
         """Return whether a request with this header is answered."""
         found = authorization.encode(errors="replace")
         return any(hmac.compare_digest(found, token) for token in self._tokens)
+
+    def get_request(self) -> Any:
+        """Accept a connection. Where descriptors have run out it is tried again after a pause."""
+        try:
+            found = super().get_request()
+            self._told = False
+            return found
+        except OSError as error:
+            if error.errno in sockets.EXHAUSTED:
+                if not self._told:
+                    self._told = True
+                    logger.warning(
+                        "metrics: no connection can be accepted, and none is for %g s at a time: %s",
+                        sockets.PAUSE_S,
+                        error.strerror,
+                    )
+                self._stopping.wait(sockets.PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection a thread; when there are too many the oldest ends."""
@@ -129,5 +152,12 @@ class MetricsServer(ThreadingHTTPServer):
 
     def stop(self) -> None:
         """Answer no more."""
+        self._stopping.set()
         self.shutdown()
+        self._thread.join()
         self.server_close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with suppress(OSError):  # its thread wakes up and closes it
+                connection.shutdown(socket.SHUT_RDWR)

@@ -135,7 +135,7 @@ class ServedPipes:
                 about = os.fstat(self._files[-1])
                 if not stat.S_ISFIFO(about.st_mode) or about.st_uid != os.geteuid():
                     raise OSError(f"{path} is no pipe of this user")
-                os.set_blocking(self._files[-1], True)
+                os.set_blocking(self._files[-1], mode == os.O_WRONLY)
         except OSError:
             self.close()
             raise
@@ -145,13 +145,19 @@ class ServedPipes:
         self._hung_up.register(self._files[0], 0)
 
     def receive(self) -> bytes:
-        """Return the next request; nothing where the caller has ended, or the server stops."""
+        """Return the next request; nothing where the caller has ended, or the server stops. Raises
+        OSError for what is no whole request: a request is one piece in the pipe.
+        """
         ready = dict(self._waiting.poll())
         mine = ready.pop(self._files[0], 0)
         if ready or not mine & select.POLLIN:
             return b""
-        (size,) = _REQUEST.unpack(os.read(self._files[0], _REQUEST.size))
-        return os.read(self._files[0], size) if size <= LARGEST else b""
+        head = os.read(self._files[0], _REQUEST.size)
+        size = _REQUEST.unpack(head)[0] if len(head) == _REQUEST.size else 0
+        request = os.read(self._files[0], size) if 0 < size <= LARGEST else b""
+        if len(request) != size or not size:
+            raise ConnectionError("no whole request")
+        return request
 
     def answer(self, code: grpc.StatusCode, data: bytes) -> None:
         """Answer a request. Raises OSError where the caller has ended."""

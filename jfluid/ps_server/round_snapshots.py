@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jfluid import errors
+from jfluid import errors, private_files
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, validation
 from jfluid.ps_server.store import Store, StoreView
@@ -250,7 +250,8 @@ class RoundSnapshots:
         """Raises OSError when the disk does not take it."""
         path = self.folder / _RETAINED
         fresh = path.with_suffix(".partial")
-        fresh.write_text(_Line(rounds=self._retained).model_dump_json())
+        with open(fresh, "w", opener=private_files.create) as file:
+            file.write(_Line(rounds=self._retained).model_dump_json())
         fresh.replace(path)
 
 

@@ -120,8 +120,12 @@ class Server:
             save_root=settings.save_root,
         )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
-        threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
-        self._grpc = grpc.server(threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
+        self._threads = ThreadPoolExecutor(
+            16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps"
+        )
+        self._grpc = grpc.server(
+            self._threads, interceptors=[Guard(settings.token)], options=_OPTIONS
+        )
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()
@@ -193,6 +197,9 @@ class Server:
             local.end(grace_s)
         if not stopped.wait(grace_s + _CANCELLED_S):
             logger.warning("gRPC still waits for calls that were cancelled; going on without them")
+        self._threads.shutdown(wait=False)
+        if self._watch.is_alive():
+            self._watch.join(_CANCELLED_S)
         if self._metrics_server is not None:
             self._metrics_server.stop()
 

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, private_files
 from jfluid.ps_server import recut, specs
 from jfluid.ps_server.dense import DenseBlock, SavedBlock
 from jfluid.ps_server.errors import DamagedError
@@ -68,7 +68,7 @@ class _Writer:
     def file(self, suffix: str) -> "Iterator[_Output]":
         name = f"{self.stem}.{suffix}"
         self.names.append(name)
-        with open(self.folder / f"{name}.partial", "wb") as raw:
+        with open(self.folder / f"{name}.partial", "wb", opener=private_files.create) as raw:
             output = _Output(name, raw)
             yield output
             raw.flush()
@@ -119,7 +119,7 @@ def write(
             f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}"
         )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_files.make_folder(folder)
     number = 1 + max(
         (
             _number(parts[server])

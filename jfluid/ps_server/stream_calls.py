@@ -324,6 +324,7 @@ class ServedStreams:
         self._lock = threading.Lock()
         self._threads: dict[_Served, threading.Thread] = {}
         self._listener: sockets.Listener | None = None
+        self._accepting: threading.Thread | None = None
         # The first hangs up when the second is closed.
         self._stopping: tuple[int, int] | None = None
         self._stopped = self._ended = False
@@ -339,8 +340,12 @@ class ServedStreams:
             return
         self._listener = sockets.Listener(stream, secret, _PURPOSE, self._largest, _CONNECT_S)
         self._stopping = os.pipe()
+        self._listener.return_when(self._stopping[0])
         self.port, self.beside = self._listener.port, beside
-        threading.Thread(target=self._accept, name="jfluid-ps-streams", daemon=True).start()
+        self._accepting = threading.Thread(
+            target=self._accept, name="jfluid-ps-streams", daemon=True
+        )
+        self._accepting.start()
 
     def stop(self) -> None:
         """Take no more calls."""
@@ -356,6 +361,9 @@ class ServedStreams:
         end = time.monotonic() + grace_s
         with self._lock:
             threads = dict(self._threads)
+        accepting = self._accepting
+        if accepting is not None:
+            accepting.join()
         for thread in threads.values():
             thread.join(max(end - time.monotonic(), 0.0))
         self._ended = True
@@ -368,17 +376,26 @@ class ServedStreams:
             while not self._stopped:
                 for connection in listener.accept(_LOOK_S):
                     self._begin(connection)
+        with self._lock:
+            self._accepting = None
+            self._forget_stopping()
 
     def _begin(self, connection: sockets.Connection) -> None:
         with self._lock:
             if self._stopped or self._stopping is None or len(self._threads) >= _MOST_SERVED:
                 connection.close()
                 return
-            stream = _Served(connection, self._largest, self._stopping[0])
-            self._threads[stream] = thread = threading.Thread(
-                target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True
-            )
-            thread.start()
+            try:
+                stream = _Served(connection, self._largest, self._stopping[0])
+                thread = threading.Thread(
+                    target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True
+                )
+                thread.start()
+                self._threads[stream] = thread  # before it ends: it takes the lock for that
+            # it has disconnected; or there is no memory for another thread
+            except (OSError, RuntimeError) as error:
+                logger.warning("a stream could not be served: %s", error)
+                connection.close()
 
     def _serve(self, stream: _Served) -> None:
         """Answer calls until the caller ends, or the server stops."""
@@ -392,15 +409,24 @@ class ServedStreams:
                 if self._ended:  # the call is made again, of the server that comes after this one
                     break
                 stream.answer(*answer)
-        except OSError:  # the caller has ended
+        except (OSError, MemoryError):  # the caller has ended, or a call needs more than there is
             pass
         finally:
             stream.socket.close()
             with self._lock:
                 self._threads.pop(stream, None)
-                if self._stopped and not self._threads and self._stopping is not None:
-                    os.close(self._stopping[0])
-                    self._stopping = None
+                self._forget_stopping()
+
+    def _forget_stopping(self) -> None:
+        """Close what hung up, when no thread looks at it any more."""
+        if (
+            self._stopped
+            and not self._threads
+            and self._accepting is None
+            and self._stopping is not None
+        ):
+            os.close(self._stopping[0])
+            self._stopping = None
 
 
 def _lost(error: OSError) -> CallError:

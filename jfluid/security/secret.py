@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from jfluid import environment, errors
+from jfluid import environment, errors, private_files
 
 VARIABLE, OLDER_VARIABLE = environment.JOB_TOKEN, environment.OLDER_JOB_TOKEN
 _LONGEST = 1024
@@ -76,7 +76,7 @@ def from_file(path: str | os.PathLike[str]) -> str:
         # Opening a pipe without a writer would block otherwise.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
-            problem = _problem_of(about, os.geteuid())
+            problem = _problem_of(about)
             data = b"" if problem else file.read(4 * _LONGEST)
     except OSError as error:
         raise errors.SecretError(
@@ -87,15 +87,11 @@ def from_file(path: str | os.PathLike[str]) -> str:
     return checked(data.decode("ascii", errors="replace").strip(), str(path))
 
 
-def _problem_of(about: os.stat_result, user: int) -> str:
+def _problem_of(about: os.stat_result) -> str:
     """Why a file cannot be trusted with a secret of this user; empty when it can."""
     if not stat.S_ISREG(about.st_mode):
         return "this is no file"
-    if about.st_uid not in (user, 0):
-        return f"the file belongs to user {about.st_uid}, expected {user}, whose process this is, or root"
-    if about.st_mode & 0o077:
-        return f"others can use the file, whose permissions are {stat.S_IMODE(about.st_mode):o}; run chmod 600 on it"
-    return ""
+    return private_files.problem_of(about, forbidden=0o077)
 
 
 def of_this_user() -> str:
@@ -121,7 +117,7 @@ def _file_of_this_user() -> Path:
 
 
 def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_files.make_folder(path.parent)
     whole = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     whole.touch(0o600)
     try:

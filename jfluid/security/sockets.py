@@ -14,7 +14,9 @@ A stranger's connection costs a descriptor and some hundred bytes, for a few sec
 """
 
 import contextlib
+import errno
 import hmac
+import logging
 import secrets
 import selectors
 import socket
@@ -35,6 +37,11 @@ _PIECE = 1 << 18
 _SECONDS_TO_PROVE = 5.0
 _MOST_NEWCOMERS = 128
 _MOST_AT_A_TIME = 64
+# This process, or the machine, has no descriptor or memory left for another connection. Who waits
+# then stays in the listening socket's queue, so that an accepting loop would not rest: it pauses.
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+PAUSE_S = 0.5
+logger = logging.getLogger(__name__)
 
 
 def decode_challenge(data: bytes) -> bytes:
@@ -134,6 +141,7 @@ class Connection:
         self._sent = 0
         self._frames = Frames(self.key, b"C" if listens else b"L", longest)
         self._messages: list[bytes] = []
+        self._fault: errors.MessageError | None = None  # after it nothing is read
 
     def fileno(self) -> int:
         return self.stream.fileno()
@@ -165,12 +173,19 @@ class Connection:
         return messages
 
     def _read(self) -> None:
+        if self._fault is not None:
+            raise self._fault
         data = self.stream.recv(_PIECE)
         if not data:
             raise ConnectionError(
                 "the connection ended" + " in the middle of a message" * self._frames.begun
             )
-        self._messages += self._frames.feed(data)
+        try:
+            self._messages.extend(self._frames.feed(data))
+        except errors.MessageError as error:
+            self._fault = error
+            if not self._messages:  # else those before it come first
+                raise
 
     def close(self) -> None:
         self.stream.close()
@@ -234,12 +249,15 @@ class _Newcomer:
 
     def __init__(self, stream: socket.socket):
         self.stream, self.nonce, self.data = stream, secrets.token_bytes(_NONCE_SIZE), b""
-        self.deadline = time.monotonic() + _SECONDS_TO_PROVE
+        self.came = time.monotonic()
+        self.deadline = self.came + _SECONDS_TO_PROVE
 
 
 class Listener:
     """Accepts connections of processes of the job. Strangers delay nobody: they have some seconds,
-    concurrently, and if there are too many of them the oldest is closed. Not safe for threads.
+    concurrently, and if there are too many of them the oldest is closed. Where descriptors run out
+    those that have proved nothing for half a second go, and none comes in for so long. Not safe for
+    threads.
 
     Args:
         stream: a listening socket, closed by `close`.
@@ -261,6 +279,8 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(stream, selectors.EVENT_READ)
         self._newcomers: dict[_Newcomer, None] = {}  # the oldest first
+        self._paused_until: float | None = None  # then the selector has no listening socket
+        self._told = False
 
     @property
     def port(self) -> int:
@@ -269,6 +289,8 @@ class Listener:
 
     def accept(self, wait_s: float) -> list[Connection]:
         """Return the connections whose proofs are complete; waits for events for at most so long."""
+        if self._paused_until is not None:
+            wait_s = min(wait_s, max(self._paused_until - time.monotonic(), 0.0))
         ready = self._selector.select(wait_s)
         found = []
         for key, _ in ready:
@@ -279,7 +301,14 @@ class Listener:
         now = time.monotonic()
         for newcomer in [n for n in self._newcomers if n.deadline < now]:
             self._drop(newcomer)
+        if self._paused_until is not None and now >= self._paused_until:
+            self._paused_until = None
+            self._selector.register(self._stream, selectors.EVENT_READ)
         return found
+
+    def return_when(self, file: int) -> None:
+        """Let `accept` return at once when this file descriptor can be read, or hangs up."""
+        self._selector.register(file, selectors.EVENT_READ, False)
 
     def _welcome(self) -> None:
         for _ in range(_MOST_AT_A_TIME):
@@ -287,12 +316,12 @@ class Listener:
                 stream, _ = self._stream.accept()
             except BlockingIOError:
                 return
-            # it has disconnected; or this process has no descriptor left, until strangers are
-            # closed
-            except OSError:
-                if self._newcomers:
-                    self._drop(next(iter(self._newcomers)))
+            except OSError as error:
+                if error.errno not in EXHAUSTED:  # it has disconnected
+                    continue
+                self._pause(error)
                 return
+            self._told = False
             newcomer = _Newcomer(stream)
             try:
                 stream.setblocking(False)
@@ -306,6 +335,22 @@ class Listener:
             self._selector.register(stream, selectors.EVENT_READ, newcomer)
             if len(self._newcomers) > _MOST_NEWCOMERS:
                 self._drop(next(iter(self._newcomers)))
+
+    def _pause(self, error: OSError) -> None:
+        """Accept none for a while, and make room among those that had time to prove themselves."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "port %d: no connection can be accepted, and none is for %g s at a time: %s",
+                self.port,
+                PAUSE_S,
+                error.strerror,
+            )
+        now = time.monotonic()
+        for newcomer in [n for n in self._newcomers if n.came + PAUSE_S < now]:
+            self._drop(newcomer)
+        self._selector.unregister(self._stream)
+        self._paused_until = now + PAUSE_S
 
     def _heard(self, newcomer: _Newcomer) -> Connection | None:
         """The connection of a newcomer whose proof is complete with the data that has arrived."""

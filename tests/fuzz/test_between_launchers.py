@@ -12,7 +12,16 @@ from jfluid.dataset import exchange, record_encoding
 from jfluid.dataset.multislot import Parser, Slot
 from jfluid.launch import messages
 from jfluid.launch.failure import Failure
-from tests.fuzz.harness import as_json, fuzzed, grows_linearly, lied, mutated, reads_or_refuses
+from jfluid.progress import line_of
+from tests.fuzz.harness import (
+    Refusal,
+    as_json,
+    fuzzed,
+    grows_linearly,
+    lied,
+    mutated,
+    reads_or_refuses,
+)
 
 FAILURE = Failure("trainer 1", -9, "killed", "last words", "/log")
 SAID = [
@@ -46,6 +55,39 @@ def packed(tags):
 @example(b'{"kind":"join","job":"a","node":1,"count":2,"endpoints":[' + b"1," * 5000 + b"1]}")
 def test_coordinator(data):
     reads_or_refuses(messages.decode, data, errors.MessageError)
+
+
+REPORTED = [
+    {"ending": 1, "time": 3.5, "restarts_all": True},
+    {
+        "description": "train",
+        "step": 3,
+        "total": 10,
+        "rate": 2.5,
+        "metrics": {"loss": float("nan")},
+        "done": False,
+    },
+]
+
+
+@fuzzed(150)
+@given(
+    st.one_of(
+        mutated([as_json(report) for report in REPORTED]),
+        st.sampled_from(REPORTED).flatmap(lambda report: lied(report).map(as_json)),
+    )
+)
+@example(b"[" * 200_000)
+def test_reports_of_scripts(data):
+    read = reads_or_refuses(messages.decode_report, data, errors.MessageError)
+    if not isinstance(read, Refusal) and "step" in read:
+        line_of(read)
+
+
+@pytest.mark.parametrize("report", REPORTED)
+def test_reports_are_read_as_they_were_sent(report):
+    read = messages.decode_report(as_json(report))
+    assert str({name: read[name] for name in report}) == str(report)
 
 
 @pytest.mark.parametrize("message", SAID, ids=lambda message: message.kind)

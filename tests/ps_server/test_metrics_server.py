@@ -1,13 +1,16 @@
 """Who is told a server's metrics."""
 
 import contextlib
+import errno
 import hmac
 import http.client
+import itertools
 import socket
 import ssl
 import threading
 import time
 from pathlib import Path
+from socketserver import TCPServer
 
 import pytest
 
@@ -15,7 +18,7 @@ from jfluid import errors
 from jfluid.ps_server import metrics_server
 from jfluid.ps_server.server import Server, Settings
 from jfluid.security import __main__ as command
-from jfluid.security import secret
+from jfluid.security import secret, sockets
 from tests.security.wiretap import Wiretap
 
 SECRET, LIMIT = "a-secret-of-the-job", 120
@@ -192,3 +195,31 @@ def test_a_port_that_is_taken(server):
         match=f"metrics: cannot listen on 127.0.0.1:{server.metrics_port}: Address",
     ):
         Server(Settings(token=SECRET, metrics_port=server.metrics_port)).start()
+
+
+def test_a_server_whose_files_have_run_out_rests(monkeypatch, caplog):
+    asked_at, real = [], TCPServer.get_request
+    poor = threading.Event()
+
+    def get_request(self):
+        asked_at.append(time.monotonic())
+        if poor.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(self)
+
+    monkeypatch.setattr(TCPServer, "get_request", get_request)
+    with Server(Settings(token=SECRET, metrics_port=0)) as server:
+        poor.set()
+        with socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT):
+            end = time.monotonic() + LIMIT
+            while len(asked_at) < 4:
+                assert time.monotonic() < end, "nobody tried again"
+                time.sleep(0.01)
+            pauses = [later - one for one, later in itertools.pairwise(asked_at)]
+            assert min(pauses) >= sockets.PAUSE_S
+            assert caplog.text.count("metrics: no connection can be accepted") == 1
+            poor.clear()
+            token = secret.metrics_token(SECRET)
+            assert asked(server.metrics_port, f"Bearer {token}")[0] == 200
+            poor.set()
+    assert len(asked_at) < 20

@@ -137,9 +137,9 @@ def test_a_file_of_another_user_is_refused():
     kept()
     about = os.stat("secret-file")
     other = os.stat_result([about.st_mode, *about[1:4], about.st_uid + 1, *about[5:10]])
-    assert secret._problem_of(about, about.st_uid) == ""
+    assert secret._problem_of(about) == ""
     assert f"belongs to user {about.st_uid + 1}, expected {about.st_uid}" in secret._problem_of(
-        other, about.st_uid
+        other
     )
 
 

@@ -1,7 +1,9 @@
 """Connections on which both sides prove that they have the secret."""
 
 import contextlib
+import errno
 import hmac
+import os
 import resource
 import socket
 import struct
@@ -231,6 +233,69 @@ def test_a_process_without_descriptors_goes_on(listener, monkeypatch):
         with serving(listener) as members:
             connect(listener.port).close()
             wait_until(lambda: len(members) == 1)
+
+
+class Poor(socket.socket):
+    """A listening socket whose process has no descriptor left, as often as it is asked to say so.
+
+    Attributes:
+        errno: of what accept raises; 0: it accepts.
+        asked: how often it was called.
+    """
+
+    errno, asked = 0, 0
+
+    def accept(self):
+        self.asked += 1
+        if self.errno:
+            raise OSError(self.errno, os.strerror(self.errno))
+        return super().accept()
+
+
+@pytest.mark.parametrize("number", sorted(sockets.EXHAUSTED))
+def test_a_listener_whose_files_have_run_out_rests(number, caplog):
+    poor = Poor(socket.AF_INET, socket.SOCK_STREAM)
+    poor.bind(("127.0.0.1", 0))
+    poor.listen()
+    with sockets.Listener(poor, SECRET, PURPOSE, LONGEST, LIMIT) as listener:
+        with stranger(listener.port), serving(listener) as members:
+            poor.errno, poor.asked = number, 0
+            joining = threading.Thread(target=lambda: connect(listener.port).close())
+            joining.start()
+            wait_until(lambda: poor.asked >= 3)
+            begin, asked = time.monotonic(), poor.asked
+            wait_until(lambda: poor.asked >= asked + 2)
+            assert time.monotonic() - begin >= sockets.PAUSE_S / 2
+            poor.errno = 0
+            wait_until(lambda: len(members) == 1)
+            joining.join(LIMIT)
+    assert [record.message.count("no connection can be accepted") for record in caplog.records] == [
+        1
+    ]
+
+
+def test_who_has_gone_before_it_is_accepted_stops_nobody():
+    poor = Poor(socket.AF_INET, socket.SOCK_STREAM)
+    poor.bind(("127.0.0.1", 0))
+    poor.listen()
+    with sockets.Listener(poor, SECRET, PURPOSE, LONGEST, LIMIT) as listener:
+        poor.errno = errno.ECONNABORTED
+        with stranger(listener.port):
+            listener.accept(LIMIT)
+            assert poor.asked == sockets._MOST_AT_A_TIME
+            poor.errno = 0
+            ours, theirs = meet(listener)
+            ours.close()
+            theirs.close()
+
+
+def test_accept_returns_when_it_is_told_to(listener):
+    reads, writes = os.pipe()
+    listener.return_when(reads)
+    os.close(writes)
+    begin = time.monotonic()
+    assert listener.accept(LIMIT) == [] and time.monotonic() - begin < LIMIT / 2
+    os.close(reads)
 
 
 def test_proofs_are_compared_in_constant_time(listener, monkeypatch):

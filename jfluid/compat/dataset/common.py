@@ -11,8 +11,10 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
+from jfluid import private_files
 from jfluid.errors import DownloadError, UnsupportedError
 from jfluid.files.storage import atomic_write
 
@@ -233,7 +235,9 @@ def cluster_files_reader(
     number i, i + n, i + 2n ... `loader(file)` reads one; the default takes numbers, texts and arrays
     only. It gets a binary file where it is the default or `pickle.load`, else a text file (whose
     `buffer` is a binary one). Raises TypeError for a loader that is no function, ValueError for
-    numbers that do not fit, and FileNotFoundError when it is read and no file matches.
+    numbers that do not fit, and FileNotFoundError when it is read and no file matches. A pickle can
+    run commands: `pickle.load` reads files of this user (or root) alone, in folders where nobody else
+    may write, and raises NotPrivateError for others.
     """
     if not callable(loader):
         raise TypeError(f"loader must be a function of a file, found {loader!r}")
@@ -245,11 +249,18 @@ def cluster_files_reader(
         if not paths:
             raise FileNotFoundError(f"no file matches {files_pattern!r}")
         for path in paths[trainer_id::trainer_count]:
-            with open(path, "rb" if loader in _BINARY else "r") as file:
+            with _opened(path, loader) as file:
                 samples = loader(file)
                 yield from samples
 
     return reader
+
+
+def _opened(path: str, loader: Callable[[Any], Any]) -> IO[Any]:
+    if loader is pickle.load:
+        whole = Path(os.path.realpath(path))
+        return private_files.open_trusted(private_files.trusted_folder(whole.parent) / whole.name)
+    return open(path, "rb" if loader in _BINARY else "r")
 
 
 def convert(*args: Any, **kwargs: Any) -> None:

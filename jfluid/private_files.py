@@ -1,0 +1,122 @@
+"""Files and folders that only this user may use, and whether those on the disk are such.
+
+What may hold data or secrets is made by `make_folder` and `create`. What is unpickled or executed
+is read by `open_trusted` alone, from folders that `trusted_folder` has checked. No function changes
+the process's umask, or asks for it by changing it: it belongs to all threads.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from jfluid import errors
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those on the way, with mode 0700. Folders that are there stay as they are."""
+    folder = Path(path)
+    for missing in reversed([at for at in (folder, *folder.parents) if not at.is_dir()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def own_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder as `make_folder` does, or find it there, of this user.
+
+    Raises NotPrivateError where another user made it, or a link of that name, or where everybody
+    can write to it: files might be written where that user wants them.
+    """
+    make_folder(path)
+    for about in (os.lstat(path), os.stat(path)):
+        linked = stat.S_ISLNK(about.st_mode)  # whose own permissions mean nothing
+        problem = problem_of(about, 0 if linked else stat.S_IWOTH)
+        if problem or about.st_uid != os.geteuid():
+            raise errors.NotPrivateError(f"{os.fspath(path)}: {problem or 'it belongs to root'}")
+
+
+def create(path: str | os.PathLike[str], flags: int) -> int:
+    """Return the file descriptor of a file, with mode 0600 if it is new: an `opener` of open().
+
+    A file that is there keeps its mode.
+    """
+    return os.open(path, flags, 0o600)
+
+
+def problem_of(about: os.stat_result, forbidden: int = _WRITABLE_BY_OTHERS) -> str:
+    """Return why a file or folder may have been changed by other users; empty when it cannot.
+
+    Args:
+        forbidden: permissions that it must not have; by default those of others to write.
+    """
+    user, kind = os.geteuid(), "folder" if stat.S_ISDIR(about.st_mode) else "file"
+    if about.st_uid not in (user, 0):
+        return (
+            f"the {kind} belongs to user {about.st_uid}, expected {user}, whose process this is, "
+            "or root"
+        )
+    if about.st_mode & forbidden:
+        what, mode = ("use", "600") if forbidden & stat.S_IROTH else ("write to", "go-w")
+        return (
+            f"others can {what} the {kind}, whose permissions are "
+            f"{stat.S_IMODE(about.st_mode):o}; run chmod {mode} on it"
+        )
+    return ""
+
+
+def trusted_folder(
+    path: str | os.PathLike[str], of_others: Callable[[str], bool] | None = None
+) -> Path:
+    """Return the folder without links, if only this user, or root, can have put files there.
+
+    The same holds for the folders above it, so that nobody can put another one in its place; there
+    others may write where the sticky bit keeps them from what is not theirs, as in /tmp.
+
+    Args:
+        of_others: tells names of files that are read by other packages, which do not look at their
+            owners: these files are checked, too.
+
+    Raises NotPrivateError for another one, OSError where there is none.
+    """
+    folder = Path(path).resolve(strict=True)
+    for at in (folder, *folder.parents):
+        about = at.stat()
+        shared = at != folder and about.st_mode & stat.S_ISVTX
+        if problem := problem_of(about, 0 if shared else _WRITABLE_BY_OTHERS):
+            raise errors.NotPrivateError(f"{at}: {problem}")
+    if of_others is not None:
+        # What others cannot enter they cannot write to, whatever its files' permissions.
+        closed = not folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+        with os.scandir(folder) as found:
+            for entry in found:
+                if not of_others(entry.name):
+                    continue
+                about = entry.stat(follow_symlinks=False)
+                linked = stat.S_ISLNK(about.st_mode)  # whose own permissions mean nothing
+                if problem := problem_of(about, 0 if closed or linked else _WRITABLE_BY_OTHERS):
+                    raise errors.NotPrivateError(f"{entry.path}: {problem}")
+    return folder
+
+
+def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading that only this user, or root, can have written.
+
+    The folder is to be a `trusted_folder`. Raises NotPrivateError for another file and for a link,
+    OSError where it cannot be read.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise errors.NotPrivateError(f"{os.fspath(path)}: expected a file, found a link") from None
+    file = os.fdopen(number, "rb")
+    about = os.fstat(file.fileno())
+    problem = "expected a file" if not stat.S_ISREG(about.st_mode) else problem_of(about)
+    if problem:
+        file.close()
+        raise errors.NotPrivateError(f"{os.fspath(path)}: {problem}")
+    return file
