@@ -1,0 +1,54 @@
+"""Memory that requests and answers under way may take together."""
+
+from jfluid import heap
+from jfluid.serving.requests import SMALL, TooManyRequests
+
+
+class Room:
+    """Bytes that large requests may hold at a time. It is used from the server's loop only."""
+
+    def __init__(self, most: int):
+        """Have room for `most` bytes."""
+        self.most, self.held = most, 0
+        self._free_later = False
+
+    def share(self) -> "Share":
+        """Return the share of one request, of nothing yet."""
+        return Share(self)
+
+    def change(self, by: int) -> None:
+        """Take or give back bytes. Raises TooManyRequests where so many are not there."""
+        if by > 0 and self.held + by > self.most:
+            raise TooManyRequests(
+                f"large requests and answers under way hold {self.held} bytes of {self.most} for all "
+                "of them: ask again later, or for less at a time"
+            )
+        self.held += by
+        self._free_later |= by > 0
+
+    def give_back(self) -> bool:
+        """Return whether memory is free that the system could have again: no request holds any, but
+        some have.
+        """
+        if self.held or not self._free_later:
+            return False
+        self._free_later = False
+        return True
+
+
+class Share:
+    """What one request holds; small ones count for nothing, so that they are let in always."""
+
+    def __init__(self, room: Room):
+        self._room, self._bytes = room, 0
+
+    def set(self, size: int) -> None:
+        """Hold so many bytes from now on. Raises TooManyRequests, and holds what it did."""
+        wanted = size if size > SMALL else 0
+        self._room.change(wanted - self._bytes)
+        self._bytes = wanted
+
+
+def free_memory() -> None:
+    """Give the system what large requests have taken: steps keep what is free (`jfluid.heap`)."""
+    heap.give_back()
