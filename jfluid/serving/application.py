@@ -8,6 +8,9 @@ POST /predict     {"inputs": {"x": [[1.0, 2.0]]}} -> {"outputs": {"y": [[0.5]]}}
 
 import asyncio
 import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +25,11 @@ from jfluid import errors
 from jfluid.exports.model import LoadedModel
 from jfluid.serving.answers import NUMBERS, json_pieces, npz_file, parts
 from jfluid.serving.batching import Batcher, rows_are_independent
-from jfluid.serving.json_inputs import read_json
+from jfluid.serving.blocks import SMALL, Block, block
+from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
-from jfluid.serving.requests import NPZ, SMALL, BadRequest, Input, Limits, TooManyRequests, shown
-from jfluid.serving.room import Room, Share, free_memory
+from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests, shown
+from jfluid.serving.room import Room, Share
 
 try:
     import uvicorn
@@ -70,7 +74,9 @@ class Service:
             model.run, model.sample(2), 2, model.fetches
         )
         any_input = Input("x", np.dtype("float32"), (-1,))
-        read_json(bytearray(b'{"inputs": {"x": [1]}}'), (any_input,), limits)  # compiles the reader
+        read_json(
+            bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits
+        )  # compiles the reader
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "jfluid_requests", "requests by status", ["status"], registry=self.registry
@@ -92,8 +98,8 @@ class Service:
             most_bytes=limits.bytes,
         )
         # Large requests are read one after the other: then others find a processor free.
-        self.reader = ThreadPoolExecutor(1, "large requests")
-        self.encoding = asyncio.Lock()
+        self.reader = ThreadPoolExecutor(1, "large requests", initializer=_let_others_go_first)
+        self._turn = asyncio.Lock()
 
     async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what the model gives for a feed."""
@@ -115,7 +121,7 @@ class Service:
             for kind, variables in (("inputs", self.model.feeds), ("outputs", self.model.fetches))
         } | {"batched": self.batched}
 
-    async def feed(self, body: bytearray, kind: str) -> dict[str, np.ndarray]:
+    async def feed(self, body: Block, kind: str) -> dict[str, np.ndarray]:
         """Return the inputs of a request as arrays of the model's dtypes. Raises BadRequest."""
         size = len(body)
         if kind == NPZ:
@@ -136,20 +142,18 @@ class Service:
             return checked()
         return await asyncio.get_running_loop().run_in_executor(self.reader, checked)
 
-    async def pieces(self, found: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of an answer, of which one is made each time that the loop goes round."""
-        while True:
-            async with self.encoding:
-                await asyncio.sleep(0)
-                piece = next(found, None)
-            if piece is None:
-                return
-            yield piece
+    async def turn(self) -> None:
+        """Wait until the loop has gone round once more: of all large requests and answers one does a
+        little each time, and what others want is done between.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
 
-    async def free(self) -> None:
-        """Give memory of large requests back where all of them are done."""
-        if self.room.give_back():
-            await asyncio.get_running_loop().run_in_executor(self.reader, free_memory)
+    async def pieces(self, found: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of an answer."""
+        for piece in found:
+            yield piece
+            await self.turn()
 
     def close(self) -> None:
         """Answer what waits, and end the threads."""
@@ -210,14 +214,13 @@ class _Streamed(StreamingResponse):
 
     def __init__(self, service: Service, found: Iterator[bytes], kind: str, share: Share):
         super().__init__(service.pieces(found), media_type=kind)
-        self._service, self._share = service, share
+        self._share = share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._share.set(0)
-            await self._service.free()
 
 
 async def _answer(service: Service, request: Request) -> Response:
@@ -233,7 +236,6 @@ async def _answer(service: Service, request: Request) -> Response:
     finally:
         if not isinstance(response, _Streamed):
             share.set(0)
-            await service.free()
 
 
 def _refusal(error: Exception) -> Response:
@@ -258,7 +260,7 @@ async def _predicted(service: Service, request: Request, share: Share) -> Respon
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise BadRequest(f"expected no Content-Encoding, found {shown(encoding)}", 415)
-    body = await _body(request, service.limits, share)
+    body = await _body(service, request, share)
     feed = await service.feed(body, kind)
     del body
     share.set(_bytes(feed))
@@ -268,7 +270,8 @@ async def _predicted(service: Service, request: Request, share: Share) -> Respon
     if NPZ in (kind, request.headers.get("accept")):
         if _bytes(outputs) <= SMALL:
             return Response(bytes(npz_file(outputs)), media_type=NPZ)
-        file = await asyncio.get_running_loop().run_in_executor(service.reader, npz_file, outputs)
+        loop = asyncio.get_running_loop()
+        file = await loop.run_in_executor(service.reader, npz_file, outputs)
         return _Streamed(service, parts(file), NPZ, share)
     text = json_pieces(outputs)
     if sum(value.size for value in outputs.values()) > NUMBERS:
@@ -280,25 +283,40 @@ def _bytes(arrays: Mapping[str, np.ndarray]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
-async def _body(request: Request, limits: Limits, share: Share) -> bytearray:
-    """The body of a request, read no further than it may be, nor for longer."""
-    declared = request.headers.get("content-length", "0")
+async def _body(service: Service, request: Request, share: Share) -> Block:
+    """The body of a request and PADDING, read no further than it may be, nor for longer."""
+    limits = service.limits
+    declared = request.headers.get("content-length", "")
+    most = int(declared[:20]) if declared.isdecimal() else limits.bytes
     too_large = BadRequest(f"a request may have {limits.bytes} bytes", 413)
-    if declared.isdecimal() and int(declared[:20]) > limits.bytes:
+    if most > limits.bytes:
         raise too_large
-    body, until = bytearray(), asyncio.get_running_loop().time() + limits.seconds
+    body, size, until = block(most + len(PADDING)), 0, time.monotonic() + limits.seconds
     try:
         async with asyncio.timeout_at(until) as waiting:
             async for part in request.stream():
-                if len(body) + len(part) > limits.bytes:
+                if size + len(part) > most:
                     raise too_large
-                share.set(len(body) + len(part))
-                body += part
-                waiting.reschedule(until + len(body) / _RATE)
+                share.set(size + len(part))
+                body[size : size + len(part)] = part
+                size += len(part)
+                waiting.reschedule(until + size / _RATE)
+                if size > SMALL:
+                    await service.turn()
     except TimeoutError:
         raise BadRequest(
             f"the body came too slowly: expected it within {limits.seconds:g} s, or {_RATE} bytes a "
-            f"second, found {len(body)} bytes",
+            f"second, found {size} bytes",
             408,
         ) from None
-    return body
+    if size == most:
+        return body
+    whole = block(size + len(PADDING))
+    np.frombuffer(whole, np.uint8)[:] = np.frombuffer(body, np.uint8)[: len(whole)]
+    return whole
+
+
+def _let_others_go_first() -> None:
+    """Give the processor to other threads, which have less to do."""
+    if sys.platform.startswith("linux"):  # elsewhere it is of the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,5 +1,6 @@
 """Requests that come at the same time, run as one batch; large ones run in pieces."""
 
+import math
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid.serving.blocks import empty
 from jfluid.serving.requests import BadRequest, TooManyRequests
 
 Arrays = Mapping[str, np.ndarray]
@@ -182,7 +184,7 @@ class Batcher:
             if request.done < request.rows:
                 self._large.append(request)
                 return
-            whole = [np.concatenate(values) for values in zip(*request.found, strict=True)]
+            whole = [_joined(values) for values in zip(*request.found, strict=True)]
         except Exception as error:
             request.answer.set_exception(error)
             return
@@ -195,6 +197,13 @@ def _filled(values: np.ndarray, rows: int) -> np.ndarray:
     if wanted == rows:
         return values
     return np.concatenate([values, np.repeat(values[-1:], wanted - rows, axis=0)])
+
+
+def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of arrays, one after the other."""
+    shape = (sum(map(len, values)), *values[0].shape[1:])
+    out = empty(math.prod(shape), values[0].dtype).reshape(shape)
+    return np.concatenate(values, out=out)
 
 
 def rows_are_independent(

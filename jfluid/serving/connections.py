@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import json
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -17,6 +18,7 @@ import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from jfluid.serving.blocks import SMALL
 from jfluid.serving.requests import Limits
 
 _RESERVE = 320  # descriptors for connections that are just taken, and for all else
@@ -53,6 +55,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, and end another connection if there are too many."""
         super().connection_made(transport)
+        # Heads and bodies of answers are sent one after the other, and are not to wait for each other.
+        client = transport.get_extra_info("socket")
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # What is read at once, of asyncio's transports: others wait for no more than this.
+        transport.max_size = SMALL  # type: ignore[attr-defined]
         self._since = time.monotonic()
         self._look = self.loop.call_later(_LOOK, self._end_if_late)
         if len(self.connections) > self._most():

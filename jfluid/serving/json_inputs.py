@@ -6,29 +6,28 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jfluid.serving import json_numbers
+from jfluid.serving.blocks import Block, empty
 from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, check_names, shown
 
 _LONGEST_NAME = 4096  # bytes
 _BLOCK = 1 << 16  # numbers that are read without looking up
 _ENDS = str.maketrans(",]}", "   ")  # of a number
-_PADDING = bytes(16)
+PADDING = bytes(16)
 _FORM = 'expected {"inputs": {name: lists of numbers}} in JSON'
 
 
-def read_json(body: bytearray, inputs: tuple[Input, ...], limits: Limits) -> dict[str, np.ndarray]:
-    """Return the arrays of a request. Raises BadRequest.
+def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits) -> dict[str, np.ndarray]:
+    """Return the arrays of a request, whose body ends with PADDING. Raises BadRequest.
 
-    No object is made for a list or a number, so that this takes as much memory as the arrays; the
-    body gets some bytes that end it.
+    No object is made for a list or a number, so that this takes as much memory as the arrays.
     """
-    body += _PADDING
     return _Reader(body, inputs, limits).request()
 
 
 class _Reader:
     """A place in a text, and what is read from there."""
 
-    def __init__(self, body: bytearray, inputs: tuple[Input, ...], limits: Limits):
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
         self._text = np.frombuffer(body, np.uint8)
         self._base: int = self._text.ctypes.data
         self._at = self._base
@@ -60,7 +59,7 @@ class _Reader:
             raise BadRequest(f"{_FORM}, found {shown(self._name())} beside inputs")
         self._expect(b"}")
         self._next()
-        if self._at != self._base + len(self._text) - len(_PADDING):
+        if self._at != self._base + len(self._text) - len(PADDING):
             self._fail("the end")
         check_names(found, tuple(self._inputs.values()))
         return found
@@ -101,7 +100,7 @@ class _Reader:
     def _found(self) -> str:
         """What is at this place."""
         place = self._at - self._base
-        text = self._text[place : min(place + 41, len(self._text) - len(_PADDING))].tobytes()
+        text = self._text[place : min(place + 41, len(self._text) - len(PADDING))].tobytes()
         words = text.decode("utf-8", "backslashreplace").translate(_ENDS).split()
         return shown(words[0] if words else text[:1].decode()) if text else "the end"
 
@@ -116,7 +115,7 @@ class _Reader:
         # Each number takes two bytes of the text, so that this is enough; the system gives memory
         # for what is written.
         left = (len(self._text) - (self._at - self._base)) // 2 + 1
-        array = np.empty(min(room, left), item.dtype)
+        array = empty(min(room, left), item.dtype)
         numbers = np.empty(min(_BLOCK, len(array) or 1), np.float64)
         integers, used, wrong = numbers.view(np.int64), 0, json_numbers.FULL
         while wrong == json_numbers.FULL:
@@ -139,8 +138,7 @@ class _Reader:
         self._taken += int(state[json_numbers.TAKEN])
         if wrong:
             self._refuse(item, wrong, sizes, state)
-        array.resize(used, refcheck=False)
-        return array.reshape(np.maximum(sizes, 0))
+        return array[:used].reshape(np.maximum(sizes, 0))
 
     def _refuse(self, item: Input, wrong: int, sizes: Any, state: Any) -> NoReturn:
         """Raise BadRequest for what `json_numbers.read` found."""

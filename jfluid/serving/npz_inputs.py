@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from jfluid.serving.blocks import Block, block
 from jfluid.serving.requests import BadRequest, Input, Limits, check_names, shown
 
 _END, _LARGE_END = b"PK\x05\x06", b"PK\x06\x07"  # of a zip file's directory
 _END_BYTES, _LARGE_END_BYTES = 22, 20
 _ENTRY_BYTES = 1 << 10  # of the directory, for each input
 _HEAD_BYTES = 1 << 10  # of an array
+_PIECE = 64 << 10  # bytes that are unpacked at once
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1
 _READERS = {
@@ -30,12 +32,14 @@ _OF_HEADS = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, 
 class Archive:
     """The arrays of a file, whose directory has been read and checked; nothing is unpacked yet."""
 
-    def __init__(self, body: bytearray, inputs: tuple[Input, ...], limits: Limits):
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
         """Read the directory, in a time that the number of inputs bounds. Raises BadRequest."""
         self._inputs, self._limits = inputs, limits
         _check_directory(body, len(inputs))
         try:
-            self._file = zipfile.ZipFile(io.BytesIO(body))
+            # a mapping is a file, too
+            file = io.BytesIO(body) if isinstance(body, bytearray) else body
+            self._file = zipfile.ZipFile(file)  # type: ignore[arg-type]
         except _OF_ZIPS as error:
             raise _wrong(error) from None
         items = self._file.infolist()
@@ -59,7 +63,7 @@ class Archive:
             try:
                 entry = self._items[item.name]
                 with self._file.open(entry) as file:
-                    data = file.read(entry.file_size)  # without a size it unpacks all that is there
+                    data = _unpacked(file, entry.file_size)
             except _OF_ZIPS as error:
                 raise _wrong(error) from None
             array = _array(item, data)
@@ -72,11 +76,24 @@ class Archive:
         return found
 
 
+def _unpacked(file: Any, size: int) -> memoryview:
+    """So many bytes of a file in an archive, which may have more: it is read in small pieces, so that
+    no more is unpacked, and other threads have their turn.
+    """
+    data, done = memoryview(block(size)), 0
+    while done < size:
+        count = file.readinto(data[done : done + _PIECE])
+        if not count:
+            raise EOFError(f"{done} bytes in place of {size}")
+        done += count
+    return data
+
+
 def _wrong(error: Any) -> BadRequest:
     return BadRequest(f"expected an .npz of arrays: {shown(error)}")
 
 
-def _check_directory(body: bytearray, inputs: int) -> None:
+def _check_directory(body: Block, inputs: int) -> None:
     """Raise BadRequest for a directory of more entries than inputs, or with more bytes than they
     can have: the library makes an object for each.
     """
@@ -94,7 +111,7 @@ def _check_directory(body: bytearray, inputs: int) -> None:
         )
 
 
-def _array(item: Input, data: bytes) -> np.ndarray:
+def _array(item: Input, data: memoryview) -> np.ndarray:
     """The array of a file in NumPy's format, which shares the file's memory."""
     file = io.BytesIO(data[: _HEAD_BYTES + 16])
     try:

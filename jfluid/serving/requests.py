@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.serving.blocks import empty
 
 NPZ = "application/x-npz"
 
@@ -44,9 +45,6 @@ class Limits:
     held: int = 256 << 20
     connections: int = 4096
     seconds: float = 10.0
-
-
-SMALL = 64 << 10  # bytes of a request that others need not be protected from
 
 
 @dataclass(frozen=True)
@@ -110,31 +108,40 @@ class Input:
             raise self.wrong(f": found elements of {array.dtype}")
         self.check_shape(array.shape)
         if self.whole:
-            least, most = self.range
-            self._refuse(array, (array < least) | (array > most))
-            return array.astype(self.dtype)
+            self._check(array, *self.range, f"{self.name}: expected numbers of {self.dtype}")
+        if array.dtype == self.dtype:
+            return array
+        found = empty(array.size, self.dtype).reshape(array.shape)
         with np.errstate(over="ignore"):
-            found = array.astype(self.dtype)
-        if found.dtype != array.dtype:
-            self._refuse(array, np.isinf(found) & ~np.isinf(array))
+            np.copyto(found, array, casting="unsafe")
+        if not self.whole and array.size and _infinite(found):
+            wrong = np.isinf(found) & ~np.isinf(array)
+            if wrong.any():
+                raise self.wrong(f": found {_at(array, wrong)}, which does not fit")
         return found
-
-    def _refuse(self, array: np.ndarray, wrong: Any) -> None:
-        if wrong.any():
-            place = tuple(map(int, np.argwhere(wrong)[0]))
-            raise self.wrong(f": found {array[place]} at {list(place)}, which does not fit")
 
     def check_ids(self, array: np.ndarray) -> None:
         """Raise BadRequest for an id that the input's table does not have."""
-        if self.height is None or not array.size:
-            return
-        wrong = ~((array >= 0) & (array < self.height))
-        if wrong.any():
-            place = tuple(map(int, np.argwhere(wrong)[0]))
-            raise BadRequest(
-                f"{self.name}: expected ids from 0 to {self.height - 1}, found {array[place]} at "
-                f"{list(place)}"
-            )
+        if self.height is not None:
+            last = self.height - 1
+            self._check(array, 0, last, f"{self.name}: expected ids from 0 to {last}")
+
+    def _check(self, array: np.ndarray, least: int, most: int, text: str) -> None:
+        """Raise BadRequest for a number beyond a range, or none; what is right takes no memory."""
+        if array.size and not (least <= array.min() and array.max() <= most):
+            wrong = ~((array >= least) & (array <= most))
+            raise BadRequest(f"{text}, found {_at(array, wrong)}")
+
+
+def _infinite(array: np.ndarray) -> bool:
+    """Whether one of the numbers is infinite; it takes no memory to find out."""
+    return any(np.isinf(extreme.reduce(array, axis=None)) for extreme in (np.fmax, np.fmin))
+
+
+def _at(array: np.ndarray, wrong: Any) -> str:
+    """The first of an array's elements that are wrong, and where it is."""
+    place = tuple(map(int, np.argwhere(wrong)[0]))
+    return f"{array[place]} at {list(place)}"
 
 
 def _finfo(dtype: Any) -> Any:

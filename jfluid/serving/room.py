@@ -1,7 +1,7 @@
-"""Memory that requests and answers under way may take together."""
+"""Bytes that large requests and answers under way may take together."""
 
-from jfluid import heap
-from jfluid.serving.requests import SMALL, TooManyRequests
+from jfluid.serving.blocks import SMALL
+from jfluid.serving.requests import TooManyRequests
 
 
 class Room:
@@ -10,7 +10,6 @@ class Room:
     def __init__(self, most: int):
         """Have room for `most` bytes."""
         self.most, self.held = most, 0
-        self._free_later = False
 
     def share(self) -> "Share":
         """Return the share of one request, of nothing yet."""
@@ -24,16 +23,6 @@ class Room:
                 "of them: ask again later, or for less at a time"
             )
         self.held += by
-        self._free_later |= by > 0
-
-    def give_back(self) -> bool:
-        """Return whether memory is free that the system could have again: no request holds any, but
-        some have.
-        """
-        if self.held or not self._free_later:
-            return False
-        self._free_later = False
-        return True
 
 
 class Share:
@@ -47,8 +36,3 @@ class Share:
         wanted = size if size > SMALL else 0
         self._room.change(wanted - self._bytes)
         self._bytes = wanted
-
-
-def free_memory() -> None:
-    """Give the system what large requests have taken: steps keep what is free (`jfluid.heap`)."""
-    heap.give_back()
