@@ -54,7 +54,8 @@ class Service:
     """A model, what batches its requests, and what is counted."""
 
     def __init__(self, model: LoadedModel, largest: int, delay: float, limits: Limits):
-        """Compile the model for one row, and start the threads that run it and read large requests.
+        """Compile the model for all sizes of batches, and start the threads that run it and read large
+        requests.
 
         Raises UnsupportedError for sequences of different lengths.
         """
@@ -77,6 +78,9 @@ class Service:
         read_json(
             bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits
         )  # compiles the reader
+        if self.batched and all(min(v.shape[1:], default=1) >= 0 for v in model.feeds):
+            for power in range(2, (largest - 1).bit_length() + 1):
+                model.run(model.sample(1 << power))  # compiles it: later, others would wait
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "jfluid_requests", "requests by status", ["status"], registry=self.registry
