@@ -8,9 +8,6 @@ POST /predict     {"inputs": {"x": [[1.0, 2.0]]}} -> {"outputs": {"y": [[0.5]]}}
 
 import asyncio
 import logging
-import os
-import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +22,7 @@ from jfluid import errors
 from jfluid.exports.model import LoadedModel
 from jfluid.serving.answers import NUMBERS, json_pieces, npz_file, parts
 from jfluid.serving.batching import Batcher, rows_are_independent
-from jfluid.serving.blocks import SMALL, Block, block
+from jfluid.serving.blocks import SMALL, Block, block, let_others_go_first
 from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
 from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests, shown
@@ -102,7 +99,7 @@ class Service:
             most_bytes=limits.bytes,
         )
         # Large requests are read one after the other: then others find a processor free.
-        self.reader = ThreadPoolExecutor(1, "large requests", initializer=_let_others_go_first)
+        self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
         self._turn = asyncio.Lock()
 
     async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -318,9 +315,3 @@ async def _body(service: Service, request: Request, share: Share) -> Block:
     whole = block(size + len(PADDING))
     np.frombuffer(whole, np.uint8)[:] = np.frombuffer(body, np.uint8)[: len(whole)]
     return whole
-
-
-def _let_others_go_first() -> None:
-    """Give the processor to other threads, which have less to do."""
-    if sys.platform.startswith("linux"):  # elsewhere it is of the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
