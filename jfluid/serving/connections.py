@@ -124,15 +124,15 @@ class Connection(H11Protocol):
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         body = json.dumps({"error": f"this is no request of HTTP: {error or msg}"[:200]}).encode()
-        headers = [("content-type", "application/json"), ("connection", "close")]
-        reason = STATUS_PHRASES[status]
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        answer = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         try:
-            for event in (
-                h11.Response(status_code=status, headers=headers, reason=reason),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            events = (answer, h11.Data(data=body), h11.EndOfMessage())
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
             self.transport.close()
         except h11.LocalProtocolError:  # an answer has begun
             self.transport.abort()

@@ -24,17 +24,19 @@ OUTPUT = "save_infer_model/scale_0.tmp_0"
 
 
 @contextlib.contextmanager
-def served(**options):
-    """The address at which the golden model is served."""
+def served(model=None, **options):
+    """The address at which a model, or the golden one, is served."""
     settings = {"largest": 8, "delay": 0.2, "limits": Limits(bytes=1 << 20)} | options
-    service = Service(LoadedModel(str(GOLDEN)), **settings)
+    service = Service(model or LoadedModel(str(GOLDEN)), **settings)
     with listen("127.0.0.1", 0) as socket:
         serving = server(service)
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [socket]})
         thread.start()
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
-        serving.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+        finally:
+            serving.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="module")
