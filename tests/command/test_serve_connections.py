@@ -5,7 +5,6 @@ has bounds, and others are answered meanwhile.
 import http.client
 import json
 import resource
-import select
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 import jfluid as fluid
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
-from jfluid.serving import connections
+from jfluid.serving import application, batching, connections
 from jfluid.serving.batching import Batcher
 from jfluid.serving.blocks import block
 from jfluid.serving.requests import NPZ, BadRequest, Limits, TooManyRequests
@@ -230,23 +229,36 @@ def test_the_connection_that_was_waited_for_longest_makes_room(strict, monkeypat
             client.close()
 
 
-def test_large_bodies_wait_for_room_and_small_ones_do_not(model):
-    large = b'{"inputs": {"x": [' + b" " * 2000000 + b"[1, 2, 3, 4]]}}"
-    with served(model=model, limits=Limits(bytes=4 << 20, held=6 << 20)) as found:
-        holders = [connected(found) for _ in range(3)]
-        for client in holders:
-            client.sendall(HEAD + b"Content-Length: 4000000\r\n\r\n" + b" " * 3000000)
-        refused, _, _ = select.select(holders, [], [], DEADLINE)
-        assert len(refused) == 1 and refused[0].recv(100).startswith(b"HTTP/1.1 503")
-        status, text = asked(f"{found}/predict", large)
-        assert status == 503 and "ask again later" in json.loads(text)["error"]
-        assert asked(f"{found}/predict", ROW)[0] == 200
-        for client in holders:
-            client.close()
-        until = time.monotonic() + DEADLINE
-        while status != 200 and time.monotonic() < until:
-            status, _ = asked(f"{found}/predict", large)
-        assert status == 200
+def test_large_bodies_wait_for_room_and_small_ones_do_not(model, monkeypatch):
+    rooms = []
+
+    class Seen(Room):
+        def __init__(self, most):
+            super().__init__(most)
+            rooms.append(self)
+
+    monkeypatch.setattr(application, "Room", Seen)
+
+    def spaced(size):
+        return b'{"inputs": {"x": [' + b" " * size + b"[1, 2, 3, 4]]}}"
+
+    with served(model=model, limits=Limits(held=1 << 20)) as found:
+        for _ in range(3):  # what was held is free again
+            status, text = asked(f"{found}/predict", spaced(2 << 20))
+            assert status == 503 and "ask again later" in json.loads(text)["error"]
+            assert asked(f"{found}/predict", spaced(900_000))[0] == 200
+        with connected(found) as client:
+            client.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 900_000)
+            until = time.monotonic() + DEADLINE
+            while rooms[0].held < 900_000:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert asked(f"{found}/predict", spaced(500_000))[0] == 503
+            assert asked(f"{found}/predict", ROW)[0] == 200
+        while rooms[0].held:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert asked(f"{found}/predict", spaced(900_000))[0] == 200
 
 
 def test_without_descriptors_the_oldest_makes_room(model, monkeypatch):
@@ -279,8 +291,6 @@ def test_errors_of_values_are_told_and_others_are_not(
 
         def fail(feed):
             raise error
-
-        from jfluid.serving import batching
 
         monkeypatch.setattr(batching.Batcher, "_found", lambda self, feed, rows: fail(feed))
         code, text = asked(f"{found}/predict", ROW)
