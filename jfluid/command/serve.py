@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--max-elements", _positive, defaults.elements, "numbers and lists of a request"),
         ("--max-held", _positive, defaults.held, "bytes of all large requests under way"),
         ("--max-connections", _positive, defaults.connections, "at a time"),
-        ("--timeout", _seconds, defaults.seconds, "seconds that a client may have others wait"),
+        ("--timeout", _timeout, defaults.seconds, "seconds that a client may have others wait"),
     ):
         parser.add_argument(name, type=type_, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--gpu", type=int, help="the GPU to run on; by default the CPU")
@@ -101,4 +101,11 @@ def _seconds(text: str) -> float:
     number = float(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text}")
+    return number
+
+
+def _timeout(text: str) -> float:
+    number = _seconds(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("expected a number above 0, found 0")
     return number

@@ -22,6 +22,7 @@ from jfluid.serving.blocks import SMALL
 from jfluid.serving.requests import Limits
 
 _RESERVE = 320  # descriptors for connections that are just taken, and for all else
+_HEAD_BYTES = 8 << 10  # of a request, or of a piece of its body
 _LOOK = 1.0  # seconds
 _AT_ONCE = 16  # connections that make room
 _FEW, _PIECES = 64, 512  # bytes of a piece of a body, and how many such a body may have
@@ -35,7 +36,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.conn = _Parts(self.conn._max_incomplete_event_size)
+        self.conn = self._parts = _Parts(_HEAD_BYTES)
         self._since, self._blocked_since = time.monotonic(), 0.0
         self._half_closed = False
         self._look: asyncio.TimerHandle | None = None
@@ -46,7 +47,7 @@ class Connection(H11Protocol):
             return self._blocked_since
         if self._is_idle():
             return self._since
-        return self.conn.began if self.cycle.more_body else float("inf")
+        return self._parts.began if self.cycle.more_body else float("inf")
 
     def _is_idle(self) -> bool:
         """Whether no request is under way, as far as is known."""
@@ -143,8 +144,8 @@ class _Parts(h11.Connection):
     however small the piece is.
     """
 
-    def __init__(self, largest_head: int):
-        super().__init__(h11.SERVER, largest_head)
+    def __init__(self, most: int):
+        super().__init__(h11.SERVER, most)
         self.began = 0.0  # when the head of the last request was there
         self._pieces = self._bytes = 0
 
@@ -175,7 +176,6 @@ def configured(application: Any, limits: Limits) -> Config:
         backlog=_RESERVE - 64,
         timeout_keep_alive=max(1, int(limits.seconds / 2)),
         timeout_graceful_shutdown=10,
-        h11_max_incomplete_event_size=8192,
     )
 
 

@@ -177,3 +177,13 @@ def test_wrong_models_and_ports_are_named(tmp_path, capsys):
         port = str(socket.getsockname()[1])
         assert command.main(["serve", str(GOLDEN), "--port", port]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("--max-rows", "0"), ("--max-batch", "-1"), ("--timeout", "0"), ("--max-delay", "nan")],
+)
+def test_bounds_are_positive(option, value, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["serve", str(GOLDEN), option, value])
+    assert f"argument {option}: expected a" in capsys.readouterr().err
