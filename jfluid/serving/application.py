@@ -100,7 +100,7 @@ class Service:
         )
         # Large requests are read one after the other: then others find a processor free.
         self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
-        self._turn = asyncio.Lock()
+        self.reading, self.writing = asyncio.Lock(), asyncio.Lock()
 
     async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what the model gives for a feed."""
@@ -143,18 +143,11 @@ class Service:
             return checked()
         return await asyncio.get_running_loop().run_in_executor(self.reader, checked)
 
-    async def turn(self) -> None:
-        """Wait until the loop has gone round once more: of all large requests and answers one does a
-        little each time, and what others want is done between.
-        """
-        async with self._turn:
-            await asyncio.sleep(0)
-
     async def pieces(self, found: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the pieces of an answer."""
         for piece in found:
             yield piece
-            await self.turn()
+            await _turn(self.writing)
 
     def close(self) -> None:
         """Answer what waits, and end the threads."""
@@ -284,6 +277,14 @@ def _bytes(arrays: Mapping[str, np.ndarray]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
+async def _turn(lock: asyncio.Lock) -> None:
+    """Wait until the loop has gone round once more: of all large bodies one is read a little each
+    time, and of all large answers one is made, and what others want is done between.
+    """
+    async with lock:
+        await asyncio.sleep(0)
+
+
 async def _body(service: Service, request: Request, share: Share) -> Block:
     """The body of a request and PADDING, read no further than it may be, nor for longer."""
     limits = service.limits
@@ -303,7 +304,7 @@ async def _body(service: Service, request: Request, share: Share) -> Block:
                 size += len(part)
                 waiting.reschedule(until + size / _RATE)
                 if size > SMALL:
-                    await service.turn()
+                    await _turn(service.reading)
     except TimeoutError:
         raise BadRequest(
             f"the body came too slowly: expected it within {limits.seconds:g} s, or {_RATE} bytes a "
