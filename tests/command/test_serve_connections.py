@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jfluid as fluid
@@ -24,6 +24,7 @@ from jfluid.serving.blocks import block
 from jfluid.serving.requests import NPZ, BadRequest, Limits, TooManyRequests
 from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
+from tests.fuzz.harness import fuzzed
 
 DEADLINE = 120  # seconds
 
@@ -147,7 +148,7 @@ def test_other_paths_and_methods(address):
         assert status in (404, 405) and "POST /predict" in json.loads(text)["error"]
 
 
-@settings(max_examples=60, deadline=None)
+@fuzzed(60)
 @given(body=st.binary(max_size=60) | st.text(max_size=60).map(str.encode), kind=st.text(max_size=5))
 def test_any_body_is_answered_by_what_is_wrong(address, body, kind):
     for form in ("application/json", NPZ, kind.encode("ascii", "ignore").decode().strip()):

@@ -11,13 +11,14 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jfluid.serving.blocks import block
 from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
 from jfluid.serving.requests import BadRequest, Input, Limits
+from tests.fuzz.harness import fuzzed
 
 LIMITS = Limits(bytes=1 << 20, elements=1000)
 
@@ -193,7 +194,7 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(deadline=None)
+@fuzzed(100)
 @given(st.lists(NUMBERS, max_size=8))
 @example(
     ["9007199254740993", "0.1", "2.2250738585072011e-308", "4.9e-324", "1e-400", "1e22", "1e23"]
@@ -222,7 +223,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@fuzzed(100)
 @given(VALUES, st.sampled_from(["float32", "int32", "bool"]), st.integers(0, 3))
 def test_any_value_is_an_array_or_a_bad_request(value, dtype, rank):
     try:
@@ -235,7 +236,7 @@ def test_any_value_is_an_array_or_a_bad_request(value, dtype, rank):
         assert np.array_equal(found.ravel(), expected.ravel(), equal_nan=dtype == "float32")
 
 
-@settings(deadline=None)
+@fuzzed(100)
 @given(st.data())
 def test_any_bytes_are_an_array_or_a_bad_request(data):
     text = bytearray(x("[[1, 2.5, -3e2, NaN]]").encode())
@@ -331,7 +332,7 @@ def test_an_archive_is_not_unpacked_beyond_what_it_says():
         of_npz(body)
 
 
-@settings(deadline=None)
+@fuzzed(100)
 @given(st.data())
 def test_any_archive_is_an_array_or_a_bad_request(data):
     method = data.draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
