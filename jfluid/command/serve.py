@@ -11,6 +11,7 @@ from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
+from jfluid.serving.requests import Limits
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +40,15 @@ def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namesp
     """Serve a model on a socket that listens."""
     from jfluid.serving.application import Service, server
 
-    service = Service(model, options.max_batch, options.max_delay / 1000, options.max_bytes)
+    limits = Limits(
+        options.max_bytes,
+        options.max_rows,
+        options.max_elements,
+        options.max_held,
+        options.max_connections,
+        options.timeout,
+    )
+    service = Service(model, options.max_batch, options.max_delay / 1000, limits)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     print(printable(f"serving {options.model} at http://{where}:{port}"), flush=True)
@@ -69,17 +78,38 @@ def _parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="default %(default)s: this machine only; there is no login",
     )
-    parser.add_argument(
-        "--max-batch", type=int, default=64, help="rows that run together (default %(default)s)"
-    )
-    parser.add_argument(
-        "--max-delay",
-        type=float,
-        default=2.0,
-        help="ms that a request waits for others (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-bytes", type=int, default=64 << 20, help="of a request (default %(default)s)"
-    )
+    defaults = Limits()
+    for name, type_, default, text in (
+        ("--max-batch", _positive, 64, "rows that run together"),
+        ("--max-delay", _seconds, 2.0, "ms that a request waits for others"),
+        ("--max-bytes", _positive, defaults.bytes, "of a request, and of its answer's arrays"),
+        ("--max-rows", _positive, defaults.rows, "of a request"),
+        ("--max-elements", _positive, defaults.elements, "numbers and lists of a request"),
+        ("--max-held", _positive, defaults.held, "bytes of all large requests under way"),
+        ("--max-connections", _positive, defaults.connections, "at a time"),
+        ("--timeout", _timeout, defaults.seconds, "seconds that a client may have others wait"),
+    ):
+        parser.add_argument(name, type=type_, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--gpu", type=int, help="the GPU to run on; by default the CPU")
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, found {text}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text}")
+    return number
+
+
+def _timeout(text: str) -> float:
+    number = _seconds(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("expected a number above 0, found 0")
+    return number

@@ -19,6 +19,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from jfluid.compiled_kernels import kernel
+from jfluid.dataset.text_bytes import byte as _byte
+from jfluid.dataset.text_bytes import load as _load
 from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 # Errors of a line; the parser reports one of these numbers.
@@ -142,22 +144,6 @@ def joined(parts: Sequence[Records]) -> Records:
     )
 
 
-# The parser reads text by address: for an array that is passed to a function numba counts
-# references atomically, which took six times as long as the parsing. The text ends with a newline,
-# so that no function has to check for its end within a word.
-
-
-@intrinsic
-def _load(typing: Any, at: Any, zero: Any) -> Any:
-    """Load the number of the type of `zero` from an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], context.get_value_type(zero).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return zero(types.int64, zero), generate
-
-
 @intrinsic
 def _zero_bits(typing: Any, number: Any) -> Any:
     """The number of zero bits below the lowest one bit; 64 for zero."""
@@ -166,11 +152,6 @@ def _zero_bits(typing: Any, number: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
-
-
-@kernel()
-def _byte(at):
-    return _load(at, np.uint8(0))
 
 
 @kernel()

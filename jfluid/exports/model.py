@@ -24,6 +24,7 @@ class LoadedModel:
         program: what it computes.
         feeds, fetches: its variables, in order.
         scope: its parameters.
+        heights: of feeds that are ids: how many rows their tables have.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LoadedModel:
         if unknown:
             raise errors.UnsupportedOpError(*sorted(unknown))
         self.feeds: list[Variable] = [block.vars[name] for name in names]
+        self.heights = _heights(self.operators(), names, block.vars)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Return what the model gives for a feed, in the order of `fetches`. Threads may call it."""
@@ -84,6 +86,61 @@ class LoadedModel:
         """
         random = np.random.default_rng(seed)
         return {var.name: _drawn(var, batch, random) for var in self.feeds}
+
+
+# Operators that look rows up: the slots of ids and of the table.
+_LOOK_UPS = {
+    "lookup_table": ("Ids", "W"),
+    "lookup_table_v2": ("Ids", "W"),
+    "lookup_table_dequant": ("Ids", "W"),
+}
+_HOT = ("one_hot", "one_hot_v2")
+# Operators whose results have the elements of their inputs, and no others.
+_SAME = {
+    *(
+        "assign",
+        "cast",
+        "concat",
+        "expand",
+        "expand_as",
+        "flatten",
+        "flatten2",
+        "reshape",
+        "reshape2",
+    ),
+    *("slice", "split", "squeeze", "squeeze2", "stack", "strided_slice", "tile", "transpose"),
+    *("transpose2", "unsqueeze", "unsqueeze2", "unstack"),
+}
+
+
+def _heights(
+    ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[str, Variable]
+) -> dict[str, int]:
+    """Of feeds whose elements, unchanged, are looked up, how many rows the smallest table has.
+
+    A compiled step cannot raise for an id that a table does not have: it gives NaN.
+    """
+    sources: dict[str, set[str]] = {name: {name} for name in feeds}
+    found: dict[str, int] = {}
+    for op in ops:
+        height, ids = 0, ""
+        if op.type in _LOOK_UPS:
+            ids, slot = _LOOK_UPS[op.type]
+            tables = [variables[name] for name in op.inputs.get(slot, ()) if name in variables]
+            height = min((table.shape[0] for table in tables if table.shape), default=0)
+            # the row of padding may be one that the table does not have
+            height = 0 if op.attrs.get("padding_idx", -1) >= height else height
+        elif op.type in _HOT and not op.inputs.get("depth_tensor"):
+            ids = "X"
+            height = 0 if op.attrs.get("allow_out_of_range") else op.attrs.get("depth", 0)
+        for name in op.inputs.get(ids, ()) if height > 0 else ():
+            for source in sources.get(name, ()):
+                found[source] = min(height, found.get(source, height))
+        into = [name for names in op.outputs.values() for name in names]
+        same = op.inputs.get("X", op.inputs.get("Input", ())) if op.type in _SAME else ()
+        through = set().union(*(sources.get(name, set()) for name in same))
+        sources.update(dict.fromkeys(into, through))
+    return found
 
 
 def _drawn(var: Variable, batch: int, random: np.random.Generator) -> np.ndarray:

@@ -1,16 +1,19 @@
-"""Requests that come at the same time, run as one batch."""
+"""Requests that come at the same time, run as one batch; large ones run in pieces."""
 
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid.serving.blocks import empty
+from jfluid.serving.requests import BadRequest, TooManyRequests
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -19,7 +22,9 @@ Arrays = Mapping[str, np.ndarray]
 class _Request:
     feed: Arrays
     rows: int
-    answer: "Future[list[np.ndarray]]"
+    answer: "Future[list[np.ndarray]]" = field(default_factory=Future)
+    done: int = 0  # rows of a large request that have run
+    found: list[list[np.ndarray]] = field(default_factory=list)  # what they gave
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -31,7 +36,8 @@ class Batcher:
     """Runs requests on a thread of its own, as many together as have come.
 
     Rows are filled up to the next power of two with copies of the last one, so that few sizes of a
-    batch are compiled; what comes of them is cut off.
+    batch are compiled; what comes of them is cut off. A request of more rows than a batch runs in
+    pieces, between which others have their turn.
     """
 
     def __init__(
@@ -41,18 +47,25 @@ class Batcher:
         delay: float,
         waiting: int = 256,
         observe: Callable[[int], None] = lambda rows: None,
+        most_bytes: int = 1 << 62,
     ):
         """Start the thread.
 
         Args:
             run: what a batch is given to; arrays have the rows first.
-            largest: rows of a batch; a request of more runs alone.
+            largest: rows of a batch; 0 where rows depend on each other, so that each request runs
+                alone and as it is.
             delay: seconds that the first request of a batch waits for others.
             waiting: requests that may wait; more are refused.
             observe: is told the rows of each batch.
+            most_bytes: of what a request gives.
         """
         self._run, self._largest, self._delay, self._observe = run, largest, delay, observe
+        self._most_bytes = most_bytes
         self._requests: queue.Queue[_Request | None] = queue.Queue(waiting)
+        self._large: deque[_Request] = deque()
+        self._following: _Request | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
         self._thread.start()
 
@@ -61,7 +74,7 @@ class Batcher:
 
         Raises TooManyRequests where too many wait.
         """
-        request = _Request(feed, rows, Future())
+        request = _Request(feed, rows)
         try:
             self._requests.put_nowait(request)
         except queue.Full:
@@ -74,58 +87,123 @@ class Batcher:
         self._thread.join()
 
     def _serve(self) -> None:
-        following: _Request | None = None
-        while (first := following or self._requests.get()) is not None:
-            batch, following, ended = self._gather(first)
-            self._answer(batch)
-            if ended:
+        while True:
+            first = self._following or self._next(0.0 if self._large else None)
+            self._following = None
+            if first is None and not self._large:
                 return
+            if first is not None and 0 < self._largest < first.rows:
+                self._large.append(first)
+            elif first is not None:
+                self._answer(self._gather(first))
+            if self._large:
+                self._run_piece()
+            first = None  # its memory is free while this waits for another
 
-    def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
-        """The requests of a batch, one that did not fit any more, and whether the end has come."""
-        batch, rows, until = [first], first.rows, time.monotonic() + self._delay
-        while rows < self._largest:
+    def _next(self, timeout: float | None) -> _Request | None:
+        """The next request that is still wanted; None where none comes in time, or ever."""
+        while not self._ended:
             try:
-                request = self._requests.get(timeout=max(0.0, until - time.monotonic()))
+                request = self._requests.get(timeout=timeout)
             except queue.Empty:
-                break
+                return None
+            self._ended = request is None
+            if request is not None and request.answer.set_running_or_notify_cancel():
+                return request
+        return None
+
+    def _gather(self, first: _Request) -> list[_Request]:
+        """The requests of a batch; one that does not fit any more is the next one."""
+        batch, rows = [first], first.rows
+        until = time.monotonic() + (0.0 if self._large else self._delay)
+        while rows < self._largest:
+            request = self._next(max(0.0, until - time.monotonic()))
             if request is None:
-                return batch, None, True
+                break
             if rows + request.rows > self._largest or request.shapes != first.shapes:
-                return batch, request, False
+                self._following = request
+                break
             batch.append(request)
             rows += request.rows
-        return batch, None, False
+        return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
+        """Run requests together; where that fails each runs alone, so that none fails for another."""
         rows = sum(request.rows for request in batch)
-        self._observe(rows)
         try:
-            found = self._run(
-                {
-                    name: _filled(np.concatenate([r.feed[name] for r in batch]), rows)
-                    for name in batch[0].feed
-                }
+            found = self._found(
+                batch[0].feed
+                if len(batch) == 1
+                else {
+                    name: np.concatenate([r.feed[name] for r in batch]) for name in batch[0].feed
+                },
+                rows,
             )
-            start = 0
-            for request in batch:
-                end = start + request.rows
-                request.answer.set_result([value[start:end] for value in found])
-                start = end
         except Exception as error:
-            for request in batch:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+            if len(batch) == 1:
+                batch[0].answer.set_exception(error)
+            else:
+                for request in batch:
+                    self._answer([request])
+            return
+        start = 0
+        for request in batch:
+            end = start + request.rows
+            self._finish(request, [value[start:end] for value in found] if self._largest else found)
+            start = end
 
+    def _found(self, feed: Arrays, rows: int) -> list[np.ndarray]:
+        """What the model gives for rows."""
+        self._observe(rows)
+        if not self._largest:
+            return self._run(feed)
+        return self._run({name: _filled(value, rows) for name, value in feed.items()})
 
-class TooManyRequests(errors.JFluidError):
-    """More requests wait than a server keeps."""
+    def _finish(self, request: _Request, found: list[np.ndarray]) -> None:
+        if sum(value.nbytes for value in found) > self._most_bytes:
+            request.answer.set_exception(self._too_large())
+        else:
+            request.answer.set_result(found)
+
+    def _too_large(self) -> BadRequest:
+        return BadRequest(f"an answer may have {self._most_bytes} bytes: ask for fewer rows", 413)
+
+    def _run_piece(self) -> None:
+        """Run a piece of the large request whose turn it is."""
+        request = self._large.popleft()
+        rows = min(self._largest, request.rows - request.done)
+        piece = {
+            name: value[request.done : request.done + rows] for name, value in request.feed.items()
+        }
+        try:
+            found = self._found(piece, rows)
+            if sum(v.nbytes / len(v) for v in found) * request.rows > self._most_bytes:
+                raise self._too_large()
+            request.found.append([value[:rows] for value in found])
+            request.done += rows
+            if request.done < request.rows:
+                self._large.append(request)
+                return
+            whole = [_joined(values) for values in zip(*request.found, strict=True)]
+        except Exception as error:
+            request.answer.set_exception(error)
+            return
+        self._finish(request, whole)
 
 
 def _filled(values: np.ndarray, rows: int) -> np.ndarray:
     """The rows, and copies of the last one up to a power of two."""
     wanted = 1 << (rows - 1).bit_length()
+    if wanted == rows:
+        return values
     return np.concatenate([values, np.repeat(values[-1:], wanted - rows, axis=0)])
+
+
+def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of arrays, one after the other."""
+    shape = (sum(map(len, values)), *values[0].shape[1:])
+    out = empty(math.prod(shape), values[0].dtype).reshape(shape)
+    return np.concatenate(values, out=out)
 
 
 def rows_are_independent(

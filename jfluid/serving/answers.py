@@ -1,0 +1,62 @@
+"""Answers, made in small pieces: while one is, others are served."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jfluid.serving.blocks import block
+
+NUMBERS = 2048  # that become text at once: less than a millisecond
+_NPZ_BYTES = 8 << 10  # of an .npz beside an array: heads, its name
+PIECE = 32 << 10  # bytes that are sent at once
+
+
+def json_pieces(outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """Yield the text of `{"outputs": {name: lists}}`; numbers that JSON does not have are texts."""
+    yield b'{"outputs":{'
+    for i, (name, value) in enumerate(outputs.items()):
+        yield b"," * (i > 0) + json.dumps(name).encode() + b":"
+        yield from _pieces(value)
+    yield b"}}"
+
+
+def _pieces(value: np.ndarray) -> Iterator[bytes]:
+    if value.size <= NUMBERS:
+        yield json.dumps(_plain(value), separators=(",", ":")).encode()
+        return
+    rows = max(1, NUMBERS * len(value) // value.size)
+    yield b"["
+    for start in range(0, len(value), rows):
+        if start:
+            yield b","
+        part = value[start : start + rows]
+        if part.size > NUMBERS:  # one row
+            yield from _pieces(part[0])
+        else:
+            yield json.dumps(_plain(part), separators=(",", ":")).encode()[1:-1]
+    yield b"]"
+
+
+def _plain(value: np.ndarray) -> Any:
+    """An array as lists; numbers that JSON does not have as text."""
+    if value.dtype.kind not in "iub" and not np.isfinite(value).all():
+        return [_plain(row) for row in value] if value.ndim else str(float(value))
+    return value.tolist()
+
+
+def npz_file(outputs: Mapping[str, np.ndarray]) -> memoryview:
+    """Return the .npz of the outputs."""
+    room = block(sum(value.nbytes + _NPZ_BYTES for value in outputs.values()) + _NPZ_BYTES)
+    file: Any = io.BytesIO(room) if isinstance(room, bytearray) else room
+    np.savez(file, allow_pickle=False, **outputs)
+    size = file.tell()
+    return memoryview(file.getbuffer() if isinstance(file, io.BytesIO) else file)[:size]
+
+
+def parts(file: memoryview) -> Iterator[bytes]:
+    """Yield a file in parts that are sent one by one."""
+    for start in range(0, len(file), PIECE):
+        yield bytes(file[start : start + PIECE])

@@ -1,0 +1,187 @@
+"""Connections of clients: each is one of uvicorn's, with bounds on what it may have others wait for.
+
+A connection that the server waits for too long ends: for the head of a request, or until the client
+takes more of an answer. (For bodies there is a rate: `application`.) Where there are as many as may
+be, the one that the server has waited for longest makes room for the next.
+"""
+
+import asyncio
+import heapq
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from jfluid.serving.blocks import SMALL
+from jfluid.serving.requests import Limits
+
+_RESERVE = 320  # descriptors for connections that are just taken, and for all else
+_HEAD_BYTES = 8 << 10  # of a request, or of a piece of its body
+_LOOK = 1.0  # seconds
+_AT_ONCE = 16  # connections that make room
+_FEW, _PIECES = 64, 512  # bytes of a piece of a body, and how many such a body may have
+
+
+class Connection(H11Protocol):
+    """A connection, and since when the server waits for its client."""
+
+    limits = Limits()
+    others = 0  # descriptors that are no connections
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.conn = self._parts = _Parts(_HEAD_BYTES)
+        self._since, self._blocked_since = time.monotonic(), 0.0
+        self._half_closed = False
+        self._look: asyncio.TimerHandle | None = None
+
+    def waits_since(self) -> float:
+        """Return since when the client has to do something; infinity while the server has."""
+        if self._blocked_since:
+            return self._blocked_since
+        if self._is_idle():
+            return self._since
+        return self._parts.began if self.cycle.more_body else float("inf")
+
+    def _is_idle(self) -> bool:
+        """Whether no request is under way, as far as is known."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, and end another connection if there are too many."""
+        super().connection_made(transport)
+        # Heads and bodies of answers are sent one after the other, and are not to wait for each other.
+        client = transport.get_extra_info("socket")
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # What is read at once, of asyncio's transports: others wait for no more than this.
+        transport.max_size = SMALL  # type: ignore[attr-defined]
+        self._since = time.monotonic()
+        self._look = self.loop.call_later(_LOOK, self._end_if_late)
+        if len(self.connections) > self._most():
+            self._make_room()
+
+    def _most(self) -> int:
+        import resource  # not on Windows
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files == resource.RLIM_INFINITY:
+            return self.limits.connections
+        return max(1, min(self.limits.connections, files - self.others - _RESERVE))
+
+    def _make_room(self) -> None:
+        """End the connection that the server has waited for longest, which may be this one, and a few
+        more that it has waited for over a second: to find them takes as long as to find one.
+        """
+        found = [c for c in self.connections if isinstance(c, Connection)]
+        longest = heapq.nsmallest(_AT_ONCE, found, key=Connection.waits_since)
+        for i, connection in enumerate(longest):
+            if i == 0 or connection.waits_since() < time.monotonic() - 1:
+                connection.transport.abort()
+                self.connections.discard(connection)
+
+    def _end_if_late(self) -> None:
+        late = time.monotonic() - self.limits.seconds
+        if (self._is_idle() or self._blocked_since) and self.waits_since() < late:
+            self.transport.abort()
+        else:
+            self._look = self.loop.call_later(_LOOK, self._end_if_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if self._look is not None:
+            self._look.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, if there may be one."""
+        self._since = time.monotonic()
+        super().on_response_complete()
+        if self._half_closed and self._is_idle():
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client takes an answer more slowly than it is sent."""
+        super().pause_writing()
+        self._blocked_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        """The client has taken what was sent."""
+        super().resume_writing()
+        self._blocked_since = 0.0
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. One that has sent a whole request gets its answer."""
+        self._half_closed = not self._is_idle() and not self.cycle.more_body
+        return self._half_closed
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with bytes that are no request of HTTP, and end."""
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", 400)
+        body = json.dumps({"error": f"this is no request of HTTP: {error or msg}"[:200]}).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        answer = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        try:
+            events = (answer, h11.Data(data=body), h11.EndOfMessage())
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+            self.transport.close()
+        except h11.LocalProtocolError:  # an answer has begun
+            self.transport.abort()
+
+
+class _Parts(h11.Connection):
+    """What h11 reads from a connection. Each piece of a body costs as much as a small request does,
+    however small the piece is.
+    """
+
+    def __init__(self, most: int):
+        super().__init__(h11.SERVER, most)
+        self.began = 0.0  # when the head of the last request was there
+        self._pieces = self._bytes = 0
+
+    def next_event(self) -> Any:
+        """Return what is next. Raises RemoteProtocolError for a body of many tiny pieces."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.began = time.monotonic()
+            self._pieces = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > _PIECES and self._bytes < self._pieces * _FEW:
+                raise h11.RemoteProtocolError(f"a body in pieces of less than {_FEW} bytes")
+        return event
+
+
+def configured(application: Any, limits: Limits) -> Config:
+    """Return uvicorn's settings for an application, with connections that have these bounds."""
+    kind = type("Connection", (Connection,), {"limits": limits, "others": _descriptors()})
+    return Config(
+        application,
+        http=kind,
+        # The loop that is everywhere: it pauses where there are no descriptors for a connection.
+        loop="asyncio",
+        ws="none",
+        log_level="error",
+        backlog=_RESERVE - 64,
+        timeout_keep_alive=max(1, int(limits.seconds / 2)),
+        timeout_graceful_shutdown=10,
+    )
+
+
+def _descriptors() -> int:
+    """How many descriptors this process has."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:  # another system than Linux
+        return 64

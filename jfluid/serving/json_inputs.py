@@ -1,0 +1,164 @@
+"""Requests in JSON: `{"inputs": {name: lists of numbers}}`, read into arrays."""
+
+import json
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jfluid.serving import json_numbers
+from jfluid.serving.blocks import Block, empty
+from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, check_names, shown
+
+_LONGEST_NAME = 4096  # bytes
+_BLOCK = 1 << 16  # numbers that are read without looking up
+_ENDS = str.maketrans(",]}", "   ")  # of a number
+PADDING = bytes(16)
+_FORM = 'expected {"inputs": {name: lists of numbers}} in JSON'
+
+
+def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits) -> dict[str, np.ndarray]:
+    """Return the arrays of a request, whose body ends with PADDING. Raises BadRequest.
+
+    No object is made for a list or a number, so that this takes as much memory as the arrays.
+    """
+    return _Reader(body, inputs, limits).request()
+
+
+class _Reader:
+    """A place in a text, and what is read from there."""
+
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
+        self._text = np.frombuffer(body, np.uint8)
+        self._base: int = self._text.ctypes.data
+        self._at = self._base
+        self._inputs = {item.name: item for item in inputs}
+        self._limits, self._taken = limits, 0
+        self._end = np.zeros(1, np.int64)
+
+    def request(self) -> dict[str, np.ndarray]:
+        """The arrays of the whole text."""
+        found: dict[str, np.ndarray] = {}
+        self._expect(b"{")
+        name = self._name()
+        if name != "inputs":
+            raise BadRequest(f"{_FORM}, found {shown(name)} in place of inputs")
+        self._expect(b":")
+        self._expect(b"{")
+        while self._next() == b"," if found else self._next() != b"}":
+            self._at += bool(found)
+            name = self._name()
+            if name in found:
+                raise BadRequest(f"{shown(name)} is there twice")
+            if name not in self._inputs:
+                check_names([*found, name], tuple(self._inputs.values()))
+            self._expect(b":")
+            found[name] = self._array(self._inputs[name])
+        self._expect(b"}")
+        if self._next() == b",":
+            self._expect(b",")
+            raise BadRequest(f"{_FORM}, found {shown(self._name())} beside inputs")
+        self._expect(b"}")
+        self._next()
+        if self._at != self._base + len(self._text) - len(PADDING):
+            self._fail("the end")
+        check_names(found, tuple(self._inputs.values()))
+        return found
+
+    def _next(self) -> bytes:
+        """The next byte that is no space."""
+        self._at = json_numbers.space(self._at)
+        place = self._at - self._base
+        return self._text[place : place + 1].tobytes()
+
+    def _expect(self, wanted: bytes) -> None:
+        if self._next() != wanted:
+            self._fail(repr(wanted.decode()))
+        self._at += 1
+
+    def _name(self) -> str:
+        """The text in quotes that is next."""
+        self._expect(b'"')
+        begin = self._at - self._base
+        end = json_numbers.text_end(self._at, _LONGEST_NAME) - self._base
+        if end < begin:
+            self._fail(f"a name in quotes of up to {_LONGEST_NAME} bytes")
+        try:
+            found = json.loads(b'"%b"' % self._text[begin:end].tobytes())
+        except ValueError:  # an escape that there is not, or no UTF-8
+            self._fail("a name in UTF-8")
+        self._at = self._base + end + 1
+        return str(found)
+
+    def _fail(self, wanted: str) -> NoReturn:
+        raise BadRequest(
+            f"{_FORM}, or {NPZ}: expected {wanted}, found {self._found()}{self._where()}"
+        )
+
+    def _where(self) -> str:
+        return f" at byte {self._at - self._base}"
+
+    def _found(self) -> str:
+        """What is at this place."""
+        place = self._at - self._base
+        text = self._text[place : min(place + 41, len(self._text) - len(PADDING))].tobytes()
+        words = text.decode("utf-8", "backslashreplace").translate(_ENDS).split()
+        return shown(words[0] if words else text[:1].decode()) if text else "the end"
+
+    def _array(self, item: Input) -> np.ndarray:
+        """The nested lists that are next."""
+        rank = len(item.shape)
+        sizes = np.array(item.shape, np.int64)
+        state = np.zeros(json_numbers.HEAD + rank, np.int64)
+        room = max(0, self._limits.elements - self._taken)
+        least, most = item.range if item.whole else (0, 0)
+        limit = 0.0 if item.whole else item.too_large
+        # Each number takes two bytes of the text, so that this is enough; the system gives memory
+        # for what is written.
+        left = (len(self._text) - (self._at - self._base)) // 2 + 1
+        array = empty(min(room, left), item.dtype)
+        numbers = np.empty(min(_BLOCK, len(array) or 1), np.float64)
+        integers, used, wrong = numbers.view(np.int64), 0, json_numbers.FULL
+        while wrong == json_numbers.FULL:
+            self._at, count, wrong = json_numbers.read(
+                self._at,
+                sizes,
+                state,
+                item.whole,
+                least,
+                most,
+                limit,
+                room,
+                self._end.ctypes.data,
+                numbers,
+                integers,
+            )
+            fits = min(count, len(array) - used)
+            array[used : used + fits] = (integers if item.whole else numbers)[:fits]
+            used += fits
+        self._taken += int(state[json_numbers.TAKEN])
+        if wrong:
+            self._refuse(item, wrong, sizes, state)
+        return array[:used].reshape(np.maximum(sizes, 0))
+
+    def _refuse(self, item: Input, wrong: int, sizes: Any, state: Any) -> NoReturn:
+        """Raise BadRequest for what `json_numbers.read` found."""
+        depth = int(state[json_numbers.DEPTH])
+        if wrong == json_numbers.SYNTAX:
+            self._fail(f"a list of numbers ({item.name})")
+        if wrong == json_numbers.MANY:
+            raise BadRequest(
+                f"{item.name}: a request may have {self._limits.elements} numbers and lists", 413
+            )
+        if wrong == json_numbers.DEEP:
+            raise item.wrong_shape(f"lists of more than {depth} levels{self._where()}")
+        if wrong == json_numbers.SHALLOW:
+            raise item.wrong_shape(f"a number in place of a list{self._where()}")
+        if wrong == json_numbers.LENGTH:
+            raise item.wrong_shape(f"lists of other lengths{self._where()}")
+        what = {
+            json_numbers.NUMBER: "",
+            json_numbers.WHOLE: ", which is no whole number",
+            json_numbers.RANGE: ", which does not fit",
+            json_numbers.LONG: f", a number of more than {json_numbers.LONGEST_NUMBER} bytes",
+        }[wrong]
+        raise item.wrong(f": found {self._found()}{what}{self._where()}")
