@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfluid import errors
 from jfluid.ir.program import Program
@@ -25,9 +26,13 @@ def is_large(values: Iterable[Any]) -> bool:
 
 
 def size_of(leaf: Any) -> int:
-    """Return the bytes of an array, or of what stands for one while a step is traced."""
+    """Return the bytes of an array, or of what stands for one while a step is traced; 0 where a size is a
+    symbol.
+    """
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    return 0 if shape is None else math.prod(shape) * getattr(dtype, "itemsize", 1)
+    if shape is None or not all(isinstance(size, int | np.integer) for size in shape):
+        return 0
+    return math.prod(shape) * getattr(dtype, "itemsize", 1)
 
 
 def check(name: str, value: Any) -> None:

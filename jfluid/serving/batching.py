@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid import errors
 from jfluid.serving.blocks import empty
 from jfluid.serving.requests import BadRequest, TooManyRequests
 
