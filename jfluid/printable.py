@@ -29,6 +29,15 @@ def printable_json(text: str) -> str:
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
+def printable_message(text: str) -> str:
+    """Return protobuf's text of a message with such characters, which only its strings hold, as it
+    writes others: byte by byte.
+    """
+    return _IN_TEXT.sub(
+        lambda match: "".join(f"\\{byte:03o}" for byte in match.group().encode()), text
+    )
+
+
 def _shown(match: re.Match[str]) -> str:
     code = ord(match.group())
     if code == 10:

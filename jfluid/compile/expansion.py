@@ -8,7 +8,7 @@ from jfluid.ir.operator import Operator
 # operators of one trace: so many for each of the program's, and what the smallest program may have
 _FACTOR, _LEAST = 256, 20_000
 _FRAMES = 60  # of Python, for tracing a block in a block
-_WRITTEN_OUT = 64  # bodies of loops within loops that are written out, all together
+_WRITTEN_OUT = 16  # bodies of loops within loops that are written out, all together
 
 
 def make_room(depth: int) -> None:

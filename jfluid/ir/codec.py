@@ -15,6 +15,7 @@ from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir import nesting
 from jfluid.ir.types import HELD, VarType
+from jfluid.printable import printable_message
 from jfluid.protobuf_fields import BYTES, fields
 
 # The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by
@@ -180,7 +181,7 @@ def text_of(message: Message, throw_on_error: bool, with_details: bool = False) 
     for name, flag in (("throw_on_error", throw_on_error), ("with_details", with_details)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: expected True or False, found {flag!r}")
-    return text_format.MessageToString(message)
+    return printable_message(text_format.MessageToString(message))
 
 
 @contextlib.contextmanager
@@ -383,7 +384,7 @@ class ProgramFile:
         level = 0
         if tensor is not None and desc.type.HasField(_HOLDERS[kind]):
             shape, dtype = tuple(tensor.dims), VarType(tensor.data_type)
-            level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
+            level = getattr(getattr(desc.type, _HOLDERS[kind]), "lod_level", 0)
             if dtype not in HELD or not 0 <= level <= _MOST_LEVELS:
                 raise errors.FileFormatError(
                     f"variable {name} has elements of {dtype.name} in {level} levels of sequences: expected "

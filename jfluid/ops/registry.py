@@ -214,7 +214,7 @@ def find(type_: str) -> OpDef | None:
     operator is known, up to the gradient of order `MOST_GRADIENTS`. None for an unknown one.
     """
     found = _OPS.get(type_) or _LOCAL.get(type_)
-    missing = []  # gradients between the nearest operator that is known and this one
+    missing: list[str] = []  # gradients between the nearest operator that is known and this one
     while found is None and type_.endswith("_grad") and len(missing) < MOST_GRADIENTS:
         missing.append(type_)
         type_ = type_.removesuffix("_grad")

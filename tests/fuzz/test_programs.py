@@ -1,14 +1,21 @@
 """Programs: ProgramDesc messages of files (__model__, .pdmodel)."""
 
+import contextlib
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import jfluid as fluid
 from jfluid import errors
+from jfluid.compile.plan import plan
+from jfluid.files.saved_model import columns
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.program import Program
+from tests.fuzz import hostile_programs
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
@@ -125,3 +132,69 @@ def test_time(repeated):
         return desc.SerializeToString()
 
     grows_linearly(Program.parse_from_string, family, 2000, errors.FileFormatError)
+
+
+ALTERED = st.sampled_from(hostile_programs.ROLES).flatmap(
+    lambda role: st.tuples(
+        st.just(role),
+        st.sampled_from(hostile_programs.attributes(role)),
+        st.sampled_from(sorted(hostile_programs.VALUES)),
+    )
+)
+
+
+def used(data):
+    """Do with a program of others what is done with programs; only named errors come of it."""
+    program = Program.parse_from_string(data)
+    program.to_string(True, True)
+    assert program.fingerprint and columns(program.clone())
+    for use in (
+        program.verify,
+        lambda: program.clone(for_test=True),
+        lambda: program._prune(["y"]),
+    ):
+        with contextlib.suppress(errors.JFluidError):
+            use()
+    return Program.parse_from_string(data)
+
+
+@pytest.mark.parametrize("role", hostile_programs.ROLES)
+def test_attributes_of_any_kind(role):
+    values = sorted(hostile_programs.VALUES)
+    for i, attribute in enumerate(hostile_programs.attributes(role)):
+        for value in values[i % 3 :: 3]:
+            with contextlib.suppress(errors.JFluidError):
+                plan(used(hostile_programs.program(role, attribute, value)), ["x"], ["y"])
+
+
+@fuzzed(40)
+@given(ALTERED)
+@example(("feed", "col", "text '1'"))
+@example(("while", "sub_block", "int 1"))
+@example(("gaussian_random", "shape", "text 'max'"))
+@example(("fill_constant", "shape", f"longs {[2**63 - 1, -(2**63)]!r}"))
+def test_runs_of_altered_programs(altered):
+    data, shown = hostile_programs.program(*altered), io.StringIO()
+    feed = {"x": np.ones((2, 4), np.float32)}
+    with fluid.scope_guard(fluid.Scope()), contextlib.redirect_stdout(shown):
+        try:
+            fluid.Executor(fluid.CPUPlace()).run(used(data), feed, ["y"])
+        except errors.JFluidError as error:
+            shown.write(str(error))
+    assert not {"\x1b", "\u202e"} & set(shown.getvalue())
+
+
+@pytest.mark.parametrize(
+    "field, number", [("lod_level", -5), ("lod_level", 2**31 - 1), ("kind", 7)]
+)
+def test_variables_that_no_tensor_is(field, number):
+    desc = pb.ProgramDesc()
+    var = desc.blocks.add(idx=0, parent_idx=-1).vars.add(name="x")
+    var.type.type = pb.VarType.LOD_TENSOR
+    var.type.lod_tensor.tensor.data_type = number if field == "kind" else pb.VarType.FP32
+    if field == "lod_level":
+        var.type.lod_tensor.lod_level = number
+    with pytest.raises(
+        errors.FileFormatError, match="expected a type of numbers, and at most 64 levels"
+    ):
+        Program.parse_from_string(desc.SerializeToString())
