@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import faulthandler
 import os
 from pathlib import Path
 from unittest import mock
@@ -41,7 +40,6 @@ from tests.fuzz.harness import fuzzed
 from tests.machine_code import guarded
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what is no number
-faulthandler.enable()
 FOLDER = os.environ.get("JFLUID_GUARDED_FOLDER")
 KINDS = vector_functions.KINDS
 HOSTILE = st.sampled_from([-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32 + 3, 2**62])
