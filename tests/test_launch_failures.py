@@ -320,7 +320,8 @@ def test_a_launcher_that_is_killed_takes_all_with_it():
 
 @pytest.mark.parametrize("end", ["a failure", "a signal", "the launcher is killed"])
 def test_what_left_its_session_ends_with_the_job(end):
-    fails = "if rank == 1: raise RuntimeError\n" if end == "a failure" else ""
+    fails = "if rank == 1:\n    wait_for('pid.0')\n    raise RuntimeError\n"
+    fails *= end == "a failure"
     everybody = "wait_for('child.0.0.bare', 'child.1.0.bare')\n"
     write("train.py", PROLOGUE + ESCAPED + everybody + "ready()\n" + fails + "time.sleep(1000)")
     with Launcher("--cpus", "2", "train.py") as launcher:
@@ -332,9 +333,14 @@ def test_what_left_its_session_ends_with_the_job(end):
             launcher.kill()
         launcher.communicate()
     assert len(daemons) == 4
-    if end == "the launcher is killed":
-        wait_until(lambda: not any(map(alive, numbers() + daemons)))
-    assert not any(map(alive, numbers() + daemons))
+    try:
+        if end == "the launcher is killed":
+            wait_until(lambda: not any(map(alive, numbers() + daemons)))
+        assert not any(map(alive, numbers() + daemons))
+    finally:
+        for number in daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
 
 
 def test_a_job_outlives_its_guard():
