@@ -9,7 +9,6 @@ shapes.
 """
 
 import bisect
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
-from jfluid.compile.kept_executables import Entry
+from jfluid.compile.executables import Entry
 from jfluid.compile.lower import Path, known_part
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
@@ -80,8 +79,7 @@ class Specialized:
         self._at, self._placement, self._function = at, placement, function
         self._names, self._name = [*names[0], *names[1]], name
         self._items = placement.plan.segments[at].ops
-        self._jitted = placement.compiled(at, function({}))
-        self.plain = self._jitted if entry is None else functools.partial(self._start, entry)
+        self.plain = placement.executables(at, lambda: function({}), entry)
         self._needs: list[Need] = []
         self._compiled, self._firsts = LruCache[Function](MOST), LruCache[Function](MOST)
         self._most: dict[Need, int] = {}  # iterations of loops for which arrays had room
@@ -89,7 +87,7 @@ class Specialized:
 
     def lower(self, *arguments: Any) -> Any:
         """Return the function as it is passed to XLA. Raises Unknown if shapes depend on values."""
-        return self._jitted.lower(*arguments)  # type: ignore[attr-defined]  # of jax.jit
+        return self.plain.lower(*arguments)  # type: ignore[attr-defined]  # of Executables
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         if not self._needs:
@@ -104,20 +102,6 @@ class Specialized:
                 return self._for(known)(donated, kept, key)
             except Unknown as need:
                 self._add(need)
-
-    def _start(
-        self, entry: Entry, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
-    ) -> Any:
-        """Call the function for the first time, by the executable on disk if there is one."""
-
-        def fresh() -> Function:
-            return self._placement.compiled(self._at, self._function({}))
-
-        self.plain = self._jitted  # for the calls after one that fails
-        self.plain = entry.load_or_compile(self._jitted, fresh, (donated, kept, key))
-        results = self.plain(donated, kept, key)
-        entry.keep(results)
-        return results
 
     def _add(self, error: Unknown) -> None:
         if error.name is None:
@@ -134,7 +118,7 @@ class Specialized:
             if len(self._seen) == MOST + 1 and not all(n.counts for n in self._needs):
                 self._warn()
         return self._compiled.get_or_make(
-            key, lambda: self._placement.compiled(self._at, self._function(known))
+            key, lambda: self._placement.executables(self._at, lambda: self._function(known))
         )
 
     def _warn(self) -> None:
@@ -209,9 +193,12 @@ class Specialized:
                 return (known_part(env[need.name]),)
 
             run.__name__ = run.__qualname__ = f"{self._name}_{need.name}"
-            return self._placement.compiled(self._at, run)
+            return run
 
-        first = self._firsts.get_or_make((need, counting, tuple(names), _hashable(known)), make)
+        def made() -> Function:
+            return self._placement.executables(self._at, make)
+
+        first = self._firsts.get_or_make((need, counting, tuple(names), _hashable(known)), made)
         return self._placement.unpacked(first((), tuple(v for _, v in there), key))[0]
 
 

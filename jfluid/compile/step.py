@@ -49,9 +49,13 @@ class CompiledSegment:
             set(plan.updated),
         )
 
+        own = weakref.ref(self)  # it goes at once when its step does
+
         def function(known: Known) -> Function:
             def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-                return self._trace(donated, kept, key, known)
+                segment = own()
+                assert segment is not None  # it is called
+                return segment._trace(donated, kept, key, known)
 
             # XLA's name of the module: profiles tell programs apart by it
             run.__name__ = run.__qualname__ = name
@@ -122,11 +126,7 @@ class Step:
         donate: bool = True,
     ):
         self.plan, self.placement = plan, placement
-
-        def compiled(at: int) -> CompiledSegment:
-            return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donate)
-
-        self._compiled = compiled
+        self._check, self._name, self._donate = check_finite, name, donate
         whole = (
             len(plan.segments) == 1
             and not plan.segments[0].host
@@ -136,7 +136,7 @@ class Step:
         )
         if not whole:
             placement.held = {}
-        self.segments = [s if s.host else compiled(at) for at, s in enumerate(plan.segments)]
+        self.segments = [s if s.host else self._compiled(at) for at, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
         only = self.segments[0] if whole else None
@@ -151,6 +151,10 @@ class Step:
             )
 
         self._hosts = [host(number) for number in range(placement.hosts)]
+
+    def _compiled(self, at: int) -> CompiledSegment:
+        name = f"{self._name}_{at}"
+        return CompiledSegment(at, self.plan, self.placement, self._check, name, self._donate)
 
     def run(
         self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False

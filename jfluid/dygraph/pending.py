@@ -21,6 +21,7 @@ from weakref import ref
 import jax
 
 from jfluid import collector, errors
+from jfluid.compile.executables import Executables
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
@@ -412,8 +413,11 @@ class Pending:
                     found.pop(i, None)
         return [found[i] for i in live]
 
-    def _jitted(self, call: Call) -> Any:
-        def function(inputs: list[Any], seed: Any) -> Any:
-            return call(inputs, None if seed is None else key_of(seed))
+    def _jitted(self, call: Call) -> Executables:
+        def fresh() -> Any:
+            def function(inputs: list[Any], seed: Any) -> Any:
+                return call(inputs, None if seed is None else key_of(seed))
 
-        return jitted(function, self.device)
+            return jitted(function, self.device)
+
+        return Executables(fresh)

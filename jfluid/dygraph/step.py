@@ -1,5 +1,6 @@
 """What was recorded, compiled: one call of XLA."""
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, finished_products, trace
+from jfluid.compile.executables import Executables
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
@@ -109,7 +111,17 @@ class Step:
         self.sent = None
         if self._sender is not None:
             self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
-        self._function = jitted(self._trace, device, donate_argnums=(0,))
+        own = weakref.ref(self)  # it goes at once when nobody needs it
+
+        def fresh() -> Any:
+            def step(*arguments: Any) -> list[Any]:
+                made = own()
+                assert made is not None  # it runs
+                return made._trace(*arguments)
+
+            return jitted(step, device, donate_argnums=(0,))
+
+        self._function = Executables(fresh)
 
     def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
         """Return the results; does not wait for them."""

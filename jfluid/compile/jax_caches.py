@@ -1,0 +1,59 @@
+"""What JAX keeps of its own functions, with which programs are traced and computed. It has no bound in bytes, and for
+traces none at all: so they are forgotten when there are many.
+
+JAX traces each function of `jax.numpy` anew for other shapes, and keeps that as long as the function, which is as long as
+the process. Of what operations outside of programs are compiled to it keeps thousands, of 1.4 MB each.
+"""
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+MOST_TRACED = 20_000  # functions, of 3 KB each
+MOST_COMPILED = 128
+_TRACED, _COMPILED = "jaxpr_trace_duration", "backend_compile_duration"  # how JAX's events end
+_LIBRARIES = ("jax.", "jfluid.")  # modules; the user's own functions stay compiled
+_JITTED = type(jax.jit(lambda: 0))
+
+_lock, _ours = threading.Lock(), threading.local()
+_counts = {_TRACED: 0, _COMPILED: 0}  # since they were forgotten
+
+
+@contextlib.contextmanager
+def not_kept() -> Iterator[None]:
+    """A context in which this thread compiles what JAX does not keep."""
+    _ours.compiles = True
+    try:
+        yield
+    finally:
+        _ours.compiles = False
+
+
+def _count(event: str, _: float, **others: Any) -> None:
+    kind = event.rpartition("/")[2]
+    if kind == _TRACED or (kind == _COMPILED and not getattr(_ours, "compiles", False)):
+        with _lock:
+            _counts[kind] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+def look() -> None:
+    """Have JAX forget what it has traced and compiled of its own functions, and of those of this package, if that is
+    much.
+    """
+    with _lock:
+        if _counts[_TRACED] < MOST_TRACED and _counts[_COMPILED] < MOST_COMPILED:
+            return
+        _counts.update({_TRACED: 0, _COMPILED: 0})
+    if gc.get_freeze_count():  # not all can be found
+        jax.clear_caches()
+        return
+    for found in gc.get_objects():
+        if type(found) is _JITTED and str(found.__module__).startswith(_LIBRARIES):
+            found.clear_cache()
