@@ -1,5 +1,5 @@
-"""What JAX keeps of its own functions, with which programs are traced and computed. It has no bound in bytes, and for
-traces none at all: so they are forgotten when there are many.
+"""What JAX keeps of functions with which programs are traced and computed. It has no bound in bytes, and for traces none
+at all: so they are forgotten when there are many.
 
 JAX traces each function of `jax.numpy` anew for other shapes, and keeps that as long as the function, which is as long as
 the process. Of what operations outside of programs are compiled to it keeps thousands, of 1.4 MB each.
@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-MOST_TRACED = 20_000  # functions, of 3 KB each
+MOST_TRACED = 4096  # functions, with those that they call 17 KB each
 MOST_COMPILED = 128
 _TRACED, _COMPILED = "jaxpr_trace_duration", "backend_compile_duration"  # how JAX's events end
-_LIBRARIES = ("jax.", "jfluid.")  # modules; the user's own functions stay compiled
+_LIBRARIES = ("jax.", "jfluid.")  # modules
 _JITTED = type(jax.jit(lambda: 0))
 
 _lock, _ours = threading.Lock(), threading.local()
@@ -44,14 +44,15 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 def look() -> None:
-    """Have JAX forget what it has traced and compiled of its own functions, and of those of this package, if that is
-    much.
+    """Have JAX forget what it has traced if that is much; of what it has compiled for itself that for functions of its
+    own, and of this package. Those of users are compiled again after the former only.
     """
     with _lock:
-        if _counts[_TRACED] < MOST_TRACED and _counts[_COMPILED] < MOST_COMPILED:
+        traced = _counts[_TRACED] >= MOST_TRACED
+        if not traced and _counts[_COMPILED] < MOST_COMPILED:
             return
-        _counts.update({_TRACED: 0, _COMPILED: 0})
-    if gc.get_freeze_count():  # not all can be found
+        _counts.update({_TRACED: 0 if traced else _counts[_TRACED], _COMPILED: 0})
+    if traced or gc.get_freeze_count():  # then not all can be found
         jax.clear_caches()
         return
     for found in gc.get_objects():

@@ -23,8 +23,8 @@ from jfluid.compile import (
     slots,
     trace,
 )
-from jfluid.compile.executables import Entry, Executables
 from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
+from jfluid.compile.executables import Entry, Executables
 from jfluid.compile.host import Host
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options

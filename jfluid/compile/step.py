@@ -18,6 +18,8 @@ from jfluid.compile.step_state import StepState
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
+_BYTES = 10 << 10  # of Python objects for each operator, half of them of the program
+
 
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
@@ -114,6 +116,9 @@ class Step:
         place: the Executor's, for host operators.
         donate: donate the values that the step overwrites; otherwise others may keep reading the
             old ones.
+
+    Attributes:
+        bytes: of the Python objects of its program, and of its own, about.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class Step:
         donate: bool = True,
     ):
         self.plan, self.placement = plan, placement
+        self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
         self._check, self._name, self._donate = check_finite, name, donate
         whole = (
             len(plan.segments) == 1

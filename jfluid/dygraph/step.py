@@ -24,6 +24,7 @@ NONE = 1 << 40
 # Of an array: its shape and dtype, and the order its dimensions are held in; None for the variable's.
 Kind = tuple[Aval, Order | None]
 _SMALL_STATE = 32 << 20  # bytes
+_BYTES = 10 << 10  # of Python objects for each record
 Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 
 
@@ -75,6 +76,7 @@ class Step:
         leaves: as given.
         overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
             the step may begin before it is known whether it is wanted (see `ahead`).
+        bytes: of its Python objects and its records, about.
         sent: the place of the loss that a message has; None for none.
         orders: of those results whose dimensions are in another order than their variables', by place.
     """
@@ -87,7 +89,7 @@ class Step:
         results: Mapping[int, Aval],
         device: jax.Device,
     ):
-        self.leaves = leaves
+        self.leaves, self.bytes = leaves, _BYTES * len(records)
         self._items, self._drawing, self._constants = program(records)
         self._device, self._live = device, list(results)
         replaced = donation.replaced(self._items)

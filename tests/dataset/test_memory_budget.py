@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
-from jfluid import heap
+from jfluid import errors, heap
 from jfluid.dataset import memory_budget
 from tests.dataset.test_exchange import Fleet
 from tests.ports import free_endpoints
