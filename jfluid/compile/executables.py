@@ -185,14 +185,14 @@ class Executables:
 
     def _arrange(self) -> None:
         """Find what tells the executables from each other."""
-        every = list(self._all.values())
-        self._only, found = (every[0] if len(every) == 1 else None), {}
-        first = every[0] if every else None
-        if len(every) > 1 and all(one.places == first.places for one in every):
-            places = [p for p in first.places if len({_at(one.forms, p) for one in every}) > 1]
-            found = {tuple([_at(one.forms, p) for p in places]): one for one in every}
-            self._differ = places
-        self._found = found
+        every, found = list(self._all.values()), {}
+        if len(every) > 1 and all(one.places == every[0].places for one in every):
+            forms = [one.forms for one in every]
+            self._differ = [
+                place for place in every[0].places if len({_at(f, place) for f in forms}) > 1
+            ]
+            found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
+        self._only, self._found = every[0] if len(every) == 1 else None, found
 
 
 def _few_mappings_are_left() -> bool:

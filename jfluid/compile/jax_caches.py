@@ -33,7 +33,7 @@ def not_kept() -> Iterator[None]:
         _ours.compiles = False
 
 
-def _count(event: str, _: float, **others: Any) -> None:
+def _count(event: str, duration_secs: float, **others: Any) -> None:
     kind = event.rpartition("/")[2]
     if kind == _TRACED or (kind == _COMPILED and not getattr(_ours, "compiles", False)):
         with _lock:
@@ -55,6 +55,7 @@ def look() -> None:
     if traced or gc.get_freeze_count():  # then not all can be found
         jax.clear_caches()
         return
+    found: Any
     for found in gc.get_objects():
         if type(found) is _JITTED and str(found.__module__).startswith(_LIBRARIES):
             found.clear_cache()

@@ -12,7 +12,7 @@ from typing import Any
 from jfluid import kept_files
 
 MOST_FILES = 8  # of other releases and settings; the oldest go first
-MOST_SHAPES = 20_000  # in memory, and in a file
+MOST_SHAPES, MOST_IN_MEMORY = 20_000, 40_000  # in a file; in this process
 
 
 class KeptShapes:
@@ -38,7 +38,7 @@ class KeptShapes:
             found = self._found[key] = infer()
             if lasts and self._path is not None and _is_plain(key):
                 self._new.add(key)
-            if len(self._found) > MOST_SHAPES:
+            if len(self._found) > MOST_IN_MEMORY:
                 oldest = next(iter(self._found))
                 self._found.pop(oldest, None)
                 self._new.discard(oldest)
