@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
-MOST_TRACED = 4096  # functions, with those that they call 17 KB each
+MOST_TRACED = 2048  # functions, with those that they call 17 KB each
 MOST_COMPILED = 128
 _TRACED, _COMPILED = "jaxpr_trace_duration", "backend_compile_duration"  # how JAX's events end
 _LIBRARIES = ("jax.", "jfluid.")  # modules
-_JITTED = type(jax.jit(lambda: 0))
+_JITTED: type[Any] = type(jax.jit(lambda: 0))
 
 _lock, _ours = threading.Lock(), threading.local()
 _counts = {_TRACED: 0, _COMPILED: 0}  # since they were forgotten
@@ -43,19 +43,23 @@ def _count(event: str, duration_secs: float, **others: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_count)
 
 
+def traced() -> int:
+    """Return how many functions JAX has traced since they were forgotten."""
+    return _counts[_TRACED]
+
+
 def look() -> None:
     """Have JAX forget what it has traced if that is much; of what it has compiled for itself that for functions of its
     own, and of this package. Those of users are compiled again after the former only.
     """
     with _lock:
-        traced = _counts[_TRACED] >= MOST_TRACED
-        if not traced and _counts[_COMPILED] < MOST_COMPILED:
+        many = traced() >= MOST_TRACED
+        if not many and _counts[_COMPILED] < MOST_COMPILED:
             return
-        _counts.update({_TRACED: 0 if traced else _counts[_TRACED], _COMPILED: 0})
-    if traced or gc.get_freeze_count():  # then not all can be found
+        _counts.update({_TRACED: 0 if many else traced(), _COMPILED: 0})
+    if many or gc.get_freeze_count():  # then not all can be found
         jax.clear_caches()
         return
-    found: Any
     for found in gc.get_objects():
         if type(found) is _JITTED and str(found.__module__).startswith(_LIBRARIES):
             found.clear_cache()

@@ -25,7 +25,8 @@ from jfluid.compile import executables, jax_caches
 from tests.chaos.usage import Usage
 
 _LOOKS = 40  # in the time that is given
-_BYTES = 64 << 20  # of executables, so that the bound is reached within minutes
+# Of executables, less than usual, so that the bound is reached within minutes; so is that of traces.
+_BYTES = 64 << 20
 # By how much, at most, the last quarter of looks uses more than the one before: a share, and a number.
 _MORE = {
     "rss_mib": (0.03, 12),
@@ -215,6 +216,7 @@ def used() -> dict[str, float]:
     return Usage.of_this_process().told() | {
         "objects": len(gc.get_objects()),
         "mappings": mappings,
+        "traced": jax_caches.traced(),
         "executables_mib": round(executables.KEPT.bytes / (1 << 20), 1),
     }
 
@@ -235,10 +237,9 @@ def grown(looks: Sequence[dict[str, float]]) -> list[str]:
 
 def run(seconds: float, seed: int, tell: Callable[[dict[str, Any]], None]) -> list[str]:
     """Do all deeds in turn for some time; returns what has grown."""
-    short = seconds < _IN_A_SHORT_RUN
-    fluid.set_flags({executables.FLAG: _BYTES // 4 if short else _BYTES})
-    if short:
-        jax_caches.MOST_TRACED //= 8
+    less = 4 if seconds < _IN_A_SHORT_RUN else 1
+    fluid.set_flags({executables.FLAG: _BYTES // less})
+    jax_caches.MOST_TRACED //= 4 * less
     looks: list[dict[str, float]] = []
     done: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
