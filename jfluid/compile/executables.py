@@ -152,9 +152,13 @@ class Executables:
                     self.forget(found)  # they lie elsewhere
         return self._run_other(arguments)
 
+    def trace(self, *arguments: Any) -> Any:
+        """Return the function as JAX traces it."""
+        return self._fresh().trace(*arguments)
+
     def lower(self, *arguments: Any) -> Any:
         """Return the function as it is passed to XLA."""
-        return self._fresh().lower(*arguments)
+        return self.trace(*arguments).lower()
 
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
