@@ -1,6 +1,6 @@
 # `make demo` trains a click model with two parameter servers and two trainers, `make test` runs the tests, `make lint` reads the code,
 # `make check-gpu` says what works on this machine's GPUs, `make bench` measures,
-# `make chaos` does harm to jobs, `make site` makes the documentation's site in build/site. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
+# `make chaos` does harm to jobs, `make soak` looks whether a process grows, `make site` makes the documentation's site in build/site. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
 # twice as many as two cores: some of them run tests that start processes, which mostly wait (tests/file_order.py)
 WORKERS ?= 4
@@ -16,7 +16,7 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos fuzz site clean
+.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos fuzz soak site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -52,6 +52,10 @@ chaos: $(VENV)/.test
 # nightly, an hour.
 fuzz: $(VENV)/.test
 	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code tests/fuzz/test_lod.py $(PYTEST_ARGS)
+
+# One process that makes and drops everything in turn, and must not grow; see tests/chaos/growth.py.
+soak: $(VENV)/.test
+	$(BIN)/python -m tests.chaos.growth --minutes $(MINUTES)
 
 # Figures of docs/performance.md into one file, and its ratios against those that were committed; hours on a quiet machine, half an hour
 # with BENCH_ARGS=--short. Interpreters of other engines: BENCH_ARGS="--torch PYTHON --paddle PYTHON --fluid PYTHON"; some figures only:

@@ -14,6 +14,7 @@ import numpy as np
 from jfluid import errors, flags, kept_files, processes
 from jfluid.compile import feeds as feeding
 from jfluid.compile import memory
+from jfluid.compile.executables import most_bytes
 from jfluid.compile.feeds import Owned
 from jfluid.compile.fetches import Fetched
 from jfluid.compile.lru_cache import LruCache
@@ -32,7 +33,7 @@ from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
 
-_MAX_STEPS = 128  # compiled steps that an engine keeps; the least recently used goes first
+_MAX_STEPS = 128  # of an engine; the least recently used goes first
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class Engine:
         self._find_runner = runner
         self._runners = LruCache[Runner | None]()
         self._entropy = secrets.randbits(31) | 1
-        self._steps = LruCache[Step](_MAX_STEPS)
+        self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
         _use_persistent_cache()
 
@@ -145,7 +146,7 @@ class Engine:
         return self.place.device()
 
     def clear(self) -> None:
-        """Forget all compiled steps."""
+        """Forget all compiled steps, and give their memory back."""
         self._steps.clear()
         self._pruned.clear()
 

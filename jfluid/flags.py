@@ -38,6 +38,12 @@ EFFECTIVE = {
     "FLAGS_communicator_send_wait_times": Flag(
         5, "hundredths of a second after which no more gradients are waited for"
     ),
+    "FLAGS_compiled_max_bytes": Flag(
+        0,
+        "bytes that compiled steps, and operators of imperative mode, take together, about; what was "
+        "used least recently is compiled again when it comes back. 0: a thirty-second of the memory, "
+        "512 MiB at least",
+    ),
     "FLAGS_cpu_kernels": Flag(
         True,
         "steps on CPUs that are compiled from then on call jfluid's own machine code where it is faster; "

@@ -7,7 +7,9 @@ fault for every 4 KB. Fluid's own allocator keeps memory, too.
 
 import contextlib
 import ctypes
+import os
 import sys
+from pathlib import Path
 
 from jfluid import environment
 
@@ -27,6 +29,19 @@ _VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
+# The container's limit, by version 2 and 1 of Linux's control groups.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_bytes() -> int:
+    """Return the bytes of memory of the machine or container."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in _LIMITS:
+        try:
+            found.append(int(Path(name).read_text()))
+        except (OSError, ValueError):  # there is no such group, or "max"
+            continue
+    return min(found)
 
 
 def keep_for_messages() -> None:

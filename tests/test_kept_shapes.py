@@ -144,3 +144,12 @@ def test_files_and_shapes_have_a_bound(folder, evaluated, monkeypatch):
     evaluated.clear()
     built()
     assert 0 < len(evaluated) < all_of_it
+
+
+def test_a_process_keeps_no_more_than_so_many(evaluated, monkeypatch):
+    monkeypatch.setattr(kept_shapes, "MOST_IN_MEMORY", 3)
+    hook.install(schema.RegistrySchema())
+    for width in range(1, 9):
+        with fluid.program_guard(fluid.Program(), fluid.Program()):
+            fluid.layers.fc(fluid.data("x", [2, 3]), width)
+    assert len(hook.current()._inferred._found) == 3

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
+from jfluid.compile.executables import Executables
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.ir.block import reads_of, writes_of
@@ -78,11 +79,17 @@ class CollectiveJit:
 
         part.__name__ = part.__qualname__ = getattr(self._function, "__name__", "fluid")
         spec = PartitionSpec(AXIS)
-        mapped = jax.jit(
-            jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
-            donate_argnums=(0,),
-            compiler_options=options(self._mesh.devices.flat[0]),
-        )
+
+        def jitted() -> Any:
+            return jax.jit(
+                jax.shard_map(
+                    part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
+                ),
+                donate_argnums=(0,),
+                compiler_options=options(self._mesh.devices.flat[0]),
+            )
+
+        mapped = Executables(jitted)
 
         def call(arguments: tuple[Any, ...]) -> Any:
             leaves, structure = jax.tree.flatten(mapped(*arguments))

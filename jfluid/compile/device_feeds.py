@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfluid.compile.executables import Executables
 from jfluid.compile.slots import SlotBuckets, opened
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 
 Forms = dict[str, tuple[Any, ...]]
-_opened_there = jax.jit(opened)  # one program, where each slot would be one
+# one program, where each slot would be one
+_opened_there = Executables(lambda: jax.jit(lambda values: opened(values)))
 
 
 class PlacedBatch:

@@ -44,7 +44,6 @@ _MACHINE_CODE = {
 }
 THREAD = "jfluid-keep"
 _ENABLED = "jax_enable_compilation_cache"
-MOST_OTHERS = 8  # calls with other shapes; to see that they are others takes time, too
 
 
 class Entry:
@@ -63,68 +62,44 @@ class Entry:
         options: Mapping[str, Any],
     ):
         self._folder, self._device = folder, device
-        self._new: tuple[Path, Any, Any] | None = None  # what the file is to hold
         self._identity = (*identity, sorted(options.items()), device.platform, device.id)
 
     def load_or_compile(
-        self,
-        jitted: Any,
-        fresh: Callable[[], Any],
-        arguments: tuple[Any, Any, Any],
-    ) -> Any:
-        """Return what runs the segment: the executable of the file, or a new one, which is written
-        to the file by `keep` if it took long; `jitted` for arguments or results that are more than
-        arrays.
+        self, fresh: Callable[[], Any], arguments: Sequence[Any]
+    ) -> tuple[Any, Callable[[Any], None]] | None:
+        """Return what runs the segment, the executable of the file or a new one, and what is to be told the results of
+        its first run: then it is written to the file, if it took long. None for arguments or results that are more
+        than arrays.
 
         Args:
             fresh: gives the jitted function anew, which goes with what was traced.
+            arguments: donated ones, others, and a random key.
         """
-        forms = [_form(v) for group in arguments[:2] for v in group] + [_form(arguments[2])]
+        donated, others, key = arguments
+        forms = [_form(v) for v in (*donated, *others, key)]
         if None in forms:
-            return jitted
-        text = repr((self._identity, [len(group) for group in arguments[:2]], forms, _settings()))
+            return None
+        text = repr((self._identity, [len(donated), len(others)], forms, _settings()))
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = self._folder / f"step-{digest}"
-        if any(arguments[:2]):
+        if donated or others:
             loaded = _AHEAD.load(path, self._device)
         else:  # a startup program
             _AHEAD.begin(path, self._device)
             loaded = _load(path, self._device)
         if loaded is not None:
-            return Loaded(loaded, jitted)
+            return loaded, lambda results: None
         start = time.perf_counter()
         with collector.paused(settle=True):
             lowered = fresh().lower(*arguments)
             with _JAX_CACHE.unused():
                 compiled = lowered.compile()
-        if time.perf_counter() - start >= WORTH_KEEPING:
-            self._new = path, jax.tree.structure((arguments, {})), compiled
-            schema.current().keep()
-            heap.give_back()
-        return Loaded(compiled, jitted)
-
-    def keep(self, results: Any) -> None:
-        """Write a new executable to the file, as soon as there are these results of its first run."""
-        if self._new is not None:
-            _save_after(results, *self._new)
-
-
-class Loaded:
-    """An executable, and the function that it came from for arguments of other shapes. Where these
-    come often, that runs all.
-    """
-
-    def __init__(self, executable: Any, jitted: Any):
-        self._executable, self._jitted = executable, jitted
-        self._others = 0
-
-    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        if self._others < MOST_OTHERS:
-            try:
-                return self._executable(donated, kept, key)
-            except (TypeError, ValueError):  # it has not run: the arguments are not its own
-                self._others += 1
-        return self._jitted(donated, kept, key)
+        if time.perf_counter() - start < WORTH_KEEPING:
+            return compiled, lambda results: None
+        schema.current().keep()
+        heap.give_back()
+        structure = jax.tree.structure((tuple(arguments), {}))
+        return compiled, lambda results: _save_after(results, path, structure, compiled)
 
 
 def entry(

@@ -9,11 +9,21 @@ T = TypeVar("T")
 
 
 class LruCache(OrderedDict[Hashable, T]):
-    """The values of the `most` keys that were used last."""
+    """The values of the keys that were used last.
 
-    def __init__(self, most: int = 32):
+    Args:
+        most: how many.
+        size: of a value; all but the latest go where they have more than `most_size` together.
+    """
+
+    def __init__(
+        self,
+        most: int = 32,
+        size: Callable[[T], int] | None = None,
+        most_size: Callable[[], int] = lambda: 0,
+    ):
         super().__init__()
-        self._most = most
+        self._most, self._size, self._most_size = most, size, most_size
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key; `make` creates it if it is absent."""
@@ -23,4 +33,12 @@ class LruCache(OrderedDict[Hashable, T]):
         made = self[key] = make()
         if len(self) > self._most:
             self.popitem(last=False)
+        if self._size is not None:
+            sizes = list(map(self._size, list(self.values())))
+            left = sum(sizes) - self._most_size()
+            for size in sizes[:-1]:
+                if left <= 0:
+                    break
+                self.popitem(last=False)
+                left -= size
         return made

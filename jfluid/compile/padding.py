@@ -23,6 +23,7 @@ from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.tensor_array import TensorArray
 
 MOST = 6
+MOST_NUMBERS = 1024  # of sequences in a batch, for which sizes are known
 WASTE = 0.3  # of the rows that a batch is padded to, at most, while there are fewer than MOST sizes
 SMALLEST = 8
 
@@ -162,7 +163,12 @@ class Buckets:
     def alike(self, need: Sizes) -> list[tuple[Sizes, int]]:
         """The known sizes of such feeds, and their rows together, the fewest first."""
         names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
-        return self._known.setdefault(names, [])
+        found = self._known.get(names)
+        if found is None:
+            if len(self._known) >= MOST_NUMBERS:
+                self._known.clear()
+            found = self._known[names] = []
+        return found
 
     def suits(self, known: int, most: int, rows: int) -> bool:
         """Whether one of so many sizes, of `most` rows, is to be used again for fewer `rows`."""

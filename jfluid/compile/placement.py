@@ -24,6 +24,7 @@ from jfluid.compile import (
     trace,
 )
 from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
+from jfluid.compile.executables import Entry, Executables
 from jfluid.compile.host import Host
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
@@ -107,6 +108,17 @@ class Placement(ABC):
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
         """Segment `at`, jitted. The first arguments are donated."""
+
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
+    ) -> Function:
+        """Return what calls segment `at`, compiled when it is called.
+
+        Args:
+            fresh: gives its function, anew each time.
+            entry: its executables on disk.
+        """
+        return Executables(lambda: self.compiled(at, fresh()), entry)
 
     def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
         """The executable on disk of segment `at`; None where none is kept.
@@ -347,6 +359,13 @@ class Processes(OneDevice):
             if self.plan.segments[at].collective
             else super().compiled(at, function)
         )
+
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
+    ) -> Function:
+        if self.plan.segments[at].collective:
+            return self.compiled(at, fresh())  # which does the same for what all processes run
+        return super().executables(at, fresh, entry)
 
     def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
         collective = self.plan.segments[at].collective

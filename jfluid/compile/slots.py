@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory
-from jfluid.compile.padding import Buckets, Size, Sizes
+from jfluid.compile.padding import MOST_NUMBERS, Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
@@ -344,6 +344,8 @@ class SlotBuckets(Buckets):
         if len(sizes) == sum([len(b.names) for b in batches]):  # no other feeds change them
             self._latest = [b.measured for b in batches], found
             key = tuple([(b.names, b.measured.number) for b in batches])
+            if len(self._layouts) >= MOST_NUMBERS:
+                self._layouts.clear()
             self._layouts[key] = [(most, layouts(known)) for known, most in self.alike(sizes)]
         return found
 

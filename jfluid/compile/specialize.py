@@ -9,7 +9,6 @@ shapes.
 """
 
 import bisect
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
-from jfluid.compile.kept_executables import Entry
+from jfluid.compile.executables import Entry
 from jfluid.compile.lower import Path, known_part
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
@@ -88,8 +87,7 @@ class Specialized:
         # one that is fed may hold others (`slots.Joined`)
         wanted = reads | set(placement.plan.feeds)
         self._refused_by = [(i, n) for i, n in enumerate(self._names) if reads and n in wanted]
-        self._jitted = placement.compiled(at, function({}))
-        self.plain = self._jitted if entry is None else functools.partial(self._start, entry)
+        self.plain = placement.executables(at, lambda: function({}), entry)
         self._needs: list[Need] = []
         self._compiled, self._firsts = LruCache[Function](MOST), LruCache[Function](MOST)
         self._most: dict[Need, int] = {}  # iterations of loops for which arrays had room
@@ -97,7 +95,7 @@ class Specialized:
 
     def lower(self, *arguments: Any) -> Any:
         """Return the function as it is passed to XLA. Raises Unknown if shapes depend on values."""
-        return self._jitted.lower(*arguments)  # type: ignore[attr-defined]  # of jax.jit
+        return self.plain.lower(*arguments)  # type: ignore[attr-defined]  # of Executables
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         if not self._needs:
@@ -117,20 +115,6 @@ class Specialized:
             except Unknown as need:
                 self._add(need)
 
-    def _start(
-        self, entry: Entry, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
-    ) -> Any:
-        """Call the function for the first time, by the executable on disk if there is one."""
-
-        def fresh() -> Function:
-            return self._placement.compiled(self._at, self._function({}))
-
-        self.plain = self._jitted  # for the calls after one that fails
-        self.plain = entry.load_or_compile(self._jitted, fresh, (donated, kept, key))
-        results = self.plain(donated, kept, key)
-        entry.keep(results)
-        return results
-
     def _add(self, error: Unknown) -> None:
         if error.name is None:
             raise error
@@ -146,7 +130,7 @@ class Specialized:
             if len(self._seen) == MOST + 1 and not all(n.counts for n in self._needs):
                 self._warn()
         return self._compiled.get_or_make(
-            key, lambda: self._placement.compiled(self._at, self._function(known))
+            key, lambda: self._placement.executables(self._at, lambda: self._function(known))
         )
 
     def _warn(self) -> None:
@@ -246,9 +230,11 @@ class Specialized:
                 return (known_part(env[first.name]),)
 
             run.__name__ = run.__qualname__ = f"{self._name}_{first.name}"
-            return self._placement.compiled(self._at, run)
+            return run
 
-        function = self._firsts.get_or_make((kind, names, _hashable(known)), make)
+        function = self._firsts.get_or_make(
+            (kind, names, _hashable(known)), lambda: self._placement.executables(self._at, make)
+        )
         return self._placement.unpacked(function((), tuple([v for _, v in given]), key))[0]
 
 

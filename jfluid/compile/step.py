@@ -19,6 +19,8 @@ from jfluid.compile.step_state import StepState
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
+_BYTES = 10 << 10  # of Python objects for each operator, half of them of the program
+
 
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
@@ -51,9 +53,13 @@ class CompiledSegment:
             set(plan.updated),
         )
 
+        own = weakref.ref(self)  # it goes at once when its step does
+
         def function(known: Known) -> Function:
             def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-                return self._trace(donated, kept, key, known)
+                segment = own()
+                assert segment is not None  # it is called
+                return segment._trace(donated, kept, key, known)
 
             # XLA's name of the module: profiles tell programs apart by it
             run.__name__ = run.__qualname__ = name
@@ -113,6 +119,9 @@ class Step:
         place: the Executor's, for host operators.
         donate: donate the values that the step overwrites; otherwise others may keep reading the
             old ones.
+
+    Attributes:
+        bytes: of the Python objects of its program, and of its own, about.
     """
 
     def __init__(
@@ -127,12 +136,8 @@ class Step:
         self.plan, self.placement = plan, placement
         # What is updated before the last segment that may refuse values must survive.
         self._last_refusing = _last_refusing(plan)
-
-        def compiled(at: int) -> CompiledSegment:
-            donates = donate and at >= self._last_refusing
-            return CompiledSegment(at, self.plan, placement, check_finite, f"{name}_{at}", donates)
-
-        self._compiled = compiled
+        self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
+        self._check, self._name, self._donate = check_finite, name, donate
         whole = (
             len(plan.segments) == 1
             and not plan.segments[0].host
@@ -142,7 +147,7 @@ class Step:
         )
         if not whole:
             placement.held = {}
-        self.segments = [s if s.host else compiled(at) for at, s in enumerate(plan.segments)]
+        self.segments = [s if s.host else self._compiled(at) for at, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
         only = self.segments[0] if whole else None
@@ -157,6 +162,11 @@ class Step:
             return Host(step, place)
 
         self._hosts = [host(number) for number in range(placement.hosts)]
+
+    def _compiled(self, at: int) -> CompiledSegment:
+        name = f"{self._name}_{at}"
+        donates = self._donate and at >= self._last_refusing
+        return CompiledSegment(at, self.plan, self.placement, self._check, name, donates)
 
     def run(
         self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False

@@ -1,30 +1,16 @@
 """The memory that the records of a dataset may take: more is refused before it is allocated."""
 
-import os
 import threading
-from pathlib import Path
 
 from jfluid import errors, flags
+from jfluid.heap import memory_bytes
 
 FLAG = "FLAGS_dataset_max_bytes"
-# The container's limit, by version 2 and 1 of Linux's control groups.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def most_bytes() -> int:
     """Return the limit that was set, or three quarters of the memory of the machine or container."""
     return int(flags.get(FLAG)) or memory_bytes() * 3 // 4
-
-
-def memory_bytes() -> int:
-    """Return the bytes of memory of the machine or container."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in _LIMITS:
-        try:
-            found.append(int(Path(name).read_text()))
-        except (OSError, ValueError):  # there is no such group, or "max"
-            continue
-    return min(found)
 
 
 class MemoryBudget:

@@ -81,8 +81,6 @@ class Call:
         self.in_place = tuple(definition.inplace.items()) if definition.wants_shared else ()
         self.writes = tuple([slot.name for slot in definition.outs])
         self.rules = [rule for rule in definition.refuses if rule.applies(op)]
-        self._outputs: dict[tuple[int, ...], Any] = {}
-        self._specialised: dict[Any, Call] = {}
 
     @functools.cached_property
     def has_gradient(self) -> bool:
@@ -108,13 +106,15 @@ class Call:
 
         Raises ShapeError or DtypeError for inputs that do not fit.
         """
-        key = tuple([-1 if a is None else a.number for a in avals])
-        if key not in self._outputs:
+
+        def inferred() -> Any:
             try:
-                self._outputs[key] = self.infer(avals)
+                return self.infer(avals)
             except static_values.Unknown:
-                self._outputs[key] = None
-        return self._outputs[key]
+                return None
+
+        key = self.number, *[-1 if a is None else a.number for a in avals]
+        return _outputs.get_or_make(key, inferred)
 
     def infer(self, avals: Sequence[Aval | None]) -> Any:
         """Compute `outputs`; raises `static_values.Unknown` where the shape follows from numbers."""
@@ -185,12 +185,10 @@ class Call:
 
     def specialised(self, constants: Mapping[int, np.ndarray]) -> "Call":
         """Return the call for which some inputs are known numbers."""
-        key = tuple((i, v.dtype.str, v.shape, v.tobytes()) for i, v in constants.items())
-        found = self._specialised.get(key)
-        if found is None:
-            if len(self._specialised) >= _MOST_SPECIALISED:
-                self._specialised.clear()
-            found = self._specialised[key] = Call(
+        key = self.number, *[(i, v.dtype.str, v.shape, v.tobytes()) for i, v in constants.items()]
+        return _specialised.get_or_make(
+            key,
+            lambda: Call(
                 self.definition,
                 self.op,
                 self.layout,
@@ -199,8 +197,8 @@ class Call:
                 self._inputs,
                 self.named,
                 constants,
-            )
-        return found
+            ),
+        )
 
     def located(self, error: Exception, avals: Sequence[Aval | None]) -> Exception:
         """Return the error with the operator and the shapes of its inputs."""
@@ -217,9 +215,6 @@ class Call:
             f"operator {self.definition.type} cannot take these inputs\n  inputs: {'; '.join(shown)}\n"
             f"  attributes: {self.attrs}\n  cause: {cause}"
         )
-
-
-_MOST_SPECIALISED = 256
 
 
 def _merged(out: Any, known: Any) -> Any:
@@ -239,6 +234,9 @@ def _chosen(out: Any, wanted: tuple[bool, ...], many: bool) -> Any:
 
 
 _calls = LruCache[Call](8192)
+# by numbers of calls: what they give for inputs of some kinds, and calls with some inputs that are known numbers
+_outputs = LruCache[Any](16_384)
+_specialised = LruCache[Call](1024)
 
 
 def call_of(

@@ -66,7 +66,7 @@ def call(
     if owner is pending.leaves and owner[leaves:] == named:
         chain = _chain(pending, before, values, edges, result.held)
         if chain is not None:
-            before.together[kind] = chain
+            pending.keep_together(before, kind, chain)
     return result
 
 

@@ -22,6 +22,7 @@ import jax
 
 from jfluid import collector, errors, flags
 from jfluid.compile import memory
+from jfluid.compile.executables import Executables, most_bytes
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
@@ -45,7 +46,7 @@ from jfluid.dygraph.values import Aval, Value, constant, in_order
 logger = logging.getLogger(__name__)
 
 MOST_PENDING = 20_000  # operators; then they run, though nobody asks
-_MOST_POINTS = 32_768
+_MOST_POINTS = 32_768  # and what else is found by them, of 3 KB each
 _MANY = 32  # operators, from which on their objects would have those of the whole program looked through
 _MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
 _SMALL = 24  # operators; a record as short as this is compiled whole in any case
@@ -83,10 +84,10 @@ class Pending:
     def __init__(self, device: jax.Device):
         self.device = device
         self.compiled = 0  # functions for whole records
-        self._whole = LruCache[Step](256)
-        self._single = LruCache[Any](8192)
+        self._whole = LruCache[Step](256, lambda step: step.bytes, most_bytes)
+        self._single = LruCache[Executables](8192)
         self.walks = LruCache[Any](32)  # backward passes by where they begin
-        self._seen = LruCache[bool](4096)
+        self._seen = LruCache[bool](4096)  # by hashes: the records themselves may be large
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
         self._ahead = Ahead()
@@ -98,6 +99,7 @@ class Pending:
         if self._points > _MOST_POINTS:
             self._none.forget()
             self._none, self._points = Point(), 0
+            self.walks.clear()  # by numbers of points
         self.point = self._none  # the operators
         self.leaves: list[Value] = []  # their inputs
         self.outs: list[ref[Value]] = []  # outputs that somebody may hold
@@ -144,6 +146,11 @@ class Pending:
             found = before.after[key] = Point(before, record, kinds, made, slots, flows)
             self._points += 1
         return found
+
+    def keep_together(self, before: Point, key: Any, what: Any) -> None:
+        """Keep what several calls after a point lead to at once (see `Point.together`)."""
+        before.together[key] = what
+        self._points += 1
 
     def flow(self, edge: Any) -> Any:
         """Return how what is pending names where a gradient goes: an output by its number, from 0, a
@@ -373,8 +380,8 @@ class Pending:
             known: whether it was compiled.
         """
         if not known:
-            known = key in self._seen
-            self._seen.get_or_make(key, lambda: True)
+            known = hash(key) in self._seen
+            self._seen.get_or_make(hash(key), lambda: True)
         self._recent = [*self._recent[-15:], not known]
         often = sum(self._recent) >= _MOST_NEW
         if often != self._one_by_one:
@@ -422,8 +429,11 @@ class Pending:
             jax.block_until_ready([found[i] for i in live])
         return [found[i] for i in live]
 
-    def _jitted(self, call: Call) -> Any:
-        def function(inputs: list[Any], seed: Any) -> Any:
-            return call(inputs, None if seed is None else key_of(seed))
+    def _jitted(self, call: Call) -> Executables:
+        def fresh() -> Any:
+            def function(inputs: list[Any], seed: Any) -> Any:
+                return call(inputs, None if seed is None else key_of(seed))
 
-        return jitted(function, self.device)
+            return jitted(function, self.device)
+
+        return Executables(fresh)

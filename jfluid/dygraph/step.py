@@ -1,5 +1,6 @@
 """What was recorded, compiled: one call of XLA."""
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, finished_products, memory, trace
+from jfluid.compile.executables import Executables
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
@@ -22,6 +24,7 @@ NONE = 1 << 40
 # Of an array: its shape and dtype, and the order its dimensions are held in; None for the variable's.
 Kind = tuple[Aval, Order | None]
 _SMALL_STATE = 32 << 20  # bytes
+_BYTES = 10 << 10  # of Python objects for each record
 Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 
 
@@ -73,6 +76,7 @@ class Step:
         leaves: as given.
         overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
             the step may begin before it is known whether it is wanted (see `ahead`).
+        bytes: of its Python objects and its records, about.
         sent: the place of the loss that a message has; None for none.
         orders: of those results whose dimensions are in another order than their variables', by place.
     """
@@ -85,7 +89,7 @@ class Step:
         results: Mapping[int, Aval],
         device: jax.Device,
     ):
-        self.leaves = leaves
+        self.leaves, self.bytes = leaves, _BYTES * len(records)
         self._items, self._drawing, self._constants = program(records)
         self._device, self._live = device, list(results)
         replaced = donation.replaced(self._items)
@@ -110,7 +114,17 @@ class Step:
         if self._sender is not None:
             self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
         self._is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
-        self._function = jitted(self._trace, device, donate_argnums=(0,))
+        own = weakref.ref(self)  # it goes at once when nobody needs it
+
+        def fresh() -> Any:
+            def step(*arguments: Any) -> list[Any]:
+                made = own()
+                assert made is not None  # it runs
+                return made._trace(*arguments)
+
+            return jitted(step, device, donate_argnums=(0,))
+
+        self._function = Executables(fresh)
 
     def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
         """Return the results; does not wait for them."""

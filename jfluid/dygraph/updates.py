@@ -46,7 +46,8 @@ def call_all(
         and pending.point.draws == before.draws
         and all(pending.has(v) and v.source >= before.outputs for v in written)
     ):
-        before.together[key] = Updated(pending.point, [(v.source, v.aval) for v in written])
+        updated = Updated(pending.point, [(v.source, v.aval) for v in written])
+        pending.keep_together(before, key, updated)
 
 
 class Updated(NamedTuple):

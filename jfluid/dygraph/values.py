@@ -1,5 +1,7 @@
 """Values of eager variables: arrays, or what a pending operator will give."""
 
+import itertools
+import weakref
 from typing import Any
 
 import jax
@@ -23,7 +25,17 @@ class Aval:
         large: whether it is one array of so many elements that to write over it is worth while.
     """
 
-    __slots__ = ("bytes", "dtype", "large", "number", "plain", "shape", "struct", "type")
+    __slots__ = (
+        "__weakref__",
+        "bytes",
+        "dtype",
+        "large",
+        "number",
+        "plain",
+        "shape",
+        "struct",
+        "type",
+    )
 
     def __init__(self, struct: Any, number: int):
         self.struct, self.number = struct, number
@@ -34,7 +46,9 @@ class Aval:
         self.large = self.plain and struct.size > 64
 
 
-_avals: dict[Any, Aval] = {}
+# those that somebody holds
+_avals: weakref.WeakValueDictionary[Any, Aval] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 def aval_of(value: Any) -> Aval:
@@ -46,14 +60,14 @@ def aval_of(value: Any) -> Aval:
         found = _avals.get(key)
         if found is None:
             struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
-            found = _avals[key] = Aval(struct, len(_avals))
+            found = _avals[key] = Aval(struct, next(_numbers))
         return found
     leaves, tree = jax.tree.flatten(value)
     key = (tree, tuple((v.shape, v.dtype) for v in leaves))
     found = _avals.get(key)
     if found is None:
         struct = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves])
-        found = _avals[key] = Aval(struct, len(_avals))
+        found = _avals[key] = Aval(struct, next(_numbers))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jfluid import kept_files
 
 MOST_FILES = 8  # of other releases and settings; the oldest go first
-MOST_SHAPES = 20_000  # in a file
+MOST_SHAPES, MOST_IN_MEMORY = 20_000, 40_000  # in a file; in this process
 
 
 class KeptShapes:
@@ -35,9 +35,14 @@ class KeptShapes:
             self._path = _path()
             self._found |= _shapes_of(self._path)
         if key not in self._found:
-            self._found[key] = infer()
-            if lasts and _is_plain(key):
+            found = self._found[key] = infer()
+            if lasts and self._path is not None and _is_plain(key):
                 self._new.add(key)
+            if len(self._found) > MOST_IN_MEMORY:
+                oldest = next(iter(self._found))
+                self._found.pop(oldest, None)
+                self._new.discard(oldest)
+            return found
         return self._found[key]
 
     def keep(self) -> None:
@@ -45,7 +50,7 @@ class KeptShapes:
         new, self._new = self._new, set()
         if self._path is None or not new or self._path.parent != kept_files.folder():
             return
-        both = _shapes_of(self._path) | {key: self._found[key] for key in list(new)}
+        both = _shapes_of(self._path) | {key: self._found[key] for key in new if key in self._found}
         latest = dict(list(both.items())[-MOST_SHAPES:])
         kept_files.write(self._path, pickle.dumps(latest), MOST_FILES)
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jfluid import errors, flags, processes
 from jfluid.compile import feeds
+from jfluid.compile.executables import most_bytes
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
@@ -55,7 +56,7 @@ class DataParallel:
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
-        self.steps = LruCache[Step](_MAX_STEPS)
+        self.steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._rewritten: tuple[Any, Program] | None = None
         self._seeds: list[str] = []
 

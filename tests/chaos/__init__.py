@@ -16,6 +16,7 @@ true of them at their end.
 | `check` | what has to be true at the end |
 | `soak` | a job whose servers live as long as the harness, to see whether they grow |
 | `shrink` | the smallest part of a plan that still fails |
+| `growth` | by itself, or `make soak`: one process that makes and drops everything in turn, and must not grow |
 
 Synchronous jobs have to end with the model of a job that nothing was done to, bit for bit. In the
 other modes each push makes marks of its own, so that the end tells how often it was applied: never

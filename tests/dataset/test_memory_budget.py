@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, heap
 from jfluid.dataset import memory_budget
 from tests.dataset.test_exchange import Fleet
 from tests.ports import free_endpoints
@@ -153,13 +153,13 @@ def test_trainers_that_send_more_than_fits_are_refused(tmp_path, limit, monkeypa
 
 def test_the_default_is_a_part_of_the_memory_that_there_is(tmp_path, monkeypatch):
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(memory_budget, "_LIMITS", ())
+    monkeypatch.setattr(heap, "_LIMITS", ())
     assert memory_budget.most_bytes() == whole * 3 // 4
     (tmp_path / "small").write_text("4000000\n")
     (tmp_path / "none").write_text("max\n")
     monkeypatch.setattr(
-        memory_budget,
+        heap,
         "_LIMITS",
         (str(tmp_path / "absent"), str(tmp_path / "none"), str(tmp_path / "small")),
     )
-    assert memory_budget.memory_bytes() == 4_000_000
+    assert heap.memory_bytes() == 4_000_000

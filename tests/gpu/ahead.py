@@ -84,16 +84,16 @@ def one_device(
 
 
 class _Lowering:
-    """A jitted segment of which the first call also lowers it for `cuda`."""
+    """A jitted segment that is also lowered for `cuda`, once, when it is lowered."""
 
     def __init__(self, jitted: Any, names: list[str]):
-        self._jitted, self._names, self.lower = jitted, names, jitted.lower
+        self._jitted, self._names = jitted, names
 
-    def __call__(self, *arguments: Any) -> Any:
+    def lower(self, *arguments: Any) -> Any:
         if self._jitted.__name__ not in self._names:
             self._names.append(self._jitted.__name__)
             lowered_for_cuda(self._jitted, arguments)
-        return self._jitted(*arguments)
+        return self._jitted.lower(*arguments)
 
 
 @pytest.fixture
