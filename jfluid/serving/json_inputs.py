@@ -161,4 +161,4 @@ class _Reader:
             json_numbers.RANGE: ", which does not fit",
             json_numbers.LONG: f", a number of more than {json_numbers.LONGEST_NUMBER} bytes",
         }[wrong]
-        raise item.wrong(f": found {self._found()}{what}{self._where()}")
+        raise item.wrong(f": found {self._found()}{self._where()}{what}")
