@@ -194,8 +194,10 @@ def test_connections_that_others_wait_for_end(strict):
         assert client.recv(100).startswith(b"HTTP/1.1 408")
     with connected(strict) as client:  # a connection that is kept
         client.sendall(WHOLE)
-        assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert client.recv(100) == b""
+        answer = b""
+        while part := client.recv(1000):  # the body may come by itself
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
 
 
 def test_who_takes_no_answer_loses_it(strict):
