@@ -1,14 +1,16 @@
 """A compiled step: a plan whose XLA segments are jitted for where it runs."""
 
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, flags
 from jfluid.compile import finished_products, scalars, slots
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -51,7 +53,10 @@ class CompiledSegment:
 
         def function(known: Known) -> Function:
             def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-                return self._trace(donated, kept, key, known)
+                def lower(env: dict[str, Any], watch: list[Any] | None) -> Any:
+                    return placement.lower(at, env, key, watch, known)
+
+                return self._trace(donated, kept, key, lower)
 
             # XLA's name of the module: profiles tell programs apart by it
             run.__name__ = run.__qualname__ = name
@@ -60,10 +65,56 @@ class CompiledSegment:
         # What is watched is known from tracing.
         names = (self.donated, self.kept, self.gives)
         entry = None if check_finite else placement.entry(at, names)
-        self.call = Specialized(at, placement, function, names[:2], name, entry)
+        self.items, self._name = segment.ops, name
+        specialized = Specialized(at, placement, function, names[:2], name, entry)
+        self.plain = specialized
+        self.call: Function = specialized
+        if placement.pads and not check_finite and flags.get("FLAGS_dynamic_shapes"):
+            platform = "gpu" if placement.on_gpus else "cpu"
+            self.call = ShapeStream(self, specialized, plan.state, platform)
+
+    def recorded(
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        shapes: Mapping[int, tuple[int, ...]],
+    ) -> Any:
+        """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
+        return self._placement.recorded(
+            self.at,
+            dict(zip(self.donated, donated))
+            | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            {self.kept[i]: shape for i, shape in shapes.items()},
+            key,
+            self.gives,
+        )
+
+    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Function:
+        """See `dynamic_shapes.stream.Segment.padded`."""
+
+        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+            *kept_values, true = kept
+
+            def compute(env: dict[str, Any]) -> dict[str, Any]:
+                values = {name: env[name] for name in sorted(env)}
+                env.update(zip(self.gives, evaluate(values, key, true)))
+                return env
+
+            def lower(env: dict[str, Any], watch: Any) -> None:
+                self._placement.lower_computed(self.at, env, compute)
+
+            return self._trace(donated, tuple(kept_values), key, lower)
+
+        run.__name__ = run.__qualname__ = f"{self._name}_padded"
+        return self._placement.compiled(self.at, run)
 
     def _trace(
-        self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, known: Known
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        lower: Callable[[dict[str, Any], list[Any] | None], Any],
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {
             n: v
@@ -75,7 +126,7 @@ class CompiledSegment:
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
         with finished_products.overwriting(bool(self.donated)):
-            self._placement.lower(self.at, env, key, watch, known)
+            lower(env, watch)
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None
