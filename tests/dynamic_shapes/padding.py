@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jfluid.compile.dynamic_shapes import stream  # noqa: F401  it registers the rules
+from jfluid.compile.dynamic_shapes import stream
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, is_constant
 from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, padded_array, trimmed_array
 from jfluid.compile.dynamic_shapes.interpreter import Padded

@@ -26,6 +26,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     merged,
     samples_of,
 )
+from jfluid.compile.primitives import CALLS
 
 
 @dataclass(slots=True)
@@ -115,22 +116,21 @@ class Interpreter:
         self, jaxprs: Sequence[Any], constants: Sequence[Any], arguments: Sequence[Padded]
     ) -> list[Padded]:
         first = jaxprs[0]
-        if len({len(jaxpr.eqns) for jaxpr in jaxprs}) > 1:
-            raise NoRule("other sizes lead to other operations")
-        env: dict[Any, Padded] = {}
-        env.update(zip(first.constvars, map(self._constant, constants)))
-        env.update(zip(first.invars, arguments, strict=True))
+        for jaxpr in jaxprs[1:]:
+            compare(first, jaxpr)
+        env: dict[Any, Padded] = dict(zip(first.invars, arguments, strict=True))
+        given = dict(zip(first.constvars, constants))
 
         def read(atoms: Sequence[Any]) -> Padded:
             if hasattr(atoms[0], "val"):
                 return self._literal([atom.val for atom in atoms], atoms[0].aval.dtype)
+            if atoms[0] not in env:  # an error names the operation that reads the constant
+                env[atoms[0]] = self._constant(given[atoms[0]])
             return env[atoms[0]]
 
         for equations in zip(*(jaxpr.eqns for jaxpr in jaxprs)):
             scope = str(equations[0].source_info.name_stack)
             try:
-                if len({e.primitive.name for e in equations}) > 1:
-                    raise NoRule("other sizes lead to other operations")
                 values = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
                 with jax.named_scope(_plain_scope(scope)):
                     results = self.apply(Operation(equations), values)
@@ -240,6 +240,27 @@ class Interpreter:
                 raise NoRule("an array that follows from the sizes")
         index = self.sizes.true_index(dim).astype(arrays[0].dtype)
         return Padded(jnp.asarray(start) + jnp.asarray(step) * index, (dim,))
+
+
+def compare(jaxpr: Any, other: Any) -> None:
+    """Raise NoRule if two jaxprs of a function differ in their operations."""
+    if len(jaxpr.eqns) != len(other.eqns):
+        longer = max(jaxpr.eqns, other.eqns, key=len)
+        _same_primitives([*zip(jaxpr.eqns, other.eqns), (longer[-1], None)])
+    _same_primitives(list(zip(jaxpr.eqns, other.eqns)))
+
+
+def _same_primitives(pairs: Sequence[tuple[Any, Any]]) -> None:
+    for equation, other in pairs:
+        if other is None or equation.primitive.name != other.primitive.name:
+            error = NoRule("other sizes lead to other operations")
+            error.scope = str(equation.source_info.name_stack)
+            raise error
+        inner = CALLS.get(equation.primitive.name)
+        if inner is not None:
+            compare(
+                *(getattr(e.params[inner], "jaxpr", e.params[inner]) for e in (equation, other))
+            )
 
 
 def shapes_at_samples(arrays: Sequence[Any]) -> list[Samples]:

@@ -158,6 +158,9 @@ def _iota(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> A
 def _reshape(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
     if operation.params["dimensions"] is not None:
         raise NoRule("a reshape that changes the order of dimensions")
+    if 0 in values[0].array.shape:
+        dims = run.results(operation)
+        return Padded(jnp.zeros(run.sizes.shape(dims), values[0].array.dtype), dims)
     try:
         dims = regrouped(run.table, values[0].dims, operation.results())
     except NoRule:

@@ -32,13 +32,15 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     samples_between,
     trimmed_array,
 )
-from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, parts_of
+from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Item
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # to import them registers their rules
 _EXACT_FIRST = 2  # shapes that are compiled as they are before any is padded
-_MOST_OBSERVED, _MOST_TRACED = 64, 8
+_MOST_OBSERVED = 64
+# How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
+_MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
 _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
@@ -99,10 +101,13 @@ class Traced:
         self.buckets = Buckets(symbols.work, symbols.unit)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.results: list[tuple[Dim, ...]] = []
-        self._traces = []
-        for at in range(SAMPLES):
-            sizes = Sizes({name: own[at] for name, own in self.samples.items()}, {})
-            self._traces.append(record(tuple(sizes.shape(dims) for dims in self.fed)))
+        at_low, at_high = self._recorded(record, 0), self._recorded(record, SAMPLES - 1)
+        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
+        self._traces = [at_low, self._recorded(record, 1), at_high]
+
+    def _recorded(self, record: Callable[[Shapes], Any], sample: int) -> Any:
+        sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
+        return record(tuple(sizes.shape(dims) for dims in self.fed))
 
     def sizes(self, shapes: Shapes) -> dict[str, int] | None:
         """Return the sizes of a batch; None for a batch that the traces do not hold for."""
@@ -150,6 +155,7 @@ class ShapeStream:
         self._traced: Traced | None = None
         self._traced_times = 0
         self._refused: NoRule | None = None
+        self._refused_times = 0
         self._warned = False
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
@@ -182,6 +188,8 @@ class ShapeStream:
             self._observed[shapes] = None
         if len(self._observed) <= _EXACT_FIRST or self._traced_times >= _MOST_TRACED:
             return
+        if self._refused_times >= _MOST_REFUSED:
+            return
         self._traced_times += 1
 
         def record(feeds: Shapes) -> Any:
@@ -207,6 +215,7 @@ class ShapeStream:
             assert sizes is not None  # it was among the observed ones
             self._traced = traced
             yield traced, sizes
+        self._refused_times += 1
 
     def _symbols(self) -> FeedSymbols | None:
         """Return the symbols of the shapes that have come, without sizes of 0 and 1, which programs
