@@ -67,7 +67,7 @@ class CompiledSegment:
         entry = None if check_finite else placement.entry(at, names)
         self.items, self._name = segment.ops, name
         specialized = Specialized(at, placement, function, names[:2], name, entry)
-        self.plain = specialized
+        self.exact = specialized
         self.call: Function = specialized
         if placement.pads and not check_finite and flags.get("FLAGS_dynamic_shapes"):
             platform = "gpu" if placement.on_gpus else "cpu"
