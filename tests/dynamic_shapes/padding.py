@@ -9,7 +9,6 @@ import numpy as np
 from jfluid.compile.dynamic_shapes import stream
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, is_constant
 from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, padded_array, trimmed_array
-from jfluid.compile.dynamic_shapes.interpreter import Padded
 
 # (number of an argument, its dimension)
 Place = tuple[int, int]
@@ -43,9 +42,8 @@ def symbols_of(arguments, groups) -> FeedSymbols:
     return FeedSymbols(tuple(sizes), dims, sizes, high, dict.fromkeys(sizes, 1))
 
 
-def traced(function, arguments, groups) -> stream.Traced:
-    """Trace a function at samples of sizes. Raises NoRule."""
-    symbols = symbols_of(arguments, groups)
+def recorder(function, arguments):
+    """What traces a function for shapes of its arguments."""
 
     def record(shapes):
         structs = [jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, arguments, strict=True)]
@@ -54,7 +52,13 @@ def traced(function, arguments, groups) -> stream.Traced:
         except Exception as error:
             raise NoRule(f"fixed: {type(error).__name__} {error}"[:200]) from error
 
-    return stream.Traced(symbols, symbols.low, symbols.high, record)
+    return record
+
+
+def traced(function, arguments, groups) -> stream.Traced:
+    """Trace a function at samples of sizes. Raises NoRule."""
+    symbols = symbols_of(arguments, groups)
+    return stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments))
 
 
 def poisoned(padded, argument):
@@ -71,7 +75,7 @@ def poisoned(padded, argument):
     return found
 
 
-def run_padded(found: stream.Traced, arguments, extra=3, poison=True):
+def run_padded(function, found: stream.Traced, arguments, extra=3, poison=True):
     """Return the results of a traced function at sizes that are `extra` larger."""
     sizes = {name: own[0] for name, own in found.samples.items()}
     bucket = {n: s + extra for n, s in sizes.items()}
@@ -80,10 +84,12 @@ def run_padded(found: stream.Traced, arguments, extra=3, poison=True):
     if poison:
         given = [poisoned(p, np.asarray(a)) for p, a in zip(given, arguments)]
 
+    batch = recorder(function, arguments)([a.shape for a in arguments])
+
     @jax.jit
     def run(true_sizes, *arrays):
-        values = [Padded(a, d) for a, d in zip(arrays, found.fed, strict=True)]
-        return found.evaluate(bucket, true_sizes, values, "cpu")
+        values = dict(enumerate(arrays))
+        return found.evaluate(bucket, true_sizes, values, "cpu", (sizes, batch))
 
     results = run(np.array([sizes[n] for n in found.symbols.names], np.int64), *given)
     return [

@@ -59,7 +59,7 @@ def test_padded_operators_give_what_exact_ones_give(part, monkeypatch):
                 if len(group) == 1 and group[0] != (0, 0):
                     continue
                 try:
-                    results = run_padded(traced(function, arguments, [group]), arguments)
+                    results = run_padded(function, traced(function, arguments, [group]), arguments)
                 except NoRule:
                     continue
                 if exact is None:

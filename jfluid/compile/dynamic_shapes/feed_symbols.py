@@ -113,8 +113,9 @@ def samples_between(
 ) -> dict[str, tuple[int, ...]]:
     """Return three sizes of each symbol at which a step is traced: the lowest, one between, the highest.
 
-    No two symbols have the same sizes, and those above the lowest are primes times the symbol's unit:
-    products of symbols are told apart by them.
+    No two symbols have the same sizes: those above the lowest follow from different primes, so that
+    products of symbols are told apart. Even and odd sizes are among them: a program may treat these in
+    different ways.
     """
     found: dict[str, tuple[int, ...]] = {}
     used = set[int]()
@@ -122,8 +123,8 @@ def samples_between(
         unit = symbols.unit[name]
         first = max(low[name] // unit, 1 if unit > 1 else SMALLEST)
         top = _prime(max(-(-high[name] // unit), first + 2), used)
-        middle = _prime((first + top) // 2, used)
-        found[name] = (unit * first, unit * middle, unit * top)
+        middle = 2 * _prime((first + top) // 4, used)
+        found[name] = (unit * first, unit * middle, unit * max(top, middle + 1))
     return found
 
 

@@ -135,7 +135,7 @@ class Interpreter:
                 with jax.named_scope(_plain_scope(scope)):
                     results = self.apply(Operation(equations), values)
             except NoRule as error:
-                error.scope = error.scope or scope
+                error.scope = f"{scope}/{error.scope}"
                 raise
             env.update(zip(equations[0].outvars, results, strict=True))
         return [read(atoms) for atoms in zip(*(jaxpr.outvars for jaxpr in jaxprs))]
@@ -252,15 +252,16 @@ def compare(jaxpr: Any, other: Any) -> None:
 
 def _same_primitives(pairs: Sequence[tuple[Any, Any]]) -> None:
     for equation, other in pairs:
-        if other is None or equation.primitive.name != other.primitive.name:
-            error = NoRule("other sizes lead to other operations")
-            error.scope = str(equation.source_info.name_stack)
-            raise error
-        inner = CALLS.get(equation.primitive.name)
-        if inner is not None:
-            compare(
-                *(getattr(e.params[inner], "jaxpr", e.params[inner]) for e in (equation, other))
-            )
+        try:
+            if other is None or equation.primitive.name != other.primitive.name:
+                raise NoRule("other sizes lead to other operations")
+            inner = CALLS.get(equation.primitive.name)
+            if inner is not None:
+                found = [e.params[inner] for e in (equation, other)]
+                compare(*(getattr(f, "jaxpr", f) for f in found))
+        except NoRule as error:
+            error.scope = f"{equation.source_info.name_stack}/{error.scope}"
+            raise
 
 
 def shapes_at_samples(arrays: Sequence[Any]) -> list[Samples]:

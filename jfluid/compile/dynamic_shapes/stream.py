@@ -7,6 +7,7 @@ masked. A segment for which that is not possible is compiled for each shape, and
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -20,6 +21,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     Sizes,
     Symbol,
     Table,
+    constant,
     first_line,
     is_constant,
 )
@@ -46,7 +48,7 @@ _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
 # `(donated, kept, key) -> (results, flags)`
 Call = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
-Traces = Sequence[Any]
+Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
 
 
 class Segment(Protocol):
@@ -90,7 +92,7 @@ class Traced:
         symbols: FeedSymbols,
         low: Mapping[str, int],
         high: Mapping[str, int],
-        record: Callable[[Shapes], Any],
+        record: Record,
     ):
         self.symbols, self.samples = symbols, samples_between(symbols, low, high)
         self.factors = {
@@ -105,7 +107,7 @@ class Traced:
         compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
         self._traces = [at_low, self._recorded(record, 1), at_high]
 
-    def _recorded(self, record: Callable[[Shapes], Any], sample: int) -> Any:
+    def _recorded(self, record: Record, sample: int) -> Any:
         sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
         return record(tuple(sizes.shape(dims) for dims in self.fed))
 
@@ -121,18 +123,36 @@ class Traced:
         return sizes
 
     def evaluate(
-        self, bucket: Mapping[str, int], true: Any, arguments: Sequence[Padded], platform: str
+        self,
+        bucket: Mapping[str, int],
+        true: Any,
+        arguments: Mapping[int, Any],
+        platform: str,
+        witness: tuple[Mapping[str, int], Any],
     ) -> list[Any]:
         """Trace the segment at the sizes of a bucket; returns its results. Raises NoRule.
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
+            arguments: arrays, those that are fed by their number among all feeds, others by less than 0.
+            witness: sizes of a batch, and the jaxpr of the segment for them: it holds the samples
+                against sizes that come.
         """
-        table = Table(self.factors.values(), SAMPLES)
-        for dim in (d for dims in self.fed for d in dims if not is_constant(d)):
+        batch, trace = witness
+        factors = {
+            name: replace(symbol, samples=(*symbol.samples, batch[name]))
+            for name, symbol in self.factors.items()
+        }
+        fed = self.symbols.dims_of(factors)
+        table = Table(factors.values(), SAMPLES + 1)
+        for dim in (d for dims in fed for d in dims if not is_constant(d)):
             table.learn(dim)
+        values = [
+            Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v))))
+            for i, v in arguments.items()
+        ]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
-        found = Interpreter(table, sizes, platform).run(self._traces, arguments)
+        found = Interpreter(table, sizes, platform).run([*self._traces, trace], values)
         self.results = [value.dims for value in found]
         return [value.array for value in found]
 
@@ -167,7 +187,7 @@ class ShapeStream:
             return self._exact_call(donated, kept, key)
         for traced, sizes in self._ways(shapes, donated, kept, key):
             try:
-                return self._run_padded(traced, sizes, donated, kept, key)
+                return self._run_padded(traced, sizes, shapes, donated, kept, key)
             except NoRule as error:
                 self._refused, self._traced = error, None
         self._run_exactly(shapes)
@@ -191,10 +211,6 @@ class ShapeStream:
         if self._refused_times >= _MOST_REFUSED:
             return
         self._traced_times += 1
-
-        def record(feeds: Shapes) -> Any:
-            return self._segment.recorded(donated, kept, key, dict(zip(self._fed, feeds)))
-
         try:
             symbols = self._symbols()
             if symbols is None or not _is_large(symbols.sizes(shapes)):
@@ -207,7 +223,7 @@ class ShapeStream:
             return
         for low, high in ((wide, far), (symbols.low, symbols.high)):
             try:
-                traced = Traced(symbols, low, high, record)
+                traced = Traced(symbols, low, high, self._record(donated, kept, key))
             except NoRule as error:
                 self._refused = error
                 continue
@@ -234,6 +250,7 @@ class ShapeStream:
         self,
         traced: Traced,
         sizes: dict[str, int],
+        shapes: Shapes,
         donated: tuple[Any, ...],
         kept: tuple[Any, ...],
         key: Any,
@@ -246,11 +263,11 @@ class ShapeStream:
             arguments[i] = padded_array(kept[i], dims, padded, true)
         arguments.append(np.array([sizes[n] for n in traced.symbols.names], np.int64))
         form = tuple(bucket.items())
-        if form not in traced.executables:
-            call = self._segment.padded(self._evaluation(traced, bucket))
+        call = traced.executables.get(form)
+        if call is None:
+            batch = self._record(donated, kept, key)(shapes)
+            call = self._segment.padded(self._evaluation(traced, bucket, (sizes, batch)))
             _check(call, donated, tuple(arguments), key)
-        else:
-            call = traced.executables[form]
         results, flags = traced.executables.get_or_make(form, lambda: call)(
             donated, tuple(arguments), key
         )
@@ -260,17 +277,23 @@ class ShapeStream:
         ]
         return tuple(found), flags
 
-    def _evaluation(self, traced: Traced, bucket: Mapping[str, int]) -> Any:
-        fed = dict(zip((self._segment.kept[i] for i in self._fed), traced.fed))
+    def _record(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Record:
+        """Return what traces the segment for shapes of its feeds."""
+
+        def record(feeds: Shapes) -> Any:
+            return self._segment.recorded(donated, kept, key, dict(zip(self._fed, feeds)))
+
+        return record
+
+    def _evaluation(
+        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Any]
+    ) -> Any:
+        number = {self._segment.kept[i]: at for at, i in enumerate(self._fed)}
 
         def evaluate(values: Mapping[str, Any], key: Any, true: Any) -> list[Any]:
-            arguments = [
-                Padded(v, fed[n] if n in fed else tuple(((d,),) for d in np.shape(v)))
-                for n, v in values.items()
-            ]
-            if key is not None:
-                arguments.append(Padded(key, (((2,),),)))
-            return traced.evaluate(bucket, true, arguments, self._platform)
+            given = [*values.items(), *([] if key is None else [("", key)])]
+            arguments = {number.get(n, -1 - i): v for i, (n, v) in enumerate(given)}
+            return traced.evaluate(bucket, true, arguments, self._platform, witness)
 
         return evaluate
 
