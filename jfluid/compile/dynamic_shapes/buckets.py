@@ -5,12 +5,19 @@ from collections.abc import Callable, Mapping
 from jfluid.compile.padding import ladder
 
 Sizes = dict[str, int]
-_WASTE = 1.3  # elements of a bucket for each one of the batch, at most, while there are few buckets
-_RUNGS = (4, 4, 4, 4, 2, 2, 2, 1, 1)  # sizes of an octave, by how many buckets there are already
+_MOST = 9
+_COARSE, _FINE = 2, 4  # sizes of an octave
+# Batches that could have been as much smaller as they are, until a finer bucket is compiled for them;
+# twice as many for each one that there is already.
+_PATIENCE = 16
 
 
 class Buckets:
     """The sizes for which a step is compiled.
+
+    A batch that fits no bucket gets a coarse one, which holds many others. A finer bucket comes when the batches
+    that it would have been for have wasted enough: to compile it takes as long as many steps. Only sizes that came
+    decide, and no clock: the same stream is padded in the same way each time.
 
     Args:
         work: how many elements the feeds have at some sizes.
@@ -20,25 +27,34 @@ class Buckets:
     def __init__(self, work: Callable[[Mapping[str, int]], int], unit: Mapping[str, int]):
         self._work, self._unit = work, unit
         self._known: list[Sizes] = []
+        self._wasted: dict[tuple[int, ...], float] = {}  # by the finer sizes, in steps
+        self._refined = 0
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
         fitting = [b for b in self._known if all(n <= b[s] for s, n in need.items())]
-        if fitting:
-            best = min(fitting, key=self._work)
-            full = len(self._known) >= len(_RUNGS)
-            if full or self._work(best) <= _WASTE * max(self._work(need), 1):
-                return best
-        rungs = _RUNGS[min(len(self._known), len(_RUNGS) - 1)]
-        new = {name: self._rounded(name, size, rungs) for name, size in need.items()}
-        if len(self._known) >= len(_RUNGS):  # the last one: it holds whatever came, and more
-            most = {n: max(s, *(b[n] for b in self._known)) for n, s in new.items()}
-            new = {name: self._rounded(name, size, 1) for name, size in most.items()}
-        if new not in self._known:
-            self._known.append(new)
-        return new
+        if not fitting:
+            return self._add(self._rounded(need, _COARSE))
+        best = min(fitting, key=self._work)
+        fine = self._rounded(need, _FINE)
+        saved = 1 - self._work(fine) / max(self._work(best), 1)
+        if saved <= 0 or len(self._known) >= _MOST:
+            return best
+        form = tuple(fine.values())
+        self._wasted[form] = self._wasted.get(form, 0.0) + saved
+        if self._wasted[form] < _PATIENCE << self._refined:
+            return best
+        self._refined += 1
+        return self._add(fine)
 
-    def _rounded(self, name: str, size: int, rungs: int) -> int:
-        """Return a size of the ladder of a symbol, which has `rungs` sizes an octave."""
-        unit = self._unit[name]
-        return unit * ladder(size // unit, rungs, 2)
+    def _add(self, sizes: Sizes) -> Sizes:
+        if len(self._known) >= _MOST:  # the last one: it holds whatever came, and more
+            most = {n: max(s, *(b[n] for b in self._known)) for n, s in sizes.items()}
+            sizes = self._rounded(most, 1)
+        self._known.append(sizes)
+        return sizes
+
+    def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
+        """Return the next sizes of a ladder that has `rungs` sizes an octave."""
+        unit = self._unit
+        return {n: unit[n] * ladder(-(-s // unit[n]), rungs, 2) for n, s in need.items()}
