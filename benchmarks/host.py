@@ -148,9 +148,9 @@ def measure(kind, steps, rounds):
         run(16)
         step = list(kept.values())[-1]
         segment = step.whole
-        recorded = segment.call.plain = Recorded(segment.call.plain)
+        recorded = segment.exact.plain = Recorded(segment.exact.plain)
         run(1)
-        compiled = segment.call.plain = recorded.function
+        compiled = segment.exact.plain = recorded.function
         calls = call_alone(compiled, recorded.given, segment.gives.index(step.plan.fetches[0]))
         calls(16)
         found = {"run": [], "call": [], "run_clock": [], "call_clock": []}

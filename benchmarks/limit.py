@@ -170,9 +170,9 @@ def program(model, rounds):
             exe.run(main, feed=feed, fetch_list=fetches)
         step = list(exe.engine._steps.values())[-1]
         segment = step.whole
-        recorded = segment.call.plain = Recorded(segment.call.plain)
+        recorded = segment.exact.plain = Recorded(segment.exact.plain)
         exe.run(main, feed=feed, fetch_list=fetches)
-        compiled = segment.call.plain = recorded.function
+        compiled = segment.exact.plain = recorded.function
         gflop, gbytes, text = _cost(model, compiled, recorded.given, feed)
 
         def run(count):

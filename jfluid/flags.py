@@ -64,6 +64,11 @@ EFFECTIVE = {
         "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
         "quarters of the memory",
     ),
+    "FLAGS_dynamic_shapes": Flag(
+        True,
+        "programs whose feeds change shape are compiled for a few padded sizes, in which padding is "
+        "masked; False: for each shape",
+    ),
     "FLAGS_global_shuffle_peer_bytes": Flag(
         0, "bytes that one trainer may send another; 0: as many as the machine has of memory"
     ),

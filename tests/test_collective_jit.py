@@ -119,6 +119,6 @@ def test_only_parts_that_need_the_others_span_processes(device):
         (False, True),
     ]
     alone = CompiledSegment(2, planned, of_device(planned, device), False, "alone")
-    assert not isinstance(alone.call.plain, collective_jit.CollectiveJit)
+    assert not isinstance(alone.exact.plain, collective_jit.CollectiveJit)
     together = CompiledSegment(2, planned, Processes(planned, device), False, "together")
-    assert isinstance(together.call.plain, collective_jit.CollectiveJit)
+    assert isinstance(together.exact.plain, collective_jit.CollectiveJit)

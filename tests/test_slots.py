@@ -164,8 +164,8 @@ def test_a_step_takes_one_argument_for_all_slots(click_model):
         lengths = _lengths(seed)
         np.testing.assert_array_equal(run(lengths), np.repeat(np.sum(lengths, 1), 2))
     segment = list(exe.engine._steps.values())[-1].whole
-    given, plain = [], segment.call.plain
-    segment.call.plain = lambda donated, kept, key: given.append(kept) or plain(donated, kept, key)
+    given, plain = [], segment.exact.plain
+    segment.exact.plain = lambda donated, kept, key: given.append(kept) or plain(donated, kept, key)
     run(_lengths(1))
     assert sum(isinstance(v, slots.Joined) for v in given[0]) == 1
     assert sum(v is None for v in given[0]) == COUNT - 1

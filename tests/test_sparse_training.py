@@ -154,7 +154,7 @@ def test_a_step_makes_no_copy_of_the_table(name):
             ),
             None,
         ]
-        memory = segment.call.lower(*arguments).compile().memory_analysis()
+        memory = segment.exact.lower(*arguments).compile().memory_analysis()
     assert memory.temp_size_in_bytes < table(height, width).nbytes / 10
     assert memory.alias_size_in_bytes >= table(height, width).nbytes
 

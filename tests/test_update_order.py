@@ -48,13 +48,13 @@ def _trained(optimizer, replicas, monkeypatch):
     with fluid.scope_guard(fluid.Scope()):
         exe.run(startup)
         exe.run(program, feed=feed, fetch_list=[loss])
-        given, plain = [], segments[-1].call.plain
+        given, plain = [], segments[-1].exact.plain
 
         def noted_call(*arguments):
             given[:] = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), arguments)
             return plain(*arguments)
 
-        segments[-1].call.plain = noted_call
+        segments[-1].exact.plain = noted_call
         for _ in range(2):
             (found,) = exe.run(program, feed=feed, fetch_list=[loss])
         with jax.enable_x64(True):

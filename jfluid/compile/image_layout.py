@@ -19,16 +19,10 @@ from jax import Array, lax
 
 from jfluid.compile import columns, finished_products, image_convolution, products, slot_rows
 from jfluid.compile.image_convolution import HELD, Filter
+from jfluid.compile.primitives import CALLS, ELEMENTWISE
 from jfluid.compile.traced_value import TURNED, Order, Value, inverse, permuted
 from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
-# Primitives that work on elements: the order of dimensions does not matter.
-_ELEMENTWISE = frozenset(
-    "abs acos add add_any and asin atan atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh div "
-    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p log2 logistic lt min "
-    "mul ne neg nextafter not one_minus_square optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
-    "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
-)
 _REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
 )
@@ -41,14 +35,6 @@ _PER_DIMENSION = (
     "base_dilation",
     "window_dilation",
 )
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
 
 
 _RANKS = (4, 5)  # of images and of volumes
@@ -145,11 +131,11 @@ def _evaluate(
 def _apply(equation: Any, values: list[Value]) -> list[Value]:
     """Apply a primitive, to images with channels last where that is possible."""
     name, params = equation.primitive.name, equation.params
-    if name in _CALLS:
+    if name in CALLS:
         sums = _channel_sums(equation, values)
         if sums is not None:
             return sums
-        inner = params[_CALLS[name]]
+        inner = params[CALLS[name]]
         if finished_products.waits(equation):
             shapes = [a.aval.shape for a in equation.invars]
             values = list(map(finished_products.awaited, values, shapes))
@@ -176,7 +162,7 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
         found = called
     elif all(v.order is None for v in values):
         found = None
-    elif name in _ELEMENTWISE:
+    elif name in ELEMENTWISE:
         found = _elementwise(equation, values)
     else:
         found = _RULES.get(name, _as_given)(equation, values)

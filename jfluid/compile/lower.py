@@ -74,6 +74,8 @@ class Lowering:
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        # what the operations of an operator are called in the trace
+        self.scope: Callable[[int, Operator], str] = lambda position, op: op.type
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
         self._parts: dict[str, tuple[Any, Any]] = {}  # their values, and as parts
         self._repeated = Repeated((definition, op.attrs) for _, op, definition in self.items)
@@ -91,7 +93,7 @@ class Lowering:
                 self.loops = {**self.loops, **known}
                 self._know(known, env)
             try:
-                with jax.named_scope(op.type):
+                with jax.named_scope(self.scope(position, op)):
                     if id(op) in self.refusals:
                         self._refuse(op, definition, env)
                     given = self._for_update(at, op, env)

@@ -28,10 +28,10 @@ WASTE = 0.3  # of the rows that a batch is padded to, at most, while there are f
 SMALLEST = 8
 
 
-def ladder(n: int, rungs: int = 4) -> int:
-    """The smallest size >= n of the ladder, which has `rungs` sizes an octave."""
-    if n <= SMALLEST:
-        return SMALLEST
+def ladder(n: int, rungs: int = 4, smallest: int = SMALLEST) -> int:
+    """The smallest size >= n of the ladder, which has `rungs` sizes an octave, from `smallest` on."""
+    if n <= smallest:
+        return smallest
     octave = 1 << (n - 1).bit_length() - 1  # octave < n <= 2 * octave
     step = max(octave // rungs, 1)
     return octave + -(-(n - octave) // step) * step

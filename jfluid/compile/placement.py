@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors, processes
+from jfluid import collector, errors, processes
 from jfluid.compile import (
     collective_jit,
     filter_orders,
@@ -30,7 +30,7 @@ from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
-from jfluid.compile.traced_value import Order
+from jfluid.compile.traced_value import Order, inverse, permuted
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
@@ -48,12 +48,14 @@ class Placement(ABC):
         on_gpus: whether its devices are GPUs.
         replicas: among which batches of slots are divided; None where they stay whole.
         held: variables of the Scope whose dimensions segments take, and give, in another order.
+        pads: whether batches of dense arrays are padded where their shapes change (`recorded`).
     """
 
     hosts = 1
     on_gpus = False
     replicas: int | None = None
     held: Mapping[str, Order] = MappingProxyType({})
+    pads = False
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -104,6 +106,26 @@ class Placement(ABC):
             known: numbers that shapes follow from (see `trace.lower`).
             first: lower these operators only.
         """
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        """Return the jaxpr of segment `at` as it stands, from arguments in the order of their names and
+        the key.
+
+        Args:
+            shapes: by name, instead of those that the arguments have.
+        """
+        raise NotImplementedError
+
+    def lower_computed(self, at: int, env: Env, compute: Callable[[Env], Env]) -> None:
+        """Add to values by name what `compute` makes of them, which does what segment `at` does."""
+        raise NotImplementedError
 
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
@@ -188,6 +210,7 @@ class OneDevice(Placement):
     """
 
     keeps = True
+    pads = True
     _joins_slots = True
 
     def __init__(self, plan: Plan, device: jax.Device):
@@ -259,6 +282,34 @@ class OneDevice(Placement):
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
         return env
 
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        items = self.plan.segments[at].ops
+
+        def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
+            own = shapes.get(name, np.shape(value))
+            if name in self.held:
+                own = permuted(own, inverse(self.held[name]))
+            return jax.ShapeDtypeStruct(own, value.dtype)
+
+        def run(env: Env, key: Any) -> list[Any]:
+            found = trace.recorded(items, dict(env), trace.random_key(key))
+            return [trace.dense(name, found.get(name)) for name in gives]
+
+        given = {name: shape(name, value) for name, value in values.items()}
+        with self.context(), collector.paused():
+            return trace.jaxpr_of(run, given, key)
+
+    def lower_computed(self, at: int, env: Env, compute: Callable[[Env], Env]) -> None:
+        segment = self.plan.segments[at]
+        trace.laid_out(compute, segment.ops, env, not self.on_gpus, self.held, segment.gives)
+
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
 
@@ -310,6 +361,7 @@ class Processes(OneDevice):
     program of all processes.
     """
 
+    pads = False
     _joins_slots = False  # each process has slots of its own sizes
 
     def lower(

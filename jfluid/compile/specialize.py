@@ -93,6 +93,11 @@ class Specialized:
         self._most: dict[Need, int] = {}  # iterations of loops for which arrays had room
         self._seen: set[Any] = set()
 
+    @property
+    def refuses(self) -> bool:
+        """True if operators refuse values, which are held against their rules before the step."""
+        return self._refusals is not None
+
     def lower(self, *arguments: Any) -> Any:
         """Return the function as it is passed to XLA. Raises Unknown if shapes depend on values."""
         return self.plain.lower(*arguments)  # type: ignore[attr-defined]  # of Executables

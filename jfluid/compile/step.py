@@ -1,14 +1,16 @@
 """A compiled step: a plan whose XLA segments are jitted for where it runs."""
 
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, flags
 from jfluid.compile import finished_products, memory, scalars, slots
+from jfluid.compile.dynamic_shapes.stream import OrNoRule, ShapeStream
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -57,9 +59,12 @@ class CompiledSegment:
 
         def function(known: Known) -> Function:
             def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+                def lower(env: dict[str, Any], watch: list[Any] | None) -> Any:
+                    return placement.lower(at, env, key, watch, known)
+
                 segment = own()
                 assert segment is not None  # it is called
-                return segment._trace(donated, kept, key, known)
+                return segment._trace(donated, kept, key, lower)
 
             # XLA's name of the module: profiles tell programs apart by it
             run.__name__ = run.__qualname__ = name
@@ -68,10 +73,61 @@ class CompiledSegment:
         # What is watched is known from tracing.
         names = (self.donated, self.kept, self.gives)
         entry = None if check_finite else placement.entry(at, names)
-        self.call = Specialized(at, placement, function, names[:2], name, entry)
+        self.items, self._name = segment.ops, name
+        specialized = Specialized(at, placement, function, names[:2], name, entry)
+        self.exact = specialized
+        self.call: Function = specialized
+        pads = placement.pads and not check_finite and not specialized.refuses
+        if pads and flags.get("FLAGS_dynamic_shapes"):
+            platform = "gpu" if placement.on_gpus else "cpu"
+            self.call = ShapeStream(self, specialized, plan.state, platform)
+
+    def recorded(
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        shapes: Mapping[int, tuple[int, ...]],
+    ) -> Any:
+        """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
+        return self._placement.recorded(
+            self.at,
+            dict(zip(self.donated, donated))
+            | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            {self.kept[i]: shape for i, shape in shapes.items()},
+            key,
+            self.gives,
+        )
+
+    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Function:
+        """See `dynamic_shapes.stream.Segment.padded`."""
+        own, at, placement, name = weakref.ref(self), self.at, self._placement, self._name
+
+        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+            *kept_values, true = kept
+            segment = own()
+            assert segment is not None  # it is called
+            gives = segment.gives
+
+            def compute(env: dict[str, Any]) -> dict[str, Any]:
+                values = {name: env[name] for name in sorted(env)}
+                env.update(zip(gives, evaluate(values, key, true)))
+                return env
+
+            def lower(env: dict[str, Any], watch: Any) -> None:
+                placement.lower_computed(at, env, compute)
+
+            return segment._trace(donated, tuple(kept_values), key, lower)
+
+        run.__name__ = run.__qualname__ = f"{name}_padded"
+        return placement.executables(at, lambda: run, OrNoRule())
 
     def _trace(
-        self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, known: Known
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        lower: Callable[[dict[str, Any], list[Any] | None], Any],
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {
             n: v
@@ -83,7 +139,7 @@ class CompiledSegment:
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
         with finished_products.overwriting(bool(self.donated)):
-            self._placement.lower(self.at, env, key, watch, known)
+            lower(env, watch)
         self.is_large = self.is_large or memory.is_large(env.values())
         gives = []
         for name in self.gives:

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jfluid import collector
 from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
+from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.own_rows import OwnRows
@@ -71,6 +73,34 @@ def lower(
         lowering.awaited = update_order.awaited(items)
     # What is watched belongs to the trace that it was found in.
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
+
+
+def recorded(items: Sequence[Item], env: dict[str, Any], key: Any) -> dict[str, Any]:
+    """Trace operators over values by name as they stand, for a trace that is evaluated at other sizes.
+
+    The name stack of each operation ends with the operator's type, "@" and its position.
+    """
+    lowering = Lowering(items, key)
+    lowering.awaited = update_order.awaited(items)
+    lowering.scope = lambda position, op: f"{op.type}@{position}"
+    return lowering.run(env)
+
+
+def dense(name: str, value: Any) -> Any:
+    """Return a result that is an array. Raises NoRule for any other."""
+    if not isinstance(value, jax.Array | np.ndarray):
+        raise NoRule(f"{name} is no dense tensor")
+    return value
+
+
+def jaxpr_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the jaxpr of a function of operators. Raises NoRule if they cannot be traced."""
+    try:
+        return jax.make_jaxpr(function)(*arguments)
+    except NoRule:
+        raise
+    except Exception as error:
+        raise NoRule(f"its operators do not take other sizes ({first_line(error)})") from error
 
 
 def part(

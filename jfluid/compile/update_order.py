@@ -62,7 +62,7 @@ def after(rate: Array, values: Iterable[Any]) -> Array:
             and jnp.issubdtype(leaf.dtype, jnp.floating)
             and leaf.size
         ):
-            rate = rate + _awaited(leaf).astype(rate.dtype)
+            rate = rate + zero_of(leaf).astype(rate.dtype)
     return rate
 
 
@@ -75,4 +75,4 @@ def _zero(value: Array) -> Array:
 
 
 _zero.__name__ = AWAITED
-_awaited = jax.jit(_zero)
+zero_of = jax.jit(_zero)

@@ -51,6 +51,7 @@ class JoinedReplicas(OneDevice):
     """
 
     keeps = False
+    pads = False
     _joins_slots = False  # the batch of a loader is not divided
 
     def __init__(

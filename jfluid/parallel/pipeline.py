@@ -206,6 +206,7 @@ class PipelineDevices(OneDevice):
     """The devices of a pipeline's sections."""
 
     keeps = False
+    pads = False
 
     def __init__(self, sections: Sections, devices: Sequence[jax.Device]):
         super().__init__(sections.plan, devices[0])

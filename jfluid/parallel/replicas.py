@@ -166,7 +166,7 @@ class Replicas(Placement):
         """Return the first segment as passed to XLA, for the shapes of its first run."""
         segment, shapes = self._shapes
         with jax.enable_x64(True):
-            return segment.call.lower(*shapes)
+            return segment.exact.lower(*shapes)
 
     # ---- operators of the host ----
 

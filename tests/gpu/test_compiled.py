@@ -93,7 +93,7 @@ def _compiled_step(gpu, step, values, options=None):
         arguments_of(segment, values, step.plan.rng),
     )
     with jax.enable_x64(True):
-        compiled = segment.call.lower(*arguments).compile(options)
+        compiled = segment.exact.lower(*arguments).compile(options)
     return compiled, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arguments[0]))
 
 
@@ -194,7 +194,7 @@ def test_replicas_update_parameters_of_one_size_by_one_kernel(topology):
     main, batch = fluid.default_main_program(), feed(np.random.RandomState(0))
     segment, arguments = replicas(main, loss, batch, topology("1x1x4"))
     with jax.enable_x64(True):
-        text = segment.call.lower(*arguments).compile().as_text()
+        text = segment.exact.lower(*arguments).compile().as_text()
     _assert_updated_by_size(text, "momentum")
     assert _count("fusion", _entry(text)) <= 278
 
@@ -253,7 +253,7 @@ def test_collectives(topology, name, reduce, collectives):
     batch = feed(np.random.RandomState(0))
     segment, arguments = replicas(main, loss, batch, topology(name), reduce)
     with jax.enable_x64(True):
-        text = segment.call.lower(*arguments).compile().as_text()
+        text = segment.exact.lower(*arguments).compile().as_text()
     kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
     assert {kind: n for kind in kinds if (n := _count(f"{kind}-start", text))} == collectives
     assert not any(_count(kind, text) for kind in kinds)  # the others are not asynchronous
@@ -267,7 +267,7 @@ def test_gradients_of_a_large_net_are_summed_in_buckets(topology):
     batch = feed(np.random.RandomState(0))
     segment, arguments = replicas(main, loss, batch, topology("1x1x4"))
     with jax.enable_x64(True):
-        text = segment.call.lower(*arguments).compile().as_text()
+        text = segment.exact.lower(*arguments).compile().as_text()
     assert _count("all-reduce-start", text) == 4 and not _count("all-reduce", text)
     assert _count("copy", _entry(text)) <= 6
     lines = _entry(text).splitlines()

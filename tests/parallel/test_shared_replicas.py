@@ -78,7 +78,7 @@ def test_everything_is_there_once_and_equals_one_device(monkeypatch):
     assert sorted(placement._divided) == ["fc_0.w_0@GRAD", "fc_1.w_0@GRAD"]
     assert list(placement._products) == ["fc_0.w_0@GRAD"]
     with jax.enable_x64(True):
-        memory = segment.call.lower(*shapes).compile().memory_analysis()
+        memory = segment.exact.lower(*shapes).compile().memory_analysis()
     assert memory.output_size_in_bytes * REPLICAS < 1.1 * parameters
     assert memory.temp_size_in_bytes < 3 * max(t.value.nbytes for t in found.values())
     lent = {n: shared for n, (_, shared) in placement._lent.items()}

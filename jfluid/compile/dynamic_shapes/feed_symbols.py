@@ -1,0 +1,173 @@
+"""Which sizes of a segment's feeds vary, and which vary together, from the shapes that have come."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jfluid import aligned_memory
+from jfluid.compile.dynamic_shapes.dims import (
+    Dim,
+    NoRule,
+    Sizes,
+    Symbol,
+    constant,
+    is_constant,
+)
+
+Shapes = tuple[tuple[int, ...], ...]
+# A fed dimension: a constant size, or names of symbols whose product it is.
+FedDim = int | tuple[str, ...]
+SAMPLES = 3  # sizes of each symbol at which a segment is traced
+SMALLEST = 2  # programs treat a size of 1 in another way: it is broadcast
+
+
+@dataclass(frozen=True)
+class FeedSymbols:
+    """Symbols of the feeds of a segment.
+
+    Attributes:
+        names: of the symbols.
+        dims: of each feed, each dimension.
+        low: smallest size of each symbol that the observed batches have.
+        high: largest one.
+        unit: number of which all sizes of a symbol are multiples, such as 32 of images.
+    """
+
+    names: tuple[str, ...]
+    dims: tuple[tuple[FedDim, ...], ...]
+    low: Mapping[str, int]
+    high: Mapping[str, int]
+    unit: Mapping[str, int]
+
+    @classmethod
+    def of(cls, observed: Sequence[Shapes]) -> "FeedSymbols":
+        """Find the symbols of batches of these shapes. Raises NoRule if ranks differ."""
+        ranks = {tuple(map(len, shapes)) for shapes in observed}
+        if len(ranks) > 1:
+            raise NoRule("feeds change their ranks")
+        sizes = [list(zip(*(shapes[i] for shapes in observed))) for i in range(len(observed[0]))]
+        varying = [s for own in sizes for s in own if len(set(s)) > 1]
+        known: dict[tuple[int, ...], tuple[str, ...]] = {}
+        for samples in sorted(set(varying), key=lambda s: (max(s), s)):
+            known[samples] = _product(samples, known) or (f"n{len(known)}",)
+        single = {names[0]: samples for samples, names in known.items() if len(names) == 1}
+        dims = tuple(tuple(s[0] if s not in known else known[s] for s in own) for own in sizes)
+        low = {name: min(samples) for name, samples in single.items()}
+        high = {name: max(samples) for name, samples in single.items()}
+        unit = {name: math.gcd(*samples) for name, samples in single.items()}
+        return cls(tuple(single), dims, low, high, unit)
+
+    def sizes(self, shapes: Shapes) -> dict[str, int] | None:
+        """Return the size of each symbol for one batch, or None if the batch contradicts the symbols."""
+        found: dict[str, int] = {}
+        products = []
+        for shape, dims in zip(shapes, self.dims):
+            if len(shape) != len(dims):
+                return None
+            for size, dim in zip(shape, dims):
+                if isinstance(dim, int):
+                    if size != dim:
+                        return None
+                elif len(dim) > 1:
+                    products.append((size, dim))
+                elif found.setdefault(dim[0], size) != size:
+                    return None
+        if any(size != math.prod(found[n] for n in names) for size, names in products):
+            return None
+        return found
+
+    def dims_of(self, symbols: Mapping[str, Symbol]) -> list[tuple[Dim, ...]]:
+        """Return the dimensions of each feed."""
+        return [
+            tuple(
+                constant(d) if isinstance(d, int) else (tuple(symbols[n] for n in d),) for d in own
+            )
+            for own in self.dims
+        ]
+
+    def work(self, sizes: Mapping[str, int]) -> int:
+        """Return how many elements the feeds have at these sizes."""
+        return sum(
+            math.prod(d if isinstance(d, int) else math.prod(sizes[n] for n in d) for d in own)
+            for own in self.dims
+        )
+
+
+def _product(
+    samples: tuple[int, ...], known: Mapping[tuple[int, ...], tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """Return two symbols whose product a size is in each batch."""
+    single = [(own, names) for own, names in known.items() if len(names) == 1]
+    for (a, names), (b, others) in itertools.permutations(single, 2):
+        if len(samples) > 2 and all(x * y == s for x, y, s in zip(a, b, samples)):
+            return names + others
+    return None
+
+
+def samples_between(
+    symbols: FeedSymbols, low: Mapping[str, int], high: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Return three sizes of each symbol at which a step is traced: the lowest, one between, the highest.
+
+    No two symbols have the same sizes: those above the lowest follow from different primes, so that
+    products of symbols are told apart. Even and odd sizes are among them: a program may treat these in
+    different ways.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    used = set[int]()
+    for name in symbols.names:
+        unit = symbols.unit[name]
+        first = max(low[name] // unit, 1 if unit > 1 else SMALLEST)
+        top = _prime(max(-(-high[name] // unit), first + 2), used)
+        middle = 2 * _prime((first + top) // 4, used)
+        found[name] = (unit * first, unit * middle, unit * max(top, middle + 1))
+    return found
+
+
+def _prime(start: int, used: set[int]) -> int:
+    """Return the first prime from `start` on that was not used, and note that it is."""
+    n = max(start, 3)
+    while n in used or any(n % d == 0 for d in range(2, math.isqrt(n) + 1)):
+        n += 1
+    used.add(n)
+    return n
+
+
+def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
+    """Return a feed at the sizes of a bucket, with zeros behind its data."""
+    array = np.asarray(array)
+    if all(map(is_constant, dims)):
+        return array
+    shape = sizes.shape(dims)
+    found = aligned_memory.empty(shape, array.dtype)
+    found[...] = 0
+    expanded = [dim[0] for dim in dims]
+    view = found.reshape([sizes.padded_factor(f) for own in expanded for f in own])
+    data = [true.padded_factor(f) for own in expanded for f in own]
+    view[tuple(map(slice, data))] = array.reshape(data)
+    return found
+
+
+def trimmed_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
+    """Return the data of a padded result."""
+    found = np.asarray(array)
+    for axis, dim in enumerate(dims):
+        if is_constant(dim):
+            continue
+        parts, begin = [], 0
+        for segment in dim:
+            own = [sizes.padded_factor(f) for f in segment]
+            data = [true.padded_factor(f) for f in segment]
+            length = math.prod(own)
+            part = found[(slice(None),) * axis + (slice(begin, begin + length),)]
+            begin += length
+            before, after = part.shape[:axis], part.shape[axis + 1 :]
+            part = part.reshape(*before, *own, *after)
+            part = part[(slice(None),) * axis + tuple(map(slice, data))]
+            parts.append(part.reshape(*before, math.prod(data), *after))
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+    return found

@@ -1,0 +1,151 @@
+"""Rules of operations at padded sizes: convolutions and windows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from jfluid.compile.dynamic_shapes.dims import (
+    Dim,
+    NoRule,
+    Symbol,
+    common,
+    constant,
+    is_constant,
+    leads,
+)
+from jfluid.compile.dynamic_shapes.interpreter import (
+    RULES,
+    Interpreter,
+    Operation,
+    Padded,
+    highest,
+    lowest,
+    rule,
+)
+
+
+def _window_dim(
+    run: Interpreter, dim: Dim, result: tuple[int, ...], window: int, operation: Operation, at: int
+) -> Dim:
+    """Return the dimension that windows over a dimension give.
+
+    Args:
+        result: its size at each sample.
+        window: places from the first of a window to behind its last.
+        at: number of the dimension in the operation's parameters.
+    """
+    found = run.table.find(result)
+    if found is not None and leads(found):
+        return found
+    if len(dim) > 1 or len(dim[0]) > 1:
+        raise NoRule("windows over a dimension that is padded between its data")
+    before, after = common([p[at] for p in operation.each("padding")], "the padding of windows")
+    stride = operation.params["window_strides"][at]
+    holes = _dilations(operation)[at]
+    factor = dim[0][0]
+    assert isinstance(factor, Symbol)  # the result varies, and windows do not
+
+    def size(of: Any) -> Any:
+        return ((factor.size(of) - 1) * holes + 1 + before + after - window) // stride + 1
+
+    return run.table.learn(((Symbol(result, size),),))
+
+
+def _dilations(operation: Operation) -> Sequence[int]:
+    found = operation.params.get("lhs_dilation") or operation.params.get("base_dilation")
+    return found or (1,) * len(operation.params["window_strides"])
+
+
+def _padding(
+    run: Interpreter, dim: Dim, result: Dim, window: int, operation: Operation, at: int
+) -> tuple[int, int]:
+    """Return the padding of windows for which their number is that of the padded result."""
+    before = common([p[at][0] for p in operation.each("padding")], "the padding of windows")
+    holes, stride = _dilations(operation)[at], operation.params["window_strides"][at]
+    covered = (run.sizes.padded(result) - 1) * stride + window
+    return before, covered - before - ((run.sizes.padded(dim) - 1) * holes + 1)
+
+
+@rule("conv_general_dilated")
+def _convolution(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
+    image, filters = values
+    numbers = operation.params["dimension_numbers"]
+    batch, feature, *spatial = numbers.lhs_spec
+    out, into, *window = numbers.rhs_spec
+    groups = operation.params["feature_group_count"] * operation.params["batch_group_count"]
+    varying = [image.dims[batch], image.dims[feature], filters.dims[out], filters.dims[into]]
+    if groups > 1 and not all(map(is_constant, varying[1:])):
+        raise NoRule("a grouped convolution over channels whose number varies")
+    if operation.params["batch_group_count"] > 1 and not is_constant(varying[0]):
+        raise NoRule("a grouped convolution over a batch that varies")
+    dims: list[Dim] = [constant(0)] * len(image.dims)
+    out_batch, out_feature, *out_spatial = numbers.out_spec
+    samples = operation.results()
+    dims[out_batch] = run.table.named(samples[out_batch])
+    dims[out_feature] = run.table.named(samples[out_feature])
+    paddings = []
+    for at, (own, place, goal) in enumerate(zip(spatial, window, out_spatial)):
+        dim, width = image.dims[own], filters.dims[place]
+        holes = operation.params["rhs_dilation"][at]
+        span = (run.sizes.padded(width) - 1) * holes + 1
+        if is_constant(dim) and is_constant(width) and len(set(samples[goal])) == 1:
+            dims[goal] = constant(samples[goal][0])
+            paddings.append(common([p[at] for p in operation.each("padding")], "a padding"))
+            continue
+        dims[goal] = _window_dim(run, dim, samples[goal], span, operation, at)
+        paddings.append(_padding(run, dim, dims[goal], span, operation, at))
+    array = operation.bind(
+        run.masked(image, [feature, *spatial], 0),
+        run.masked(filters, [into, *window], 0),
+        padding=tuple(paddings),
+    )
+    return Padded(array, tuple(dims))
+
+
+def _windows(fill: Any) -> Any:
+    def reduce(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
+        (value,), samples = values, operation.results()
+        dims, paddings = [], []
+        for at, dim in enumerate(value.dims):
+            window = operation.params["window_dimensions"][at]
+            span = (window - 1) * operation.params["window_dilation"][at] + 1
+            if is_constant(dim):
+                dims.append(constant(samples[at][0]))
+                paddings.append(common([p[at] for p in operation.each("padding")], "a padding"))
+                continue
+            dims.append(_window_dim(run, dim, samples[at], span, operation, at))
+            paddings.append(_padding(run, dim, dims[-1], span, operation, at))
+        neutral = fill(value.array.dtype) if callable(fill) else fill
+        mixed = [i for i, n in enumerate(operation.params["window_dimensions"]) if n > 1]
+        array = operation.bind(run.masked(value, mixed, neutral), padding=tuple(paddings))
+        return Padded(array, tuple(dims))
+
+    return reduce
+
+
+RULES["reduce_window_sum"] = _windows(0)
+RULES["reduce_window_max"] = _windows(lowest)
+RULES["reduce_window_min"] = _windows(highest)
+
+
+@rule("select_and_scatter_add")
+def _scatter_to_largest(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
+    source, operand = values
+    window = operation.params["window_dimensions"]
+    strides = operation.params["window_strides"]
+    paddings = []
+    for at, (dim, own) in enumerate(zip(operand.dims, source.dims)):
+        before, after = common([p[at] for p in operation.each("padding")], "a padding")
+        if not is_constant(dim):
+            covered = (run.sizes.padded(own) - 1) * strides[at] + window[at]
+            after = covered - before - run.sizes.padded(dim)
+        paddings.append((before, after))
+    least = lowest if operation.params["select_prim"] is lax.ge_p else highest
+    mixed = [i for i, n in enumerate(window) if n > 1]
+    array = operation.bind(
+        run.masked(source, mixed, 0),
+        run.masked(operand, mixed, least(operand.array.dtype)),
+        padding=tuple(paddings),
+    )
+    return Padded(array, operand.dims)

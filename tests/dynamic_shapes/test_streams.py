@@ -1,0 +1,226 @@
+"""Programs whose feeds change shape: what they compute, what is compiled, what is said."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+
+layers = fluid.layers
+
+
+@pytest.fixture(autouse=True)
+def flag():
+    yield
+    fluid.set_flags({"FLAGS_dynamic_shapes": True})
+
+
+def stream_of(executor):
+    """The stream of the program that an Executor compiled last."""
+    *_, step = executor.engine._steps.values()
+    return step.segments[-1].call
+
+
+def train(build, feeds, padded):
+    """Fetches of each step, parameters at the end, and the stream of the program."""
+    fluid.set_flags({"FLAGS_dynamic_shapes": padded})
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = startup.random_seed = 7
+    scope = fluid.Scope()
+    with (
+        fluid.program_guard(main, startup),
+        fluid.unique_name.guard(),
+        fluid.scope_guard(scope),
+    ):
+        fetches = build()
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        found = [executor.run(main, feed=feed, fetch_list=fetches) for feed in feeds]
+        names = sorted(p.name for p in main.all_parameters())
+        found.append([np.array(scope.find_var(name).get_tensor()) for name in names])
+    return found, stream_of(executor) if padded else None
+
+
+def same(build, feeds, rtol=5e-4, atol=1e-4):
+    """Hold padded training against exact shapes; returns the stream."""
+    found, stream = train(build, feeds, True)
+    expected, _ = train(build, feeds, False)
+    for step, (values, others) in enumerate(zip(found, expected, strict=True)):
+        for value, other in zip(values, others, strict=True):
+            assert value.shape == other.shape
+            np.testing.assert_allclose(value, other, rtol, atol, err_msg=f"step {step}")
+    return stream
+
+
+def rows(random, count):
+    return {
+        "x": random.randn(count, 6).astype("float32"),
+        "y": random.randint(0, 3, (count, 1)),
+    }
+
+
+def classifier():
+    x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1], "int64")
+    hidden = layers.batch_norm(layers.fc(x, 8, act="relu"))
+    given = layers.softmax(layers.fc(hidden, 3))
+    loss = layers.mean(layers.cross_entropy(given, y))
+    best, order = layers.argsort(given, axis=0)
+    values, _ = layers.topk(layers.transpose(given, [1, 0]), 1)
+    fluid.optimizer.SGD(0.1, grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0)).minimize(loss)
+    return [
+        loss,
+        given,
+        layers.accuracy(given, y),
+        best,
+        order,
+        values,
+        layers.argmax(given, 0),
+        layers.cumsum(given, axis=0),
+        layers.reduce_max(given, dim=0),
+        layers.reverse(given, 0),
+    ]
+
+
+def test_batches_of_every_size():
+    random = np.random.RandomState(0)
+    sizes = [8, 9, 12, 5, 17, 31, 6, 30, 2, 23, 11, 29]
+    stream = same(classifier, [rows(random, n) for n in sizes])
+    assert len(stream._exact) == 2
+    assert len(stream._traced.buckets._known) <= 6
+
+
+def test_a_batch_of_one_is_compiled_by_itself():
+    random = np.random.RandomState(0)
+    stream = same(classifier, [rows(random, n) for n in [8, 9, 12, 5, 1, 17, 1]])
+    assert len(stream._exact) == 3
+    assert stream._refused is None
+
+
+def attention():
+    """A layer of attention over sentences, of which some words are looked up by their flat positions."""
+    words, places = fluid.data("words", [None, None], "int64"), fluid.data("at", [None, 1], "int64")
+    there = fluid.data("there", [None, None, 1])
+    label = fluid.data("label", [None, 1], "int64")
+    x = layers.layer_norm(fluid.embedding(words, [40, 8]), begin_norm_axis=2)
+    bias = layers.scale(
+        layers.matmul(there, there, transpose_y=True), 1e4, bias=-1.0, bias_after_scale=False
+    )
+    bias = layers.stack([bias, bias], axis=1)
+    bias.stop_gradient = True
+
+    def heads(value):
+        return layers.transpose(layers.reshape(value, [0, 0, 2, 4]), [0, 2, 1, 3])
+
+    q, k, v = (heads(layers.fc(x, 8, num_flatten_dims=2, bias_attr=False)) for _ in range(3))
+    weights = layers.softmax(layers.matmul(q, k, transpose_y=True, alpha=0.5) + bias)
+    out = layers.transpose(layers.matmul(weights, v), [0, 2, 1, 3])
+    x = x + layers.fc(layers.reshape(out, [0, 0, 8]), 8, num_flatten_dims=2)
+    first = layers.fc(layers.slice(x, [1], [0], [1]), 4, act="tanh", num_flatten_dims=2)
+    last = layers.slice(x, [1], [-1], [1000])
+    picked = layers.gather(layers.reshape(x, [-1, 8]), places)
+    costs = layers.softmax_with_cross_entropy(layers.fc(picked, 40), label)
+    loss = layers.mean(costs) + layers.mean(first) + layers.mean(last)
+    fluid.optimizer.SGD(0.5).minimize(loss)
+    return [loss, x, picked, last]
+
+
+def sentences(random, count, length, picked):
+    return {
+        "words": random.randint(0, 40, (count, length)),
+        "at": random.randint(0, count * length, (picked, 1)),
+        "there": (random.rand(count, length, 1) > 0.2).astype("float32"),
+        "label": random.randint(0, 40, (picked, 1)),
+    }
+
+
+def test_sentences_of_every_length():
+    random = np.random.RandomState(0)
+    sizes = [(4, 20, 7), (4, 23, 9), (4, 31, 11), (3, 17, 6), (4, 27, 10), (5, 12, 5), (2, 33, 13)]
+    stream = same(attention, [sentences(random, *size) for size in sizes])
+    assert len(stream._exact) == 2
+    assert stream._refused is None
+
+
+def test_dropout_keeps_its_distribution_and_its_scale():
+    def build():
+        x = fluid.data("x", [None, 200])
+        return [layers.dropout(x, 0.25, dropout_implementation="upscale_in_train")]
+
+    feeds = [{"x": np.ones((n, 200), "float32")} for n in (50, 40, 47, 33, 49)]
+    found, stream = train(build, feeds, True)
+    assert len(stream._exact) == 2
+    for (value,) in found[:5]:
+        assert set(np.unique(value.round(5))) == {np.float32(0), np.float32(1.33333)}
+        assert abs((value == 0).mean() - 0.25) < 0.03
+    assert not np.array_equal(found[2][0][:33], found[3][0][:33])
+
+
+def test_sizes_that_data_does_not_keep():
+    """Sizes that a program declares with layers.data, and batches do not have."""
+
+    def build():
+        x = layers.data("x", [10, 4])
+        return [layers.reduce_sum(layers.fc(x, 3, num_flatten_dims=2), dim=[0, 1])]
+
+    random = np.random.RandomState(0)
+    feeds = [{"x": random.randn(2, n, 4).astype("float32")} for n in (10, 7, 13, 9, 14, 8)]
+    assert len(same(build, feeds)._exact) == 2
+
+
+def test_a_threshold_of_the_program_is_kept():
+    """A slice that is longer than some batches, and not than others."""
+
+    def build():
+        x = fluid.data("x", [None, 4])
+        return [layers.reduce_sum(layers.slice(x, [0], [0], [10]), dim=0)]
+
+    random = np.random.RandomState(0)
+    feeds = [
+        {"x": random.randn(n, 4).astype("float32")} for n in (30, 24, 21, 7, 28, 5, 9, 12, 8, 40)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        same(build, feeds)
+
+
+def test_an_operator_without_a_rule_is_named_with_its_line():
+    def build():
+        x = fluid.data("x", [None, 4, 6, 6])
+        y = fluid.data("size", [None, None])
+        return [layers.resize_bilinear(x, out_shape=[9, 9]), layers.reduce_sum(y)]
+
+    random = np.random.RandomState(0)
+
+    def feed(n):
+        return {
+            "x": random.randn(2, 4, n, n).astype("float32"),
+            "size": np.ones((n, n), "float32"),
+        }
+
+    def unchecked():
+        fetches = build()
+        fluid.default_main_program().global_block().var("x").need_check_feed = False
+        return fetches
+
+    with pytest.warns(RuntimeWarning, match=r"bilinear_interp, made at .*test_streams"):
+        found, stream = train(unchecked, [feed(n) for n in (6, 8, 9, 11)], True)
+    assert stream._refused is not None
+    assert found[3][0].shape == (2, 4, 9, 9)
+
+
+def test_evaluation_between_training_steps():
+    random = np.random.RandomState(0)
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss, given, *_ = classifier()
+        test = main.clone(for_test=True)
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        for n in (8, 9, 12, 5, 17, 31):
+            feed = rows(random, n)
+            (before,) = executor.run(test, feed=feed, fetch_list=[given.name])
+            assert before.shape == (n, 3)
+            np.testing.assert_allclose(before.sum(1), 1, 1e-5)
+            (value,) = executor.run(main, feed=feed, fetch_list=[loss])
+            assert np.isfinite(value).all()
