@@ -32,7 +32,7 @@ def size_of(leaf: Any) -> int:
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or not all(isinstance(size, int | np.integer) for size in shape):
         return 0
-    return math.prod(shape) * getattr(dtype, "itemsize", 1)
+    return int(math.prod(shape) * getattr(dtype, "itemsize", 1))
 
 
 def check(name: str, value: Any) -> None:

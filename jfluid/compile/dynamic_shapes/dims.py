@@ -126,7 +126,7 @@ class Table:
 
     def products(self) -> list[Dim]:
         """Return known dimensions, and products of up to three symbols."""
-        several = [
+        several: list[Dim] = [
             (tuple(factors),)
             for number in (2, 3)
             for factors in itertools.combinations_with_replacement(self._symbols, number)

@@ -139,16 +139,16 @@ def _prime(start: int, used: set[int]) -> int:
 
 def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
     """Return a feed at the sizes of a bucket, with zeros behind its data."""
-    array = np.asarray(array)
+    given: np.ndarray = np.asarray(array)
     if all(map(is_constant, dims)):
-        return array
+        return given
     shape = sizes.shape(dims)
-    found = aligned_memory.empty(shape, array.dtype)
+    found = aligned_memory.empty(shape, given.dtype)
     found[...] = 0
     expanded = [dim[0] for dim in dims]
     view = found.reshape([sizes.padded_factor(f) for own in expanded for f in own])
     data = [true.padded_factor(f) for own in expanded for f in own]
-    view[tuple(map(slice, data))] = array.reshape(data)
+    view[tuple(map(slice, data))] = given.reshape(data)
     return found
 
 

@@ -200,7 +200,7 @@ class Interpreter:
             raise NoRule("an array that follows from the sizes")
         return Padded(self.number([np.asarray(s).item() for s in samples], np.dtype(dtype)))
 
-    def number(self, samples: Sequence[Any], dtype: np.dtype) -> Array:
+    def number(self, samples: Sequence[Any], dtype: np.dtype) -> Any:
         """Compute a number from true sizes, by what it is at the samples. Raises NoRule."""
         if len(set(samples)) == 1:
             return jnp.asarray(samples[0], dtype)
@@ -331,7 +331,7 @@ def _equal(a: Any, b: Any) -> bool:
     if jnp.issubdtype(a.dtype, jax.dtypes.extended):
         return False
     a, b = np.asarray(a), np.asarray(b)
-    return a.tobytes() == b.tobytes()
+    return bool(a.tobytes() == b.tobytes())
 
 
 def _plain_scope(scope: str) -> str:

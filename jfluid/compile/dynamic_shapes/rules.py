@@ -303,13 +303,14 @@ def _taken(
     if step == 1 and not any(begin) and end == whole:
         return value
     length = tuple(-(-(e - b) // step) for b, e in zip(begin, end))
-    place = _place(run, dim, begin, end) if step == 1 else None
+    place: int | None = None
+    known = _place(run, dim, begin, end) if step == 1 else None
     if is_constant(dim) and len(set(length)) == 1 == len(set(begin)):
         place, part = begin[0], constant(length[0])
-    elif place is not None:
-        place, part = place
+    elif known is not None:
+        place, part = known
     else:
-        place, part = None, run.table.find(length) or _shorter(run, dim, begin, whole, end, step)
+        part = run.table.find(length) or _shorter(run, dim, begin, whole, end, step)
     dims = (*value.dims[:axis], part, *value.dims[axis + 1 :])
     if place is not None:
         last = place + (run.sizes.padded(part) - 1) * step + 1 if run.sizes.padded(part) else place

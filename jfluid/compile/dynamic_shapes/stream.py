@@ -61,7 +61,7 @@ class Segment(Protocol):
     """
 
     kept: list[str]
-    items: Sequence[Item]
+    items: list[Item]
 
     def recorded(
         self,
