@@ -12,14 +12,15 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jfluid import errors
 from jfluid.files import file_sets
 from jfluid.files.file_sets import Files, FileSet
 from jfluid.files.storage import bounded_reader, path_below, paths_to_write
-from jfluid.ps_server import snapshot
-from jfluid.ps_server.client import Client
-from jfluid.ps_server.manifest import FILE
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import Client
 
 
 def told_in(table: str) -> str:
@@ -27,12 +28,14 @@ def told_in(table: str) -> str:
     return f"{table}.saved"
 
 
-def save(client: Client, table: str, files: FileSet) -> None:
+def save(client: "Client", table: str, files: FileSet) -> None:
     """Make the servers save a table as a part of a set of files.
 
     Raises ServerError where a server cannot write, or writes into another folder than this process
     sees.
     """
+    from jfluid.ps_server import snapshot
+
     folder = files.folder(table)
     client.save(str(folder), tables=[table])
     if not (folder.is_dir() and snapshot.complete(folder)):
@@ -44,7 +47,7 @@ def save(client: Client, table: str, files: FileSet) -> None:
         file.write(folder.name.encode())
 
 
-def save_directly(client: Client, table: str, dirname: str) -> None:
+def save_directly(client: "Client", table: str, dirname: str) -> None:
     """Make the servers save a table into a folder, which this process need not see."""
     dirname = os.path.abspath(os.fspath(dirname))
     client.save(paths_to_write(dirname, [table])[0], tables=[table])
@@ -69,6 +72,8 @@ def place(files: Files, table: str) -> str:
 
 def clear(dirname: str, table: str) -> None:
     """Remove what servers saved of a table before what counts now, as far as this process may."""
+    from jfluid.ps_server.manifest import FILE
+
     with contextlib.suppress(OSError):
         found = list(Path(path_below(dirname, table)).iterdir())  # what is saved later stays
         name = os.path.basename(place(Files(dirname), table))
