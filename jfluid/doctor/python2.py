@@ -30,6 +30,7 @@ _ONLY_PYTHON_2 = {"print", "exec", "unicode", "dict", "map", "filter", "zip"}  #
 # Names, calls and subscripts that follow each other in one expression: fissix takes their number to the
 # third power.
 _LONGEST_CHAIN = 32
+_DEEPEST = 100  # brackets in brackets: Python 3 takes no more than 200
 _TOKEN = re.compile(
     r"(?P<space>\s+|\\\n|#[^\n]*)|(?P<text>[\w'\"`]+)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<dot>\.)|."
 )
@@ -132,8 +133,8 @@ def converted(text: str, name: str) -> str:
     tool = _tool(python_3)
     if (line := _line_of_chain(prepared)) is not None:
         raise errors.DataError(
-            f"{name}:{line}: more than {_LONGEST_CHAIN} names, calls or subscripts in a row, which are "
-            "not converted: give a part of them a name"
+            f"{name}:{line}: more than {_LONGEST_CHAIN} names, calls or subscripts in a row, or {_DEEPEST} "
+            "brackets in brackets, which are not converted: give a part of them a name"
         )
     try:
         tree = tool.refactor_string(prepared if prepared.endswith("\n") else prepared + "\n", name)
@@ -144,7 +145,8 @@ def converted(text: str, name: str) -> str:
 
 
 def _line_of_chain(text: str) -> int | None:
-    """Return the line in which more names, calls and subscripts follow each other than are converted.
+    """Return the line in which more names, calls and subscripts follow each other, or more brackets lie
+    in each other, than are converted.
 
     What stands in strings counts, too: there are few, and nothing has to be right about them here.
     """
@@ -165,6 +167,8 @@ def _line_of_chain(text: str) -> int | None:
             lengths[-1] = 0
         if kind == "open":
             lengths.append(0)
+            if len(lengths) > _DEEPEST:
+                return line
         before = kind or ""
     return None
 
