@@ -52,6 +52,7 @@ def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namesp
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     print(printable(f"serving {options.model} at http://{where}:{port}"), flush=True)
+    sys.setswitchinterval(0.0005)  # for which the loop waits for other threads; 5 ms by default
     server(service).run(sockets=[listening])
 
 
