@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jfluid import errors
+from jfluid import errors, private_files
 from jfluid.security import secret
 
 _NAME = "owner"
@@ -117,7 +117,7 @@ def claimed(
     mark = mark_of(token)
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(folder)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             handle = os.open(folder / _NAME, flags, 0o600)
         except OSError as error:

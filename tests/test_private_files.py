@@ -32,6 +32,7 @@ SHARED = {
     "distributed.saving_operators": "folders of models, which are for sharing, as in Fluid",
     "doctor.trial": "in a temporary folder",
     "dygraph.checkpoint": "folders of models",
+    "files.file_sets": "models",
     "files.storage": "models",
     "files.variables": "folders of models",
     "fleet.checkpoint": "models",
@@ -41,6 +42,7 @@ SHARED = {
     "private_files": "the functions that give a mode",
     "ps_server.table": "touches rows",
     "security.secret": "gives its own mode",
+    "snapshot_owner": "gives its own mode",
 }
 
 
@@ -111,6 +113,7 @@ READ = {
     "launch.devices": "calls the CUDA driver",
     "compat.utils.image_util": "np.load without pickles",
     "serving.application": "np.load without pickles",
+    "serving.blocks": "calls the C library",
     "files.pickled": "a pickler",
     "files.unpickling": "runs no function of a pickle",
 }
@@ -183,7 +186,7 @@ with atomic_write("model/w") as file:
     file.write(b"1")
 os.chmod("model/w", 0o640)
 with atomic_write("model/w") as file:
-    os.makedirs("seen"); os.link([e.path for e in os.scandir("model") if e.name.endswith("tmp")][0], "seen/tmp")
+    os.makedirs("seen"); os.link(*Path("model").glob(".jfluid-saving-*/w"), "seen/tmp")
 fluid.set_flags({"FLAGS_compilation_cache_dir": "kept/xla"})
 kept_files.folder_for_jax(); kept_files.write(kept_files.folder() / "step-1", b"1", 3)
 with profiler.profiler("CPU", profile_path="profile"):

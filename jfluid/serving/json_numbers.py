@@ -5,7 +5,7 @@ few nanoseconds a byte, and others are served meanwhile. A text ends with a zero
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from jfluid.compiled_kernels import kernel
 from jfluid.dataset.text_bytes import byte, load
@@ -199,7 +199,7 @@ def _scalar(at, whole, least, most, limit, ended):
     return value, np.int64(0), end, wrong
 
 
-@njit(inline="always")
+@kernel(inline="always")
 def _closed(sizes, state):
     """Close the list that is open; False where its length is not that of the others."""
     depth = state[DEPTH] - 1
@@ -210,7 +210,7 @@ def _closed(sizes, state):
     return sizes[depth] == count
 
 
-@njit(inline="always")
+@kernel(inline="always")
 def _counted(sizes, state):
     """Count a value of the list that is open; False where it has more than the others."""
     depth = state[DEPTH] - 1
