@@ -4,6 +4,8 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -60,22 +62,27 @@ def test_a_second_job_is_refused_and_names_the_first(tmp_path):
 
 @pytest.mark.process
 def test_a_killed_server_has_no_folder(tmp_path):
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with claimed(tmp_path, FIRST):
-            os.write(writer, b"!")
-            os.read(os.pipe()[0], 1)  # for ever
-        os._exit(1)
-    os.read(reader, 1)
-    with pytest.raises(errors.ServerError, match=f"process {pid} "), claimed(tmp_path, SECOND):
-        pass
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
+    holds = f"""
+import time
+from pathlib import Path
+from tests.ps_server.test_snapshot_owner import FIRST, claimed
+with claimed(Path({str(tmp_path)!r}), FIRST):
+    print("claimed", flush=True)
+    time.sleep(1000)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", holds],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as server:
+        assert server.stdout.readline() == "claimed\n"
+        match = f"process {server.pid} "
+        with pytest.raises(errors.ServerError, match=match), claimed(tmp_path, SECOND):
+            pass
+        server.kill()
     with claimed(tmp_path, FIRST, restarted=True, earlier="") as job:
         assert job == snapshot_owner.mark_of(FIRST)
-    for each in (reader, writer):
-        os.close(each)
 
 
 def test_the_lock_of_a_host_that_is_lost_is_awaited(tmp_path, monkeypatch):
