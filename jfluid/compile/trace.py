@@ -75,12 +75,19 @@ def lower(
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
 
 
-def recorded(items: Sequence[Item], env: dict[str, Any], key: Any) -> dict[str, Any]:
+def recorded(
+    items: Sequence[Item],
+    env: dict[str, Any],
+    key: Any = None,
+    keys: Mapping[int, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Trace operators over values by name as they stand, for a trace that is evaluated at other sizes.
 
-    The name stack of each operation ends with the operator's type, "@" and its position.
+    The name stack of each operation ends with the operator's type, "@" and its position. Arguments are those of
+    `lower`.
     """
     lowering = Lowering(items, key)
+    lowering.drawn.update(keys)
     lowering.awaited = update_order.awaited(items)
     lowering.scope = lambda position, op: f"{op.type}@{position}"
     return lowering.run(env)

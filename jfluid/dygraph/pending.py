@@ -28,6 +28,7 @@ from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.points import Point, assigned, flat, numbered
+from jfluid.dygraph.shape_streams import EagerStreams
 from jfluid.dygraph.step import (
     NONE,
     Kind,
@@ -91,6 +92,7 @@ class Pending:
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
         self._ahead = Ahead()
+        self._streams = EagerStreams(device)
         self._collects = 0  # how often objects were collected before those of the records were made
         self._none, self._points = Point(), 0  # nothing is pending; how many points follow
         self._begin()
@@ -332,7 +334,11 @@ class Pending:
         step = self._whole.get(key)
         message, sent = None, None
         orders: Sequence[tuple[int, Any]] = ()
-        if self._goes_one_by_one(key, step is not None, point.depth):
+        padded = None if step is not None else self._padded(point, arrays, kinds, holders, draws)
+        if padded is not None:
+            self._ahead.forget()
+            results = padded
+        elif self._goes_one_by_one(key, step is not None, point.depth):
             given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
             self._ahead.forget()
             with jax.enable_x64(True), jax.default_device(self.device):
@@ -361,6 +367,18 @@ class Pending:
             values[place].order = order
         if sent is not None:
             values[sent].message = message
+
+    def _padded(
+        self,
+        point: Point,
+        arrays: Sequence[Any],
+        kinds: Sequence[Kind],
+        holders: Mapping[int, Value],
+        draws: Sequence[tuple[int, int]],
+    ) -> list[Any] | None:
+        """Run a step whose calls have come with other shapes before; None where it runs as it is."""
+        with jax.enable_x64(True), jax.default_device(self.device):
+            return self._streams.run(point.records(), arrays, kinds, list(holders), seeds_of(draws))
 
     def _step(
         self,

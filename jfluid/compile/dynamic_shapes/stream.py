@@ -162,12 +162,12 @@ class ShapeStream:
     """Runs a segment for a stream of shapes.
 
     Args:
-        exact: runs the segment, compiled for the shapes of its arguments.
+        exact: runs the segment, compiled for the shapes of its arguments; None where the caller does.
         state: names of arguments whose shapes do not change.
         platform: "cpu" or "gpu".
     """
 
-    def __init__(self, segment: Segment, exact: Call, state: Sequence[str], platform: str):
+    def __init__(self, segment: Segment, exact: Any, state: Sequence[str], platform: str):
         self._segment = weakref.ref(segment)  # which has this stream
         self._exact_call, self._platform = exact, platform
         keeps = set(state)
@@ -181,19 +181,24 @@ class ShapeStream:
         self._warned = False
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        found = self.padded(donated, kept, key)
+        return found if found is not None else self._exact_call(donated, kept, key)
+
+    def padded(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        """Return what a run at padded sizes gives; None for shapes that run as they are."""
         try:
             shapes = tuple([kept[i].shape for i in self._fed])
         except AttributeError:  # slots of sequences, or absent values
-            return self._exact_call(donated, kept, key)
+            return None
         if shapes in self._exact or not self._are_arrays(kept):
-            return self._exact_call(donated, kept, key)
+            return None
         for traced, sizes in self._ways(shapes, donated, kept, key):
             try:
                 return self._run_padded(traced, sizes, shapes, donated, kept, key)
             except NoRule as error:
                 self._refused, self._traced = error, None
         self._run_exactly(shapes)
-        return self._exact_call(donated, kept, key)
+        return None
 
     def _own(self) -> Segment:
         segment = self._segment()
