@@ -189,7 +189,7 @@ async def _answer(service: Service, request: Request) -> Response:
         outputs = await service.predict(service.feed_of(inputs))
     except BadRequest as error:
         return JSONResponse({"error": str(error)}, error.status)
-    except TooManyRequests as error:
+    except (TooManyRequests, errors.OutOfMemoryError) as error:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
     except ClientDisconnect:
         return Response(status_code=499)
