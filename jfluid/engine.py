@@ -178,11 +178,12 @@ class Engine:
         fetches: list[str],
         scope: Scope,
         parallel: DataParallel | None = None,
+        exact: bool = False,
     ) -> list[Fetched]:
         """Run any program once. Arguments are those of `prepare`."""
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
-        prepared = self.prepare(program, feed, fetches, parallel)
+        prepared = self.prepare(program, feed, fetches, parallel, exact=exact)
         return prepared.fetched(self.execute(prepared, scope, prepared.repeats))
 
     def prepare(
@@ -193,6 +194,7 @@ class Engine:
         parallel: DataParallel | None = None,
         targets: Sequence[Any] | None = None,
         waits: bool = False,
+        exact: bool = False,
     ) -> Prepared:
         """Find, or compile, the step of a program for a feed.
 
@@ -203,6 +205,8 @@ class Engine:
             parallel: the program's data parallelism.
             targets: names and operators; operators that they do not need are left out.
             waits: the caller waits for the fetches before anybody changes the feed.
+            exact: compile for the shapes of each feed. Jobs with servers ask for it: which batches came
+                before, as padded sizes follow from, is another thing once a process has been replaced.
 
             Raises what `Executor.run` raises before it runs.
         """
@@ -222,6 +226,7 @@ class Engine:
             check_finite,
             flags.get("FLAGS_cpu_kernels"),
             self.donate,
+            exact,
         )
         if pipeline is not None:
             key += pipeline, tuple(o.attrs.get("op_device") for o in program.global_block().ops)
@@ -243,6 +248,7 @@ class Engine:
                 if parallel is None
                 else parallel.placement(planned, check_finite)
             )
+            placement.pads = placement.pads and not exact
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
             return Step(placement.plan, placement, self.place, check_finite, name, self.donate)

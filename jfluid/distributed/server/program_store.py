@@ -427,7 +427,7 @@ class ProgramStore(Store):
         return program
 
     def _run(self, program: Program, feed: Mapping[str, Array]) -> None:
-        self._engine.run(program, Owned(feed), [], self._scope)
+        self._engine.run(program, Owned(feed), [], self._scope, exact=True)
 
     # ---- tables ----
 

@@ -329,9 +329,8 @@ class Trainer(Runner):
         if devices is not None:
             spread = devices.other(step_input.program, self.program.summed)
             return self._engine.prepare(step_input.program, feed, names, spread)
-        return self._engine.prepare(
-            step_input.program, Owned(feed) if step_input.owned else feed, names
-        )
+        given = Owned(feed) if step_input.owned else feed
+        return self._engine.prepare(step_input.program, given, names, exact=True)
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
@@ -436,7 +435,7 @@ class Trainer(Runner):
         feed = self._with_rows(program, feed, scope)
         given = program.global_block().vars
         found = self._engine.run(
-            program, {n: v for n, v in feed.items() if n in given}, list(names), scope
+            program, {n: v for n, v in feed.items() if n in given}, list(names), scope, exact=True
         )
         return [f.tensor() for f in found]
 
