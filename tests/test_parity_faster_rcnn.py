@@ -22,4 +22,4 @@ def test_losses_proposals_and_parameters_are_fluids():
     assert found["norms"] == pytest.approx(GOLDEN["norms"], rel=1e-4)
     step = next(reversed(exe.engine._steps.values()))
     (segment,) = step.segments  # one program of XLA, compiled once for batches of 4 to 8 objects
-    assert segment.exact.plain._cache_size() == 1
+    assert segment.exact.plain.count() == 1

@@ -160,6 +160,10 @@ class Executables:
         """Return the function as it is passed to XLA."""
         return self.trace(*arguments).lower()
 
+    def count(self) -> int:
+        """Return for how many forms of arguments the function is compiled."""
+        return len(self._all)
+
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
         if self._all.get(old.forms) is old:

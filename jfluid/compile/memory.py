@@ -63,7 +63,8 @@ def named(error: BaseException, program: Program | None = None) -> errors.OutOfM
     if not is_lack(error):
         return None
     asked = _ASKED.search(str(error))
-    text = f"there is not enough memory{f': {asked[1]} were asked for' if asked else ''}"
+    why = f"{asked[1]} were asked for" if asked else str(error).partition("\n")[0]
+    text = f"there is not enough memory{f': {why}' if why else ''}"
     largest = None if program is None else max(program.list_vars(), key=_bytes, default=None)
     if largest is not None:
         op = largest.op
@@ -73,9 +74,12 @@ def named(error: BaseException, program: Program | None = None) -> errors.OutOfM
             else ""
         )
         text += f"\n  the largest variable of the program: {largest.name} {list(largest.shape)}{by}"
-    return errors.OutOfMemoryError(
+    found = errors.OutOfMemoryError(
         f"{text}\n  feed smaller batches, make the shapes smaller, or use a device with more memory"
     )
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
 
 
 def _bytes(var: Variable) -> int:
