@@ -179,6 +179,7 @@ class ShapeStream:
         self._refused: NoRule | None = None
         self._refused_times = 0
         self._warned = False
+        self._pads = True  # until a feed is no dense array
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
@@ -186,11 +187,17 @@ class ShapeStream:
 
     def padded(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Return what a run at padded sizes gives; None for shapes that run as they are."""
+        if not self._pads:
+            return None
         try:
             shapes = tuple([kept[i].shape for i in self._fed])
         except AttributeError:  # slots of sequences, or absent values
+            self._pads = False
             return None
-        if shapes in self._exact or not self._are_arrays(kept):
+        if shapes in self._exact:
+            return None
+        if not self._are_arrays(kept):
+            self._pads = False
             return None
         for traced, sizes in self._ways(shapes, donated, kept, key):
             try:
