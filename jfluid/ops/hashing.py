@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid import errors
+from jfluid.ops import unrolled
 from jfluid.ops.registry import Int, Long, op
 
 _PRIMES_64 = tuple(
@@ -161,6 +162,6 @@ def hash_(x: Array, *, mod_by: Long = 100000, num_hash: Int = 1) -> Array:
             "hash: X holds integers, num_hash and mod_by (hash_size) are at least 1, found "
             f"{x.dtype}, {num_hash} and {mod_by}"
         )
-    found = [xxh64(x, seed) for seed in range(num_hash)]
+    found = [xxh64(x, seed) for seed in range(unrolled.times("hash", "num_hash", num_hash))]
     out = jnp.stack(found, axis=-1) % np.uint64(mod_by)
     return out[..., None].astype(x.dtype)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import collective, row_rules, windows
+from jfluid.ops import collective, row_rules, unrolled, windows
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
@@ -462,8 +462,9 @@ def lrn(
     if n < 1 or n % 2 == 0:
         raise errors.ProgramError(f"lrn: n is {n}, expected an odd number of channels")
     axis = _channel_axis(x, data_format)
-    before = (n - 1) // 2
-    squares = windows.pad(jnp.square(x), (axis,), ((before, n - 1 - before),), 0)
+    before = min((n - 1) // 2, x.shape[axis])  # beyond there are no channels
+    n = 2 * before + 1
+    squares = windows.pad(jnp.square(x), (axis,), ((before, before),), 0)
     middle = k + alpha * windows.window_sum(squares, (axis,), (n,), (1,), (x.shape[axis],))
     return x * middle**-beta, middle
 
@@ -483,7 +484,7 @@ def spectral_norm(
     """Divide weight by its largest singular value, which power_iters steps from u and v estimate."""
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)
-    for _ in range(power_iters):
+    for _ in range(unrolled.times("spectral_norm", "power_iters", power_iters)):
         v = fixed.T @ u
         v = v / (jnp.linalg.norm(v) + eps)
         u = fixed @ v

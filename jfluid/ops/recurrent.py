@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import sequence_loops
+from jfluid.ops import sequence_loops, unrolled
 from jfluid.ops.ragged import Level, Value, need
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, initial, lstm_of_rows, time_mask
@@ -314,7 +314,7 @@ def cudnn_lstm(
     directions = 2 if is_bidirec else 1
     shapes = [
         (4 * hidden_size, n)
-        for layer in range(num_layers)
+        for layer in range(unrolled.times("cudnn_lstm", "num_layers", num_layers))
         for _ in range(directions)
         for n in (input_size if layer == 0 else hidden_size * directions, hidden_size)
     ]

@@ -455,3 +455,14 @@ def test_batch_norm_with_relu_of_an_inference_pass():
     check("batch_norm", ins, attrs, expect={"Y": np.maximum(plain, 0)})
     with pytest.raises(errors.ShapeError, match="for inference"):
         check("batch_norm", ins, {"fuse_with_relu": True}, expect={"Y": x})
+
+
+def test_attributes_do_not_decide_how_long_tracing_and_computing_take():
+    """Windows beyond all channels, and repetitions that are written out."""
+    x = array(1, 6, 2, 2)
+    attrs = {"k": 1.5, "alpha": 0.1, "beta": 0.6}
+    middle = 1.5 + 0.1 * np.square(x).sum(1, keepdims=True) * np.ones((1, 6, 1, 1), "float32")
+    check("lrn", {"X": x}, attrs | {"n": 2**31 - 1}, expect={"MidOut": middle})
+    given = {"Weight": array(3, 2), "U": array(3), "V": array(2)}
+    with pytest.raises(errors.ProgramError, match="power_iters is 2147483647, expected at most"):
+        check("spectral_norm", given, {"power_iters": 2**31 - 1}, expect={})
