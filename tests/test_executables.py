@@ -113,6 +113,7 @@ def test_the_latest_stay_however_large_they_are(bound, monkeypatch):
 
 
 def test_they_go_before_the_system_has_no_mappings_left(monkeypatch, tmp_path, few):
+    monkeypatch.setattr(executables, "KEPT", executables.Kept())  # without those of other tests
     (tmp_path / "most").write_text("8\n")
     (tmp_path / "maps").write_text("a line\n" * 7)
     monkeypatch.setattr(executables, "_MOST_MAPPINGS", str(tmp_path / "most"))

@@ -107,13 +107,15 @@ class Kept:
             most = min(most, total - 1)
         if total <= most:
             return 0
-        stay = sorted(self, key=lambda found: found.used)
-        while total - gone > most - most // 8 and len(stay) > _FEW:
-            old = stay.pop(0)
+        every = list(self)
+        latest, others = every[-_FEW:], sorted(every[:-_FEW], key=lambda found: found.used)
+        while total - gone > most - most // 8 and others:
+            old = others.pop(0)
             owner = old.owner()
             if owner is not None:
                 owner.forget(old)
             gone += old.bytes
+        stay = others + latest
         for found in stay:
             found.used = False
         self._held = list(map(ref, stay))
