@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from jfluid.compile.fetches import Fetched
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import of_device
 from jfluid.compile.plan import plan
-from jfluid.compile.repeat import Repeat
+from jfluid.compile.repeat import Repeat, Repeats
 from jfluid.compile.step import Step
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
@@ -121,6 +122,7 @@ class Engine:
 
     Attributes:
         says_goodbye: whoever uses it tells when it is done with parameter servers, by `close`.
+        repeats: steps that can be run again without preparing them.
     """
 
     says_goodbye = True
@@ -138,6 +140,7 @@ class Engine:
         self._entropy = secrets.randbits(31) | 1
         self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
+        self.repeats = Repeats()
         _use_persistent_cache()
 
     @functools.cached_property
@@ -149,6 +152,7 @@ class Engine:
         """Forget all compiled steps, and give their memory back."""
         self._steps.clear()
         self._pruned.clear()
+        self.repeats.clear()
 
     def start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas, once. Raises PlaceError."""
@@ -280,7 +284,7 @@ class Engine:
             raise
         return values
 
-    def repeated(
+    def repeat(
         self,
         program: Any,
         inner: Program,
@@ -288,9 +292,9 @@ class Engine:
         scope: Scope,
         fetch_list: Any,
         prepared: Prepared,
-    ) -> Repeat | None:
-        """Return what runs a prepared program, which has run, again with such a feed; None for one
-        that is to be prepared each time.
+    ) -> None:
+        """Keep a prepared program, which has run, in `repeats`, unless its feeds must be prepared at
+        each step.
 
         Args:
             program: what the user runs: `inner`, or a CompiledProgram of it.
@@ -298,21 +302,22 @@ class Engine:
         parallel = getattr(program, "_parallel", None)
         runs = inner if parallel is None else parallel.rewritten()
         if prepared.program is not runs:
-            return None  # readers feed it
+            return  # readers feed it
         if parallel is not None and prepared.step.plan.rng:
-            return (
-                None  # the seed of the replicas' program is that of the user's when it is prepared
-            )
-        return Repeat.of(
+            return  # the seed of the replicas' program is that of the user's when it is prepared
+        own, step = weakref.proxy(self), prepared.step
+        found = Repeat.of(
             program,
             inner,
             scope,
             fetch_list,
             feed,
-            prepared.step,
+            step,
             None if parallel is None else prepared.fetched,
-            lambda: self._key(runs, scope, prepared.step),
+            lambda scope: own._key(runs, scope, step),
         )
+        if found is not None:
+            self.repeats.add(found, scope)
 
     def _read(
         self,

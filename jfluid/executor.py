@@ -6,7 +6,6 @@ from typing import Any
 from jfluid import distributed, errors
 from jfluid.compile import memory
 from jfluid.compile.fetches import names_of
-from jfluid.compile.repeat import Repeat
 from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
@@ -33,14 +32,12 @@ class Executor:
         self.place = place_to_run(place)
         self.engine = Engine(self.place, runner=distributed.runner)
         self._closed = False
-        self._repeat: Repeat | None = None  # the last step that may be repeated
 
     def close(self) -> None:
         """Leave a job's parameter servers and forget all steps: nothing can be run afterwards."""
         if not self._closed:
             distributed.leave(self.engine)
         self._closed = True
-        self._repeat = None
         self.engine.clear()
 
     def run(
@@ -88,10 +85,12 @@ class Executor:
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
         try:
-            if self._repeat is not None and return_numpy and not use_prune:
-                values = self._repeat.run(program, feed, fetch_list, scope, return_merged)
-                if values is not None:
-                    return values
+            if return_numpy and not use_prune:
+                repeat = self.engine.repeats.find(program, fetch_list, scope)
+                if repeat is not None:
+                    values = repeat.run(program, feed, fetch_list, scope, return_merged)
+                    if values is not None:
+                        return values
             given, parallel = resolved(program)
             names, targets = names_of(fetch_list)
             if (runner := self.engine.runner(given, use_prune)) is not None:
@@ -102,8 +101,7 @@ class Executor:
                 )
                 found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
                 if return_numpy and not use_prune and prepared.repeats == 1:
-                    latest = self.engine.repeated(program, given, feed, scope, fetch_list, prepared)
-                    self._repeat = latest or self._repeat
+                    self.engine.repeat(program, given, feed, scope, fetch_list, prepared)
             return [
                 f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found
             ]

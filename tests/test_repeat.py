@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
-from jfluid.compile import feeds
+from jfluid import errors, layers
+from jfluid.compile import feeds, repeat
 
 X = np.arange(12, dtype="float32").reshape(3, 4)
 
@@ -92,7 +92,8 @@ def test_what_was_set_in_between_is_seen(net):
 
 
 def test_other_fetches_programs_and_scopes_take_the_long_way(net):
-    assert net.run(fetch=["x"])[1] and net.run(fetch=[net.hidden])[1] and net.run()[1]
+    assert net.run(fetch=["x"])[1] and net.run(fetch=[net.hidden])[1]
+    assert not net.run(fetch=["x"])[1] and not net.run()[1]  # each has a step that is kept
     assert net.run(return_numpy=False)[1] and not net.run()[1]
     scope = fluid.Scope()
     net.exe.run(fluid.default_startup_program(), scope=scope)
@@ -228,3 +229,72 @@ def test_a_dropped_scope_is_let_go(net):
     gc.collect()
     assert tensor() is None
     assert net.run()[1]
+
+
+def programs():
+    """Return a training program, its evaluation, its startup program, the loss, a hidden layer."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.data("x", [None, 4])
+        hidden = layers.fc(x, 2)
+        loss = layers.mean(hidden)
+        evaluation = main.clone(for_test=True)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    return main, evaluation, startup, loss, hidden
+
+
+def prepared(monkeypatch, exe):
+    """Return a list to which each preparation of a step adds an element."""
+    found, before = [], exe.engine.prepare
+
+    def prepare(*args, **kwargs):
+        found.append(args)
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(exe.engine, "prepare", prepare)
+    return found
+
+
+def test_programs_in_turn_are_prepared_once(monkeypatch):
+    main, evaluation, startup, loss, _ = programs()
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup)
+    feed = {"x": np.ones((2, 4), "float32")}
+    turns = prepared(monkeypatch, exe)
+    values = []
+    for _ in range(5):
+        values.append(float(exe.run(main, feed=feed, fetch_list=[loss])[0]))
+        values.append(float(exe.run(evaluation, feed=feed, fetch_list=[loss])[0]))
+    assert len(turns) == 2
+    assert values[2::2] == values[1:-1:2]  # a step starts from what the evaluation has seen
+
+
+def test_fetches_and_scopes_have_steps_of_their_own(monkeypatch):
+    main, _, startup, loss, hidden = programs()
+    exe = fluid.Executor(fluid.CPUPlace())
+    feed = {"x": np.ones((2, 4), "float32")}
+    scopes = [fluid.Scope(), fluid.Scope()]
+    for scope in scopes:
+        exe.run(startup, scope=scope)
+    turns = prepared(monkeypatch, exe)
+    for _ in range(4):
+        for scope in scopes:
+            exe.run(main, feed=feed, fetch_list=[loss], scope=scope)
+            exe.run(main, feed=feed, fetch_list=[loss, hidden], scope=scope)
+    assert len(turns) == 4
+
+
+def test_the_table_is_bounded_and_keeps_no_scope():
+    main, _, startup, loss, _ = programs()
+    exe = fluid.Executor(fluid.CPUPlace())
+    feed = {"x": np.ones((2, 4), "float32")}
+    scopes = []
+    for _ in range(repeat._MOST + 3):
+        scope = fluid.Scope()
+        exe.run(startup, scope=scope)
+        exe.run(main, feed=feed, fetch_list=[loss], scope=scope)
+        scopes.append(weakref.ref(scope))
+        del scope
+    gc.collect()
+    assert len(exe.engine.repeats._all) <= repeat._MOST
+    assert not any(scope() for scope in scopes)

@@ -10,11 +10,14 @@ from jfluid import flags
 from jfluid.compile import slots
 from jfluid.compile.device_feeds import DeviceTensor, batch_of
 from jfluid.compile.fetches import Fetched, to_numpy
+from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.step import Step
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
+
+_MOST = 16  # repeated steps that are kept ready
 
 # What feeds that a step takes alike have in common.
 Form = tuple[Any, ...]
@@ -33,7 +36,10 @@ class Repeat:
         step: it has run.
         fetched: gives the fetches of the step's values, where it runs in replicas; None on one
             device.
-        key: gives the next random key.
+        key: gives the next random key of a scope.
+
+    Attributes:
+        program, fetch_list: as the user gave them.
     """
 
     def __init__(
@@ -45,13 +51,13 @@ class Repeat:
         feed: Any,
         step: Step,
         fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
-        key: Callable[[], Any],
+        key: Callable[[Scope], Any],
     ):
         assert step.whole is not None  # `of`
         feed = feed if fetched is not None else _only(feed)
-        self._program, self._inner, self._version = program, inner, inner._version
+        self.program, self._inner, self._version = program, inner, inner._version
         self._parallel = getattr(program, "_parallel", None)
-        self._fetch_list, self._flags = list(fetch_list), flags.changes()
+        self.fetch_list, self._flags = list(fetch_list), flags.changes()
         self._names = step.plan.fetches
         self._count = len(feed)
         self._slots = slots.of(feed, step.placement.replicas)
@@ -75,7 +81,7 @@ class Repeat:
         feed: Any,
         step: Step,
         fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
-        key: Callable[[], Any],
+        key: Callable[[Scope], Any],
     ) -> "Repeat | None":
         """The repetition of a step that has run: one XLA segment, with fetches in a flat list and
         feeds that have a form. None for any other.
@@ -102,16 +108,16 @@ class Repeat:
         if type(feed) is list and self._fetched is None:
             feed = _only(feed)
         if (
-            program is not self._program
+            program is not self.program
             or self._inner._version != self._version
             or type(feed) is not dict
             or len(feed) != self._count
             or type(fetch_list) is not list
-            or len(fetch_list) != len(self._fetch_list)
+            or len(fetch_list) != len(self.fetch_list)
             or getattr(program, "_parallel", None) is not self._parallel
         ):
             return None
-        for fetch, before in zip(fetch_list, self._fetch_list):
+        for fetch, before in zip(fetch_list, self.fetch_list):
             if fetch is not before:
                 return None
         batch = None if self._forms is None else batch_of(feed)
@@ -139,7 +145,7 @@ class Repeat:
             entered = feed if self._as_it_is else self._entered(feed)
         if entered is None:
             return None
-        key = self._key() if self._key is not None else None
+        key = self._key(scope) if self._key is not None else None
         values = state.run(self._placement.call, self._segment, entered, key)
         if self._fetched is None:
             return [to_numpy(name, value) for name, value in zip(self._names, values)]
@@ -157,6 +163,30 @@ class Repeat:
         if batches is None:
             return None
         return self._placement.enter_again({n: feed[n] for n, _ in self._feeds}, batches)
+
+
+class Repeats:
+    """Table of the repeated steps of an engine: the latest one of each program, fetch list and scope."""
+
+    def __init__(self) -> None:
+        # A Repeat holds the program and the fetches of its key, so that their ids stay theirs.
+        self._all: LruCache[Repeat] = LruCache(_MOST)
+
+    def find(self, program: Any, fetch_list: Any, scope: Scope) -> Repeat | None:
+        """Return the repeated step of a program, or None."""
+        if type(fetch_list) is not list:
+            return None
+        return self._all.get((id(program), id(scope), *map(id, fetch_list)))
+
+    def add(self, repeat: Repeat, scope: Scope) -> None:
+        """Keep a repeated step in place of the one with its program, fetches and scope."""
+        key = (id(repeat.program), id(scope), *map(id, repeat.fetch_list))
+        self._all.pop(key, None)
+        self._all.get_or_make(key, lambda: repeat)
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._all.clear()
 
 
 def _only(feed: Any) -> Any:
