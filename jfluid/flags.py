@@ -72,6 +72,12 @@ EFFECTIVE = {
     "FLAGS_global_shuffle_peer_bytes": Flag(
         0, "bytes that one trainer may send another; 0: as many as the machine has of memory"
     ),
+    "FLAGS_interpret_first_steps": Flag(
+        False,
+        "steps on one CPU device, and steps of imperative mode, are interpreted with NumPy until they are "
+        "compiled: the first loss comes at once, and may differ in its last digits from run to run. No "
+        "effect with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with servers",
+    ),
     "FLAGS_rpc_deadline": Flag(
         180000, "milliseconds for which a trainer waits until parameter servers listen"
     ),

@@ -15,6 +15,8 @@ import numpy as np
 
 from jfluid import flags, heap
 from jfluid.compile import jax_caches
+from jfluid.compile.numpy_steps.beside import Beside
+from jfluid.compile.numpy_steps.interpreter import NoRule
 
 FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of
@@ -22,6 +24,7 @@ FLAG = "FLAGS_compiled_max_bytes"
 _EACH, _FOR_PLACES = 200 << 10, 300
 _FEW = 8  # the latest ones stay, however large they are: a step needs its own
 _WORTH_GIVING_BACK = 32 << 20
+_MOST_INTERPRETED = 256 << 20  # bytes of arguments, of which a few copies are made
 # Code and data of an executable lie in 4 to 200 mappings of memory, of which Linux gives a process 65,530. How many
 # there are is looked up each so many executables.
 _LOOK_AT_MAPPINGS = 16
@@ -44,6 +47,9 @@ class Entry(Protocol):
         """Return an executable, and what takes the results of its first run; None for arguments for which none is
         kept.
         """
+
+    def load(self, arguments: Arguments) -> Any:
+        """Return the executable that is kept; None where there is none."""
 
 
 def most_bytes() -> int:
@@ -131,10 +137,18 @@ class Executables:
     Args:
         fresh: gives `jax.jit` of the function, anew each time: what it has traced goes with it.
         entry: where executables are kept longer.
+        interprets: the device on which the function is interpreted until it is compiled; None to wait for its
+            compilation.
     """
 
-    def __init__(self, fresh: Callable[[], Any], entry: Entry | None = None):
-        self._fresh, self._entry = fresh, entry
+    def __init__(
+        self,
+        fresh: Callable[[], Any],
+        entry: Entry | None = None,
+        interprets: jax.Device | None = None,
+    ):
+        self._fresh, self._entry, self._interprets = fresh, entry, interprets
+        self._begun: dict[Form, Beside] = {}
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
         # where the forms of several differ, and each of them by what it has there
@@ -174,24 +188,50 @@ class Executables:
 
     def _run_other(self, arguments: Arguments) -> Any:
         """Run the executable of arguments that none of `_found` seems to be for, or is for."""
-        found = self._all.get(_forms(arguments))
+        forms = _forms(arguments)
+        found = self._all.get(forms)
         if found is not None:
             found.used = True
             return found.run(*arguments)
-        kept = None
-        with jax_caches.not_kept():
-            if self._entry is not None:
-                kept = self._entry.load_or_compile(self._fresh, arguments)
-            run, keep = kept or (self._fresh().lower(*arguments).compile(), None)
+        if self._interprets is not None:
+            results = self._interpreted(forms, arguments)
+            if results is not None:
+                return results
+        begun = self._begun.pop(forms, None)
+        run, keep = begun.compiled() if begun else self._compile(self._fresh, arguments)
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
         self._arrange()
         KEPT.add(found)
         results = run(*arguments)
-        if keep is not None:
-            keep(results)
+        keep(results)
         jax_caches.look()
         return results
+
+    def _compile(self, fresh: Callable[[], Any], arguments: Arguments) -> Any:
+        """Return an executable, and what takes the results of its first run."""
+        with jax_caches.not_kept():
+            kept = self._entry.load_or_compile(fresh, arguments) if self._entry else None
+            return kept or (fresh().lower(*arguments).compile(), lambda results: None)
+
+    def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
+        """Return what the interpreter gives; None where the compiled function is to run."""
+        begun = self._begun.get(forms)
+        if begun is None:
+            if _bytes(arguments) > _MOST_INTERPRETED:
+                return None
+            if self._entry is not None and self._entry.load(arguments) is not None:
+                return None
+            traced = self._fresh().trace(*arguments)
+            try:
+                again = _Traced(traced)
+                begun = Beside(
+                    traced, lambda: self._compile(lambda: again, arguments), self._interprets
+                )
+            except NoRule:
+                return None
+            self._begun[forms] = begun
+        return begun.run(arguments)
 
     def _arrange(self) -> None:
         """Find what tells the executables from each other."""
@@ -205,6 +245,17 @@ class Executables:
         self._only, self._found = every[0] if len(every) == 1 else None, found
 
 
+class _Traced:
+    """A function that was traced, in place of `jax.jit` of it."""
+
+    def __init__(self, traced: Any):
+        self._traced = traced
+
+    def lower(self, *arguments: Any) -> Any:
+        """Return the function as it is passed to XLA."""
+        return self._traced.lower()
+
+
 def _few_mappings_are_left() -> bool:
     """Whether fewer than a quarter of this process's mappings of memory are left."""
     try:
@@ -212,6 +263,10 @@ def _few_mappings_are_left() -> bool:
             return sum(1 for _ in there) > int(most.read()) * 3 // 4
     except OSError:
         return False  # another system
+
+
+def _bytes(arguments: Arguments) -> int:
+    return sum(getattr(v, "nbytes", 0) for v in jax.tree.leaves(arguments))
 
 
 def _form(value: Any) -> Form:

@@ -75,18 +75,10 @@ class Entry:
             fresh: gives the jitted function anew, which goes with what was traced.
             arguments: donated ones, others, and a random key.
         """
-        donated, others, key = arguments
-        forms = [_form(v) for v in (*donated, *others, key)]
-        if None in forms:
+        path = self._path(arguments)
+        if path is None:
             return None
-        text = repr((self._identity, [len(donated), len(others)], forms, _settings()))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        path = self._folder / f"step-{digest}"
-        if donated or others:
-            loaded = _AHEAD.load(path, self._device)
-        else:  # a startup program
-            _AHEAD.begin(path, self._device)
-            loaded = _load(path, self._device)
+        loaded = self.load(arguments)
         if loaded is not None:
             return loaded, lambda results: None
         start = time.perf_counter()
@@ -100,6 +92,26 @@ class Entry:
         heap.give_back()
         structure = jax.tree.structure((tuple(arguments), {}))
         return compiled, lambda results: _save_after(results, path, structure, compiled)
+
+    def load(self, arguments: Sequence[Any]) -> Any:
+        """Return the executable of the file; None where there is none."""
+        path = self._path(arguments)
+        if path is None:
+            return None
+        if arguments[0] or arguments[1]:
+            return _AHEAD.load(path, self._device)
+        # a startup program
+        _AHEAD.begin(path, self._device)
+        return _load(path, self._device)
+
+    def _path(self, arguments: Sequence[Any]) -> Path | None:
+        """Return the file for arguments; None for arguments that are more than arrays."""
+        donated, others, key = arguments
+        forms = [_form(v) for v in (*donated, *others, key)]
+        if None in forms:
+            return None
+        text = repr((self._identity, [len(donated), len(others)], forms, _settings()))
+        return self._folder / f"step-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def entry(

@@ -27,6 +27,7 @@ from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
 from jfluid.compile.executables import Entry, Executables
 from jfluid.compile.host import Host
 from jfluid.compile.lower import NOTHING, Known
+from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
@@ -48,7 +49,8 @@ class Placement(ABC):
         on_gpus: whether its devices are GPUs.
         replicas: among which batches of slots are divided; None where they stay whole.
         held: variables of the Scope whose dimensions segments take, and give, in another order.
-        pads: whether batches of dense arrays are padded where their shapes change (`recorded`).
+        pads: whether batches of dense arrays are padded where their shapes change (`recorded`), and steps that
+            are not compiled yet are interpreted: results may differ in their last digits from run to run.
     """
 
     hosts = 1
@@ -318,6 +320,15 @@ class OneDevice(Placement):
             return None
         names = [*names, [f"{name} {order}" for name, order in sorted(self.held.items())]]
         return kept_executables.entry(self.plan, at, names, self.device, self._options())
+
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
+    ) -> Function:
+        # A startup program gives the same parameters each time, to the last bit.
+        starts_anew = not self.plan.state and not self.plan.feeds
+        fixed = starts_anew or not self.pads
+        interprets = None if fixed else device_of_interpreter(self.device)
+        return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 
     def _options(self) -> dict[str, str | int]:
         plan = self.plan

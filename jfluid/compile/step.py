@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors, flags
 from jfluid.compile import finished_products, memory, scalars, slots
-from jfluid.compile.dynamic_shapes.stream import OrNoRule, ShapeStream
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
@@ -120,7 +120,7 @@ class CompiledSegment:
             return segment._trace(donated, tuple(kept_values), key, lower)
 
         run.__name__ = run.__qualname__ = f"{name}_padded"
-        return placement.executables(at, lambda: run, OrNoRule())
+        return placement.executables(at, lambda: run)
 
     def _trace(
         self,

@@ -24,6 +24,7 @@ from jfluid import collector, errors, flags
 from jfluid.compile import memory
 from jfluid.compile.executables import Executables, most_bytes
 from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.dygraph import donation
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
@@ -454,4 +455,4 @@ class Pending:
 
             return jitted(function, self.device)
 
-        return Executables(fresh)
+        return Executables(fresh, interprets=device_of_interpreter(self.device))

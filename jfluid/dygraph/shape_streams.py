@@ -12,9 +12,10 @@ import numpy as np
 
 from jfluid import flags
 from jfluid.compile import trace
-from jfluid.compile.dynamic_shapes.stream import OrNoRule, ShapeStream
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.executables import Executables
 from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, program
 from jfluid.dygraph.values import in_order
 
@@ -73,7 +74,8 @@ class EagerSegment:
             found = trace.laid_out(compute, items, env, on_cpu, wanted=live)
             return tuple([found[name] for name in live]), ()
 
-        return Executables(lambda: jitted(run, self._device), OrNoRule())
+        interprets = device_of_interpreter(self._device)
+        return Executables(lambda: jitted(run, self._device), interprets=interprets)
 
 
 class EagerStreams:

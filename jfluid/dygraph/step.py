@@ -10,6 +10,7 @@ import numpy as np
 
 from jfluid.compile import filter_orders, finished_products, memory, trace
 from jfluid.compile.executables import Executables
+from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
@@ -124,7 +125,7 @@ class Step:
 
             return jitted(step, device, donate_argnums=(0,))
 
-        self._function = Executables(fresh)
+        self._function = Executables(fresh, interprets=device_of_interpreter(device))
 
     def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
         """Return the results; does not wait for them."""

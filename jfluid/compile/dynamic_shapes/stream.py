@@ -315,7 +315,13 @@ class ShapeStream:
         def evaluate(values: Mapping[str, Any], key: Any, true: Any) -> list[Any]:
             given = [*values.items(), *([] if key is None else [("", key)])]
             arguments = {number.get(n, -1 - i): v for i, (n, v) in enumerate(given)}
-            return traced.evaluate(bucket, true, arguments, self._platform, witness)
+            try:
+                return traced.evaluate(bucket, true, arguments, self._platform, witness)
+            except NoRule:
+                raise
+            except Exception as error:  # a size of 1 at a sample that is none at others, for one
+                text = f"its operators do not take padded sizes ({first_line(error)})"
+                raise NoRule(text) from error
 
         return evaluate
 
@@ -340,23 +346,6 @@ class ShapeStream:
             line = getattr(ops.get(position), "callsite", "")
             return f" (operator {kind}{f', made at {line}' if line else ''})"
         return ""
-
-
-class OrNoRule:
-    """Compiles padded segments; raises NoRule where that fails, before anything has run."""
-
-    def load_or_compile(
-        self, fresh: Callable[[], Any], arguments: Sequence[Any]
-    ) -> tuple[Any, Callable[[Any], None]]:
-        """See `executables.Entry`."""
-        try:
-            lowered = fresh().lower(*arguments)
-        except NoRule:
-            raise
-        except Exception as error:  # a size of 1 at a sample that is none at others, for one
-            text = f"its operators do not take padded sizes ({first_line(error)})"
-            raise NoRule(text) from error
-        return lowered.compile(), lambda results: None
 
 
 def _is_large(sizes: Mapping[str, int] | None) -> bool:

@@ -1,0 +1,1 @@
+"""NumPy interpreter of traced steps: runs a step while XLA compiles it."""

@@ -1,0 +1,228 @@
+"""NumPy rules of operations on elements."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jfluid.compile.numpy_steps.interpreter import RULES, rule
+
+Params = dict[str, Any]
+
+
+def _plain(name: str, function: Callable[..., Any]) -> None:
+    RULES[name] = lambda params, *values: function(*values)
+
+
+_SAME = (
+    "abs add bitwise_and bitwise_or bitwise_xor cbrt ceil cos cosh exp exp2 expm1 floor log log1p "
+    "nextafter sign sin sinh sqrt square tan tanh"
+).split()
+for _name in _SAME:
+    _plain(_name, getattr(np, _name))
+_RENAMED: dict[str, Callable[..., Any]] = {
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "add_any": np.add,
+    "and": np.bitwise_and,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "atanh": np.arctanh,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "rem": np.fmod,
+    "shift_left": np.left_shift,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+    "stop_gradient": lambda x: x,
+    "copy": np.copy,
+    "copy_p": np.copy,
+}
+for _name, _function in _RENAMED.items():
+    _plain(_name, _function)
+
+
+@rule("optimization_barrier")
+def _barrier(params: Params, *values: Any) -> Any:
+    return values
+
+
+@rule("div")
+def _div(params: Params, x: Any, y: Any) -> Any:
+    if np.issubdtype(x.dtype, np.integer):  # XLA rounds towards zero, and x / 0 is -1
+        found = np.abs(x) // np.maximum(np.abs(y), 1) * np.sign(x) * np.sign(y)
+        return np.where(y == 0, -1, found).astype(x.dtype)
+    return np.divide(x, y)
+
+
+@rule("integer_pow")
+def _integer_pow(params: Params, x: Any) -> Any:
+    y = params["y"]
+    if y == 2:
+        return x * x
+    if y == 3:
+        return x * x * x
+    if y == -1:
+        return np.reciprocal(x)
+    return np.power(x, x.dtype.type(y)) if y >= 0 else 1 / np.power(x, x.dtype.type(-y))
+
+
+@rule("pow")
+def _pow(params: Params, x: Any, y: Any) -> Any:
+    return np.power(x, y.astype(x.dtype))
+
+
+@rule("rsqrt")
+def _rsqrt(params: Params, x: Any) -> Any:
+    return np.reciprocal(np.sqrt(x))
+
+
+@rule("logistic")
+def _logistic(params: Params, x: Any) -> Any:
+    return np.reciprocal(1 + np.exp(-x))
+
+
+@rule("round")
+def _round(params: Params, x: Any) -> Any:
+    if int(params["rounding_method"]) == 1:
+        return np.rint(x)
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0).astype(x.dtype)
+
+
+@rule("shift_right_logical")
+def _shift_right_logical(params: Params, x: Any, y: Any) -> Any:
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return np.right_shift(x.view(unsigned), y.astype(unsigned)).view(x.dtype)
+
+
+@rule("shift_right_arithmetic")
+def _shift_right_arithmetic(params: Params, x: Any, y: Any) -> Any:
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    return np.right_shift(x.view(signed), y.astype(signed)).view(x.dtype)
+
+
+def _special(name: str, of: str) -> None:
+    def run(params: Params, x: Any) -> Any:
+        import scipy.special  # JAX needs it, too
+
+        wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+        return getattr(scipy.special, of)(wide).astype(x.dtype)
+
+    RULES[name] = run
+
+
+for _name, _of in {
+    "erf": "erf",
+    "erfc": "erfc",
+    "erf_inv": "erfinv",
+    "lgamma": "gammaln",
+    "digamma": "psi",
+}.items():
+    _special(_name, _of)
+
+
+@rule("select_n")
+def _select(params: Params, which: Any, *cases: Any) -> Any:
+    if which.dtype == bool:
+        return np.where(which, cases[1], cases[0])
+    if np.ndim(which) == 0:
+        return cases[int(np.clip(which, 0, len(cases) - 1))]
+    return np.select([which == i for i in range(len(cases) - 1)], cases[:-1], cases[-1])
+
+
+@rule("clamp")
+def _clamp(params: Params, low: Any, x: Any, high: Any) -> Any:
+    return np.minimum(np.maximum(x, low), high)
+
+
+@rule("convert_element_type")
+def _convert(params: Params, x: Any) -> Any:
+    goal = params["results"][0].dtype
+    if x.dtype == goal:
+        return x
+    if np.issubdtype(goal, np.integer) and x.dtype.kind not in "iub":
+        # XLA keeps numbers that do not fit at the ends, and makes 0 of NaN.
+        ends = np.iinfo(goal)
+        number = np.trunc(x.astype(np.float64))
+        whole = np.nan_to_num(number, nan=0).clip(ends.min, float(ends.max))
+        found = whole.astype(goal)
+        return np.where(number >= ends.max, goal.type(ends.max), found)
+    return x.astype(goal)
+
+
+@rule("bitcast_convert_type")
+def _bitcast(params: Params, x: Any) -> Any:
+    return np.ascontiguousarray(x).view(params["new_dtype"]).reshape(params["results"][0].shape)
+
+
+# Random numbers: a key is the array of its numbers.
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return two arrays of random bits of Threefry-2x32 (Salmon et al. 2011, 20 rounds) for two counters."""
+    first, second = np.uint32(key[0]), np.uint32(key[1])
+    keys = (first, second, first ^ second ^ np.uint32(0x1BD11BDA))
+    x, y = x + keys[0], y + keys[1]
+    for group in range(5):
+        for turn in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(turn)) | (y >> np.uint32(32 - turn))
+            y ^= x
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+@rule("random_wrap", "random_unwrap", "random_clone")
+def _key_itself(params: Params, key: Any) -> Any:
+    return key
+
+
+@rule("random_seed")
+def _seed(params: Params, seed: Any) -> Any:
+    bits = np.uint64(np.asarray(seed).astype(np.int64).view(np.uint64))
+    high = bits >> np.uint64(32) if np.asarray(seed).dtype.itemsize == 8 else 0
+    return np.array([high, bits & np.uint64(0xFFFFFFFF)], np.uint32)
+
+
+@rule("random_fold_in")
+def _fold_in(params: Params, key: Any, data: Any) -> Any:
+    with np.errstate(all="ignore"):
+        low = np.asarray(data).astype(np.uint32).reshape(1)
+        x, y = _threefry(key, np.zeros(1, np.uint32), low)
+    return np.concatenate([x, y])
+
+
+def _counters(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    counts = np.arange(int(np.prod(shape)), dtype=np.uint64).reshape(shape)
+    return (counts >> np.uint64(32)).astype(np.uint32), counts.astype(np.uint32)
+
+
+@rule("random_split")
+def _split(params: Params, key: Any) -> Any:
+    return np.stack(_threefry(key, *_counters(tuple(params["shape"]))), axis=-1)
+
+
+@rule("random_bits")
+def _bits(params: Params, key: Any) -> Any:
+    width = params["bit_width"]
+    x, y = _threefry(key, *_counters(tuple(params["shape"])))
+    if width == 64:
+        return (x.astype(np.uint64) << np.uint64(32)) | y
+    return (x ^ y).astype(np.dtype(f"u{width // 8}"))

@@ -1,0 +1,158 @@
+"""NumPy rules of gathering and scattering."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid.compile.numpy_steps.interpreter import RULES, rule
+
+Params = dict[str, Any]
+_CLIP = jax.lax.GatherScatterMode.CLIP
+
+
+def _filling(params: Params, dtype: Any) -> Any:
+    given = params.get("fill_value")
+    if given is not None:
+        return given
+    if np.issubdtype(dtype, np.signedinteger):
+        return np.iinfo(dtype).min
+    if np.issubdtype(dtype, np.unsignedinteger):
+        return np.iinfo(dtype).max
+    return True if dtype.kind == "b" else np.nan
+
+
+def _starts(
+    indices: Any, shape: Sequence[int], sizes: Sequence[int], dims: Sequence[int], clips: bool
+) -> tuple[list[Any], Any]:
+    """Return where slices begin along each dimension of `dims`, made to fit, and which of them fit; None if all do."""
+    found, fits = [], None
+    for at, dim in enumerate(dims):
+        given, most = indices[..., at], shape[dim] - sizes[dim]
+        start = np.clip(given, 0, max(most, 0)).astype(np.int64)
+        found.append(start)
+        if not clips:
+            inside = given == start
+            fits = inside if fits is None else fits & inside
+    return found, None if fits is None or fits.all() else fits
+
+
+def _places(
+    starts: Sequence[Any],
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    dropped: Sequence[int],
+    batch: Sequence[tuple[int, int]],
+    batch_shape: Sequence[int],
+) -> tuple[Any, ...]:
+    """Return an index for each dimension of an operand; together they have the shape (batch, slices).
+
+    Args:
+        dropped: dimensions of which slices have one element, and no dimension.
+        batch: dimensions of the operand, and of the indices, that run together.
+    """
+    rank = len(batch_shape)
+    windows = [d for d in range(len(sizes)) if d not in dropped]
+    total = rank + len(windows)
+    found: list[Any] = []
+    together = dict(batch)
+    for dim, size in enumerate(sizes):
+        index: Any = np.zeros((1,) * total, np.int64)
+        if dim in together:
+            spread = [1] * total
+            spread[together[dim]] = batch_shape[together[dim]]
+            index = index + np.arange(batch_shape[together[dim]]).reshape(spread)
+        if dim in dims:
+            start = starts[list(dims).index(dim)]
+            index = index + start.reshape(*batch_shape, *(1,) * len(windows))
+        if dim in windows:
+            spread = [1] * total
+            spread[rank + windows.index(dim)] = size
+            index = index + np.arange(size).reshape(spread)
+        found.append(index)
+    return tuple(found)
+
+
+def _are_rows(dims: Sequence[int], dropped: Sequence[int], sizes: Any, shape: Any) -> bool:
+    """True if slices are whole rows of the operand."""
+    return tuple(dims) == (0,) == tuple(dropped) and tuple(sizes[1:]) == tuple(shape[1:])
+
+
+@rule("gather")
+def _gather(params: Params, x: Any, indices: Any) -> Any:
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batch_shape = indices.shape[:-1]
+    dims = numbers.start_index_map
+    dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] == _CLIP)
+    filling = _filling(params, x.dtype)
+    if 0 in x.shape:
+        return np.full(params["results"][0].shape, filling, x.dtype)
+    if _are_rows(dims, dropped, sizes, x.shape):
+        found = np.take(x, starts[0], 0)
+    else:
+        batch = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims))
+        found = x[_places(starts, dims, sizes, dropped, batch, batch_shape)]
+    if fits is not None:
+        spread = fits.reshape(*fits.shape, *(1,) * (found.ndim - fits.ndim))
+        found = np.where(spread, found, np.asarray(filling, x.dtype))
+    own = list(numbers.offset_dims)
+    first = [i for i in range(found.ndim) if i not in own]
+    order = [0] * found.ndim
+    for at, place in enumerate([*first, *own]):
+        order[place] = at
+    return np.transpose(found, order)
+
+
+def _scatter(name: str, combine: Callable[..., Any]) -> None:
+    def run(params: Params, x: Any, indices: Any, updates: Any) -> Any:
+        numbers = params["dimension_numbers"]
+        windows = list(numbers.update_window_dims)
+        own = [i for i in range(updates.ndim) if i not in windows]
+        updates = np.transpose(updates, [*own, *windows])
+        batch_shape = updates.shape[: len(own)]
+        dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        left = iter(updates.shape[len(own) :])
+        sizes = [1 if d in dropped else next(left) for d in range(x.ndim)]
+        found = np.array(x)
+        if 0 in updates.shape or 0 in x.shape:
+            return found
+        dims = numbers.scatter_dims_to_operand_dims
+        starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] == _CLIP)
+        if _are_rows(dims, dropped, sizes, x.shape):
+            places: tuple[Any, ...] = (starts[0],)
+        else:
+            batch = list(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims))
+            places = _places(starts, dims, sizes, dropped, batch, batch_shape)
+        if fits is not None:
+            shape = np.broadcast_shapes(*(p.shape for p in places))
+            places = tuple(
+                np.broadcast_to(p, (*shape[: fits.ndim], *p.shape[fits.ndim :]))[fits]
+                for p in places
+            )
+            updates = updates[fits]
+        combine(found, places, updates)
+        return found
+
+    RULES[name] = run
+
+
+def _replace(x: Any, places: Any, updates: Any) -> None:
+    x[places] = updates
+
+
+_scatter("scatter", _replace)
+for _name, _function in {
+    "scatter-add": np.add,
+    "scatter_add": np.add,
+    "scatter-mul": np.multiply,
+    "scatter_mul": np.multiply,
+    "scatter-sub": np.subtract,
+    "scatter_sub": np.subtract,
+    "scatter-min": np.minimum,
+    "scatter_min": np.minimum,
+    "scatter-max": np.maximum,
+    "scatter_max": np.maximum,
+}.items():
+    _scatter(_name, _function.at)

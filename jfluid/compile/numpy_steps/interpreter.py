@@ -1,0 +1,176 @@
+"""Interpret a jaxpr with NumPy: a few microseconds an operation, and nothing to compile.
+
+A `Listing` is prepared once for each jaxpr. An operation without a rule here is compiled by itself.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jfluid.compile.lru_cache import LruCache
+
+# `(parameters of the operation, its operands) -> its result`, or a list of results.
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+_MOST_COMPILED = 256
+
+
+class Interrupted(Exception):
+    """The interpreter was asked to stop."""
+
+
+class NoRule(Exception):
+    """The interpreter cannot run an operation of a jaxpr."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of primitives. It takes the parameters as a dict, then the operands."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class _Operation(NamedTuple):
+    """One equation: what computes it, places of its operands and results, and of values that it was the last
+    to read.
+    """
+
+    run: Callable[..., Any]
+    operands: list[int]
+    results: list[int]
+    several: bool
+    last: list[int]
+
+
+class Listing:
+    """A jaxpr, prepared to be run many times.
+
+    Args:
+        jaxpr: a ClosedJaxpr.
+
+    Raises NoRule if it has effects, or works with several devices.
+    """
+
+    def __init__(self, closed: Any):
+        jaxpr = closed.jaxpr
+        if jaxpr.effects:
+            raise NoRule("it has effects")
+        places: dict[Any, int] = {}
+        self._start: list[Any] = []
+
+        def place(var: Any) -> int:
+            if isinstance(var, core.Literal):
+                self._start.append(np.asarray(var.val, var.aval.dtype))
+                return len(self._start) - 1
+            if var not in places:
+                places[var] = len(self._start)
+                self._start.append(None)
+            return places[var]
+
+        for var, value in zip(jaxpr.constvars, closed.consts):
+            self._start[place(var)] = host_value(value)
+        self._inputs = [place(var) for var in jaxpr.invars]
+        self._operations = [
+            _Operation(
+                _function_of(eqn),
+                [place(v) for v in eqn.invars],
+                [place(v) for v in eqn.outvars],
+                eqn.primitive.multiple_results,
+                [],
+            )
+            for eqn in jaxpr.eqns
+        ]
+        self._outputs = [place(var) for var in jaxpr.outvars]
+        self._note_last_reads(set(self._inputs))
+
+    def _note_last_reads(self, given: set[int]) -> None:
+        made = {p for op in self._operations for p in op.results} | given
+        later = set(self._outputs)
+        for operation in reversed(self._operations):
+            touched = {*operation.operands, *operation.results} & made
+            operation.last.extend(touched - later)
+            later |= touched
+
+    def run(self, values: Sequence[Any], stop: Callable[[], bool] | None = None) -> list[Any]:
+        """Return the results as NumPy arrays, which may share memory with operands and with each other.
+
+        Args:
+            values: NumPy arrays.
+            stop: asked before each operation.
+
+        Raises Interrupted once `stop` says so.
+        """
+        held = list(self._start)
+        for at, value in zip(self._inputs, values, strict=True):
+            held[at] = value
+        for run, operands, results, several, last in self._operations:
+            if stop is not None and stop():
+                raise Interrupted
+            found = run(*[held[at] for at in operands])
+            if several:
+                for at, value in zip(results, found, strict=True):
+                    held[at] = value
+            else:
+                held[results[0]] = found
+            for at in last:
+                held[at] = None
+        return [held[at] for at in self._outputs]
+
+
+def _function_of(eqn: Any) -> Callable[..., Any]:
+    found = RULES.get(eqn.primitive.name)
+    if found is None:
+        return _Alone(eqn)
+    return functools.partial(found, dict(eqn.params, results=[v.aval for v in eqn.outvars]))
+
+
+class _Alone:
+    """An operation that is compiled by itself, when it is run first."""
+
+    compiled: LruCache[Any] = LruCache(_MOST_COMPILED)
+
+    def __init__(self, eqn: Any):
+        if eqn.effects or any(_is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+            raise NoRule(f"{eqn.primitive.name} has effects, or a random key")
+        self._bind = functools.partial(eqn.primitive.bind, **eqn.params)
+        self._several = eqn.primitive.multiple_results
+        self._key: Any = (eqn.primitive, tuple(eqn.params.items()))
+        try:
+            hash(self._key)
+        except TypeError:
+            self._key = id(self)
+
+    def __call__(self, *values: Any) -> Any:
+        run = self.compiled.get_or_make(self._key, lambda: jax.jit(self._bind))
+        found = run(*values)
+        return list(map(np.asarray, found)) if self._several else np.asarray(found)
+
+
+def _is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def host_value(value: Any) -> Any:
+    """Return an array as a NumPy array: of a random key its numbers."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(value))
+    return np.asarray(value)
+
+
+def inner(closed: Any) -> "Listing":
+    """Return the listing of a jaxpr that an operation calls."""
+    if not hasattr(closed, "consts"):
+        closed = core.ClosedJaxpr(closed, ())
+    return _listing(closed)
+
+
+@functools.lru_cache(maxsize=512)
+def _listing(closed: Any) -> Listing:
+    return Listing(closed)

@@ -1,0 +1,179 @@
+"""NumPy rules of operations that arrange elements, and of calls and loops."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid.compile.numpy_steps.interpreter import inner, rule
+from jfluid.compile.primitives import CALLS
+
+Params = dict[str, Any]
+
+
+@rule("broadcast_in_dim")
+def _broadcast(params: Params, x: Any, *sizes: Any) -> Any:
+    shape, places = params["shape"], params["broadcast_dimensions"]
+    spread = [1] * len(shape)
+    for size, place in zip(np.shape(x), places):
+        spread[place] = size
+    return np.broadcast_to(np.reshape(x, spread), shape)
+
+
+@rule("reshape")
+def _reshape(params: Params, x: Any, *sizes: Any) -> Any:
+    return np.reshape(x, params["new_sizes"])
+
+
+@rule("squeeze", "expand_dims")
+def _squeeze(params: Params, x: Any) -> Any:
+    return np.reshape(x, params["results"][0].shape)
+
+
+@rule("transpose")
+def _transpose(params: Params, x: Any) -> Any:
+    return np.transpose(x, params["permutation"])
+
+
+@rule("rev")
+def _reverse(params: Params, x: Any) -> Any:
+    return np.flip(x, params["dimensions"])
+
+
+@rule("concatenate")
+def _concatenate(params: Params, *values: Any) -> Any:
+    return np.concatenate(values, params["dimension"])
+
+
+@rule("stack")
+def _stack(params: Params, *values: Any) -> Any:
+    return np.stack(values, params["axis"])
+
+
+@rule("unstack")
+def _unstack(params: Params, x: Any) -> Any:
+    return list(np.moveaxis(x, params["axis"], 0))
+
+
+@rule("split")
+def _split(params: Params, x: Any) -> Any:
+    return np.split(x, np.cumsum(params["sizes"])[:-1], params["axis"])
+
+
+@rule("pad")
+def _pad(params: Params, x: Any, filling: Any) -> Any:
+    return padded(x, filling, params["padding_config"])
+
+
+def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
+    """Return an array with `filling` before, behind and between its elements; negative numbers cut off."""
+    if not any(map(any, config)):
+        return x
+    shape = [
+        max(low + high + size + max(size - 1, 0) * holes, 0)
+        for size, (low, high, holes) in zip(x.shape, config)
+    ]
+    found = np.full(shape, filling, x.dtype)
+    goal, source = [], []
+    for size, whole, (low, _, holes) in zip(x.shape, shape, config):
+        step = holes + 1
+        first = -(min(low, 0) // step) if low < 0 else 0  # the first element that stays
+        last = min(size, -(-(whole - low) // step))
+        start = low + first * step
+        source.append(slice(first, max(last, first)))
+        goal.append(slice(start, start + max(last - first - 1, -1) * step + 1, step))
+        if last <= first:
+            return found
+    found[tuple(goal)] = x[tuple(source)]
+    return found
+
+
+@rule("iota")
+def _iota(params: Params, *sizes: Any) -> Any:
+    shape, at = params["shape"], params["dimension"]
+    spread = [1] * len(shape)
+    spread[at] = shape[at]
+    return np.broadcast_to(np.arange(shape[at]).astype(params["dtype"]).reshape(spread), shape)
+
+
+@rule("slice")
+def _slice(params: Params, x: Any) -> Any:
+    starts, ends = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    return x[tuple(map(slice, starts, ends, strides))]
+
+
+def _window(shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Any]) -> tuple[slice, ...]:
+    found = []
+    for whole, size, start in zip(shape, sizes, starts):
+        first = min(max(int(start), 0), whole - size)
+        found.append(slice(first, first + size))
+    return tuple(found)
+
+
+@rule("dynamic_slice")
+def _dynamic_slice(params: Params, x: Any, *starts: Any) -> Any:
+    sizes = params["slice_sizes"]
+    return x[_window(x.shape, sizes, starts)]
+
+
+@rule("dynamic_update_slice")
+def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> Any:
+    found = np.array(x)
+    found[_window(x.shape, update.shape, starts)] = update
+    return found
+
+
+# Calls and loops
+
+
+@rule(*CALLS)
+def _call(params: Params, *values: Any) -> Any:
+    called = next(params[CALLS[n]] for n in CALLS if CALLS[n] in params)
+    return inner(called).run(values)
+
+
+@rule("remat", "checkpoint", "remat2")
+def _remat(params: Params, *values: Any) -> Any:
+    return inner(params["jaxpr"]).run(values)
+
+
+@rule("platform_index")
+def _platform(params: Params) -> Any:
+    platforms = params["platforms"]
+    own = [i for i, names in enumerate(platforms) if names and "cpu" in names]
+    return np.int32(own[0] if own else len(platforms) - 1)
+
+
+@rule("cond")
+def _cond(params: Params, index: Any, *values: Any) -> Any:
+    branches = params["branches"]
+    at = min(max(int(index), 0), len(branches) - 1)
+    return inner(branches[at]).run(values)
+
+
+@rule("while")
+def _while(params: Params, *values: Any) -> Any:
+    of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
+    first, second = values[:of_test], values[of_test : of_test + of_body]
+    state = list(values[of_test + of_body :])
+    while np.all(test.run([*first, *state])[0]):
+        state = body.run([*second, *state])
+    return state
+
+
+@rule("scan")
+def _scan(params: Params, *values: Any) -> Any:
+    consts, carried, length = params["num_consts"], params["num_carry"], params["length"]
+    body, fixed = inner(params["jaxpr"]), values[:consts]
+    state = list(values[consts : consts + carried])
+    along = values[consts + carried :]
+    rows: list[Any] = [np.empty(a.shape, a.dtype) for a in params["results"][carried:]]
+    order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+    for at in order:
+        found = body.run([*fixed, *state, *[v[at] for v in along]])
+        state = found[:carried]
+        for row, value in zip(rows, found[carried:]):
+            row[at] = value
+    return [*state, *rows]

@@ -1,0 +1,149 @@
+"""Steps that NumPy runs until they are compiled."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import layers
+from jfluid.compile.executables import Executables
+from jfluid.compile.numpy_steps import beside
+
+
+@pytest.fixture
+def interprets():
+    """Switch the interpreter on."""
+    fluid.set_flags({"FLAGS_interpret_first_steps": True})
+    yield
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold compilations in other threads until the event is set."""
+    go, before = threading.Event(), beside.Beside._make
+
+    def make(self):
+        go.wait()
+        before(self)
+
+    monkeypatch.setattr(beside.Beside, "_make", make)
+    yield go
+    go.set()
+
+
+def compiling():
+    return [t for t in threading.enumerate() if t.name == beside.THREAD]
+
+
+def finish():
+    for thread in compiling():
+        thread.join()
+
+
+def classifier():
+    image, label = layers.data("image", [3, 8, 8]), layers.data("label", [1], dtype="int64")
+    hidden = layers.conv2d(image, 4, 3, padding=1, act="relu")
+    hidden = layers.pool2d(layers.batch_norm(hidden), 2, pool_stride=2)
+    loss = layers.mean(layers.cross_entropy(layers.fc(hidden, 5, act="softmax"), label))
+    fluid.optimizer.Adam(0.01).minimize(loss)
+    return loss
+
+
+def batches(count):
+    rng = np.random.RandomState(3)
+    for _ in range(count):
+        yield {
+            "image": rng.rand(6, 3, 8, 8).astype("float32"),
+            "label": rng.randint(0, 5, (6, 1)),
+        }
+
+
+def losses(loss, count):
+    program, startup = fluid.default_main_program(), fluid.default_startup_program()
+    program.random_seed = startup.random_seed = 7
+    with fluid.scope_guard(fluid.Scope()):
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        return [float(exe.run(feed=batch, fetch_list=[loss])[0]) for batch in batches(count)]
+
+
+def test_steps_do_not_wait_for_their_compilation(interprets, held):
+    loss = classifier()
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+    expected = losses(loss, 6)
+    fluid.set_flags({"FLAGS_interpret_first_steps": True})
+    found = losses(loss, 6)  # the compilation waits: all are interpreted
+    assert len(compiling()) == 1
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_the_executable_takes_over(interprets):
+    loss = classifier()
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    feed = next(batches(1))
+    for _ in range(2):
+        exe.run(feed=feed, fetch_list=[loss])
+    finish()
+    exe.run(feed=feed, fetch_list=[loss])
+    (step,) = [s for s in exe.engine._steps.values() if s.whole is not None and s.plan.feeds]
+    assert step.whole.exact.plain.count() == 1
+
+
+def test_what_runs_once_is_not_compiled(interprets):
+    function = Executables(lambda: jax.jit(lambda x: x * 2), interprets=jax.devices("cpu")[0])
+    assert function(np.arange(3.0, dtype=np.float32)).tolist() == [0, 2, 4]
+    assert function.count() == 0 and not compiling()
+
+
+def test_results_do_not_share_memory_with_arguments(interprets):
+    function = Executables(lambda: jax.jit(lambda x: x), interprets=jax.devices("cpu")[0])
+    given = np.ones(4096, np.float32)
+    found = function(given)
+    given[:] = 0
+    assert np.asarray(found).min() == 1
+
+
+def test_an_error_of_the_compilation_reaches_the_step(interprets, monkeypatch):
+    function = Executables(lambda: jax.jit(lambda x: x + 1), interprets=jax.devices("cpu")[0])
+
+    def fail(*args):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(function, "_compile", fail)
+    x = np.ones(2, np.float32)
+    assert function(x).tolist() == [2, 2]
+    function(x)  # begins the compilation
+    finish()
+    with pytest.raises(RuntimeError, match="no compiler"):
+        function(x)
+
+
+@pytest.mark.parametrize("setting", ["FLAGS_cudnn_deterministic", "FLAGS_interpret_first_steps"])
+def test_steps_wait_where_results_must_not_depend_on_the_clock(interprets, setting):
+    cpu = jax.devices("cpu")[0]
+    assert beside.device_of_interpreter(cpu) is cpu
+    wish = setting == "FLAGS_cudnn_deterministic"
+    fluid.set_flags({setting: wish})
+    try:
+        assert beside.device_of_interpreter(cpu) is None
+    finally:
+        fluid.set_flags({setting: not wish})
+
+
+def test_imperative_steps_do_not_wait(interprets, held):
+    with fluid.dygraph.guard(fluid.CPUPlace()):
+        layer = fluid.dygraph.Linear(4, 3)
+        adam = fluid.optimizer.SGDOptimizer(0.1, parameter_list=layer.parameters())
+        x = fluid.dygraph.to_variable(np.ones((2, 4), np.float32))
+        found = []
+        for _ in range(5):
+            loss = layers.mean(layers.square(layer(x)))
+            loss.backward()
+            adam.minimize(loss)
+            layer.clear_gradients()
+            found.append(float(loss.numpy()))
+    assert found == sorted(found, reverse=True) and found[-1] < found[0]
