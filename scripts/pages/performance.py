@@ -13,11 +13,11 @@ from scripts.pages.tables import table
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "performance.md"
-_RESULTS = _ROOT / "benchmarks" / "results.json"
+RESULTS = _ROOT / "benchmarks" / "results.json"
 _REGION = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 _SUMMARY = re.compile(r"(<!-- summary -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 # What a user chooses between, and how the names of an engine's ways begin.
-_CHOICES = {
+CHOICES = {
     "Fluid 1.8.5": "Fluid",
     "hand-written JAX": "JAX",
     "PyTorch 2": "PyTorch",
@@ -29,7 +29,7 @@ Found = dict[str, Any]
 
 def page() -> str:
     """The page's text."""
-    parts = json.loads(_RESULTS.read_text())["parts"] if _RESULTS.exists() else {}
+    parts = json.loads(RESULTS.read_text())["parts"] if RESULTS.exists() else {}
     return filled(_PAGE.read_text(), parts)
 
 
@@ -72,10 +72,21 @@ def _median(values: list[float]) -> float:
     return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
 
 
+def ratios(ours: Found, theirs: Found) -> list[float]:
+    """Return how often ours fits into theirs in each round, the least first."""
+    return sorted(b / a for a, b in zip(ours["rounds"], theirs["rounds"]))
+
+
+def fastest(timed: Found, begin: str) -> Found | None:
+    """Return the fastest of an engine's ways, whose names begin with `begin`; None where it has none."""
+    ways = [way for name, way in timed.items() if name.startswith(begin)]
+    return min(ways, key=lambda way: float(way["ms"]), default=None)
+
+
 def _times(ours: Found, theirs: Found) -> str:
-    """How often ours fits into theirs: the median of the rounds, with the range."""
-    ratios = sorted(b / a for a, b in zip(ours["rounds"], theirs["rounds"]))
-    return f"{_median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    """Return the median of the ratios with their range."""
+    found = ratios(ours, theirs)
+    return f"{_median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
 def _ms(value: float) -> str:
@@ -85,23 +96,23 @@ def _ms(value: float) -> str:
 def _summary(parts: dict[str, Found], shown: list[str]) -> str:
     """How often a step of jfluid's fits into the fastest of each engine's ways."""
     rows = [row for name in shown for row in _SUMMARIES[name](parts[name]["found"])]
-    return table(["program", "ms a step", *_CHOICES], rows)
+    titles = [f"{name} / jfluid" for name in CHOICES]
+    return table(["program", "jfluid, ms a step", *titles], rows)
 
 
 def _of_limit(found: Found) -> list[list[str]]:
     rows = []
     for model, timed in found["engines"].items():
         ours, cells = timed["jfluid"], []
-        for begin in _CHOICES.values():
-            ways = [way for name, way in timed.items() if name.startswith(begin)]
-            best = min(ways, key=lambda way: float(way["ms"]), default=None)
+        for begin in CHOICES.values():
+            best = fastest(timed, begin)
             cells.append(_times(ours, best).split()[0] if best else "")
         rows.append([model, _ms(ours["ms"]), *cells])
     return rows
 
 
 def _of_detection(found: Found) -> list[list[str]]:
-    nothing = [""] * (len(_CHOICES) - 1)
+    nothing = [""] * (len(CHOICES) - 1)
     return [
         [
             model,
@@ -118,7 +129,7 @@ def _of_dygraph(found: Found) -> list[list[str]]:
     for model, f in found.items():
         ours, theirs = f["jfluid, eager"], f.get("paddle.fluid, eager")
         times = _times(ours, theirs).split()[0] if theirs else ""
-        nothing = [""] * (len(_CHOICES) - 1)
+        nothing = [""] * (len(CHOICES) - 1)
         rows.append([f"{model}, imperative", _ms(ours["median"]), times, *nothing])
     return rows
 
