@@ -93,7 +93,7 @@ def test_what_was_set_in_between_is_seen(net):
 
 def test_other_fetches_programs_and_scopes_take_the_long_way(net):
     assert net.run(fetch=["x"])[1] and net.run(fetch=[net.hidden])[1]
-    assert not net.run(fetch=["x"])[1] and not net.run()[1]  # each has a step that is kept
+    assert not net.run(fetch=[net.hidden])[1] and not net.run()[1]  # each has a step that is kept
     assert net.run(return_numpy=False)[1] and not net.run()[1]
     scope = fluid.Scope()
     net.exe.run(fluid.default_startup_program(), scope=scope)
