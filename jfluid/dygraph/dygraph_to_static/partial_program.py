@@ -65,7 +65,6 @@ class PartialProgramLayer:
         self._updated = [n for n in cut.updated if n in parameters]
         items = [item for s in cut.segments for item in s.ops]
         self._items = items
-        self.operators = len(items)
         sparse = any(op.attrs.get("is_sparse") for b in main_program.blocks for op in b.ops)
         if sparse and any(definition.fn is None for _, _, definition in items):
             raise NotOneOperator("it has sparse look-ups beside loops or conditions of tensors")
