@@ -354,11 +354,8 @@ class Engine:
         a seed.
         """
         seed = program.random_seed
-        count = scope.steps.get(program.fingerprint, 0)
-        if not (seed and step.starts_anew):
-            scope.steps[program.fingerprint] = count + 1
-        else:
-            count = 0
+        anew = seed and step.starts_anew
+        count = 0 if anew else scope.steps.number(program.fingerprint)
         return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
 
     def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir.counts import Counts
 from jfluid.lod_tensor import LoDTensor, SelectedRows
+
+_MOST_STEPS = 1 << 16  # programs whose runs a scope counts, of about 250 bytes
 
 
 class ScopeVariable:
@@ -84,7 +87,7 @@ class Scope:
         # incremented when a variable is dropped, so that holders of tensors look them up again
         self.epoch = 0
         # runs of each program so far, by fingerprint, for the keys of random operators
-        self.steps: dict[str, int] = {}
+        self.steps = Counts(_MOST_STEPS)
         self._vars: dict[str, ScopeVariable] = {}
 
     def var(self, name: str) -> ScopeVariable:

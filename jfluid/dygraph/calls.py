@@ -11,6 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.lru_cache import LruCache
+from jfluid.dygraph import released
 from jfluid.dygraph.values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -257,6 +258,13 @@ def call_of(
     return _calls.get_or_make(key, lambda: _checked(type_, inputs, wanted, attrs, shared))
 
 
+def forget_released() -> None:
+    """Forget the calls of operators that were released."""
+    for kept in (_calls, _specialised):
+        for key in [k for k, call in kept.items() if released.is_released(call.definition)]:
+            del kept[key]
+
+
 def frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a key of attributes; those that are None are left out."""
     key: list[Any] = []
@@ -296,6 +304,7 @@ def _checked(
             f"operator {type_}: it works on a whole program, and nothing runs it in dygraph mode: "
             "write the loop or the condition in Python, or build a Program under program_guard"
         )
+    released.note(definition)
     given = dict(inputs)
     layout = [given.get(s.name, 0) if s.many else -1 for s in definition.ins]
     return Call(definition, op, layout, wanted, shared, inputs, dict(attrs or {}))

@@ -25,7 +25,7 @@ from jfluid.compile import memory
 from jfluid.compile.executables import Executables, most_bytes
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.dygraph import donation
+from jfluid.dygraph import calls, donation, released
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.points import Point, assigned, flat, numbered
@@ -96,13 +96,35 @@ class Pending:
         self._streams = EagerStreams(device)
         self._collects = 0  # how often objects were collected before those of the records were made
         self._none, self._points = Point(), 0  # nothing is pending; how many points follow
+        self._released = released.changes()
+        self._begin()
+
+    def _forget_points(self) -> None:
+        self._none.forget()
+        self._none, self._points = Point(), 0
+        self.walks.clear()  # by numbers of points
+
+    def _forget_released(self) -> None:
+        """Forget what is kept of operators that were released, when nothing is pending."""
+        self._released = released.changes()
+        calls.forget_released()
+        self._forget_points()
+        self._ahead = Ahead()
+        whole: list[Any] = list(self._whole)
+        for key in whole:
+            if _has_released(key[0].records()):
+                del self._whole[key]
+        single: list[Any] = list(self._single)
+        for key in single:
+            if released.is_released(key[0].definition):
+                del self._single[key]
+        self._streams.forget_released()
+        released.forget_ended()
         self._begin()
 
     def _begin(self) -> None:
         if self._points > _MOST_POINTS:
-            self._none.forget()
-            self._none, self._points = Point(), 0
-            self.walks.clear()  # by numbers of points
+            self._forget_points()
         self.point = self._none  # the operators
         self.leaves: list[Value] = []  # their inputs
         self.outs: list[ref[Value]] = []  # outputs that somebody may hold
@@ -299,6 +321,8 @@ class Pending:
         collects, self._collects = self._collects, 0
         try:
             self._run()
+            if self._released != released.changes() and not self.point.depth:
+                self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error)) is not None:
                 raise lack from error
@@ -430,9 +454,7 @@ class Pending:
         for at, record in enumerate(used):
             call = record.call
             inputs = [None if i == NONE else found[i] for i in record.inputs]
-            function = self._single.get_or_make(
-                (call.number, own), functools.partial(self._jitted, call)
-            )
+            function = self._single.get_or_make((call, own), functools.partial(self._jitted, call))
             outs = function(inputs, seeds[0][record.draw] if record.draw >= 0 else None)
             for number, out in zip(record.outputs, outs, strict=True):
                 if type(number) is list:
@@ -456,3 +478,7 @@ class Pending:
             return jitted(function, self.device)
 
         return Executables(fresh, interprets=device_of_interpreter(self.device))
+
+
+def _has_released(records: Iterable[Record]) -> bool:
+    return any(released.is_released(record.call.definition) for record in records)

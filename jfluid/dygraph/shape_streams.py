@@ -16,6 +16,7 @@ from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.executables import Executables
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
+from jfluid.dygraph import released
 from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, program
 from jfluid.dygraph.values import in_order
 
@@ -118,6 +119,12 @@ class EagerStreams:
             return None
         results, _ = found
         return [r if isinstance(r, jax.Array) else jax.device_put(r, self._device) for r in results]
+
+    def forget_released(self) -> None:
+        """Forget the streams of steps with operators that were released."""
+        for key, (segment, _) in list(self._streams.items()):
+            if any(released.is_released(definition) for _, _, definition in segment.items):
+                del self._streams[key]
 
     def _stream(
         self, records: Sequence[Record], leaves: int, live: Sequence[int]

@@ -1,31 +1,54 @@
 """The Python functions that programs call by number.
 
-A program names a function by its place in this table, as in Fluid: such a program runs only in the
-process that built it.
+A program names a function by its number in this table, as in Fluid: such a program runs only in the
+process that built it. The table keeps no function alive: the numbers do that operators have as attributes, in a
+program and in its copies, so that functions go with the last program that calls them.
 """
 
-import threading
+import itertools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from jfluid import errors
 
-_functions: list[Callable[..., Any]] = []
-_lock = threading.Lock()
+
+class _Entry:
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
 
 
-def register(function: Callable[..., Any]) -> int:
-    """Keep `function` for the life of the process; returns the number that programs know it by."""
-    with _lock:
-        _functions.append(function)
-        return len(_functions) - 1
+_entries: WeakValueDictionary[int, _Entry] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class Number(int):
+    """The number of a function, which is there as long as one of its numbers is."""
+
+    _entry: _Entry
+
+    def __deepcopy__(self, memo: Any) -> "Number":
+        return self
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)  # another process has no such function
+
+
+def register(function: Callable[..., Any]) -> Number:
+    """Return the number that programs know `function` by, which keeps it."""
+    number = Number(next(_numbers))
+    number._entry = _entries[int(number)] = _Entry(function)
+    return number
 
 
 def find(number: int) -> Callable[..., Any]:
-    """Return function `number`. Raises OpError when this process registered no such function."""
-    if not 0 <= number < len(_functions):
+    """Return function `number`. Raises OpError where this process registered no such function, or no program
+    that was made with it is there any more.
+    """
+    entry = _entries.get(number)
+    if entry is None:
         raise errors.OpError(
             f"no Python function has the number {number} in this process; build the program here, "
             "because saved programs do not carry functions"
         )
-    return _functions[number]
+    return entry.function

@@ -1,25 +1,29 @@
 """Names that are unique within a generator, as Fluid numbers them: `fc_0`, `fc_1`, ..."""
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from jfluid.ir.counts import Counts
+
 __all__ = ["generate", "guard", "switch"]
 
 
+_MOST_KEYS = (
+    1 << 18
+)  # of a generator, of about 150 bytes: keys made of names (`fc_7.w`) are as many
+
+
 class UniqueNameGenerator:
-    """Counts the uses of each key; names begin with a common prefix."""
+    """Counts the uses of each key, in `counts`; names begin with a common prefix."""
 
     def __init__(self, prefix: str = ""):
         self.prefix = prefix
-        self.ids: dict[str, int] = defaultdict(int)
+        self.counts = Counts(_MOST_KEYS)
 
     def __call__(self, key: str) -> str:
-        number = self.ids[key]
-        self.ids[key] += 1
-        return f"{self.prefix}{key}_{number}"
+        return f"{self.prefix}{key}_{self.counts.number(key)}"
 
 
 _generator = UniqueNameGenerator()

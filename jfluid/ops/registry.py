@@ -15,6 +15,7 @@ import inspect
 import keyword
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from jfluid import errors
 from jfluid.ir.reach import Reach
@@ -38,7 +39,8 @@ Blocks = Annotated[tuple[Any, ...], "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
 _BUILT_IN: dict[str, OpDef] = {}  # those of this package
-_LOCAL: dict[str, OpDef] = {}  # made while a script runs: they stand in no program that is saved
+# Made while a script runs: they stand in no program that is saved. They go with the last that holds them.
+_LOCAL: WeakValueDictionary[str, OpDef] = WeakValueDictionary()
 P = ParamSpec("P")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -137,12 +139,14 @@ def _must_say_reach(type_: str, fields: Mapping[str, Any]) -> None:
         )
 
 
-def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> None:
-    """Register an operator of this process alone, such as a Program that runs as one operator; the
-    arguments are those of `op`. Programs that were read may not call it.
+def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> OpDef:
+    """Register an operator of this process alone, such as a Program that runs as one operator, and return
+    its definition; the arguments are those of `op`. Programs that were read may not call it. It is found
+    as long as somebody holds the definition.
     """
     op(type_, reaches=Reach("python"), **fields)(fn)
-    _LOCAL[type_] = _OPS.pop(type_)
+    found = _LOCAL[type_] = _OPS.pop(type_)
+    return found
 
 
 def _add(
@@ -219,10 +223,11 @@ def find(type_: str) -> OpDef | None:
         missing.append(type_)
         type_ = type_.removesuffix("_grad")
         found = _OPS.get(type_) or _LOCAL.get(type_)
+    kept = _OPS if type_ in _OPS else _LOCAL
     for name in reversed(missing):
         if found is None or not found.grad or found.host or order(found) == MOST_GRADIENTS:
             return None
-        found = _OPS[name] = gradient(found)
+        found = kept[name] = gradient(found)
     return found
 
 
@@ -232,6 +237,13 @@ def order(definition: OpDef) -> int:
     while definition.forward is not None:
         definition, found = definition.forward, found + 1
     return found
+
+
+def root(definition: OpDef) -> OpDef:
+    """Return the operator that a definition is a gradient of, of whatever order; itself where it is none."""
+    while definition.forward is not None:
+        definition = definition.forward
+    return definition
 
 
 def get(type_: str) -> OpDef:
@@ -251,8 +263,7 @@ def note_built_in() -> None:
 
 def is_built_in(definition: OpDef) -> bool:
     """Return whether a definition is this package's own, and no user's."""
-    while definition.forward is not None:
-        definition = definition.forward
+    definition = root(definition)
     return definition.fn is None or _BUILT_IN.get(definition.type) is definition
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir import callables
 from jfluid.ir.block import Block
 from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.operator import Operator
@@ -31,6 +32,8 @@ def _scalar(value: Any, want: type) -> Any:
     """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
+    if isinstance(value, callables.Number) and want is int:
+        return value  # it keeps its function
     if want is str:
         if isinstance(value, bytes):
             return value.decode()

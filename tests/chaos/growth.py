@@ -22,6 +22,7 @@ import jfluid as fluid
 from jfluid import layers
 from jfluid.compile import executables, jax_caches
 from jfluid.dygraph import calls, pending
+from jfluid.dygraph.dygraph_to_static import program_translator
 from jfluid.dygraph.pending import pending_on
 from jfluid.ops import kept_shapes
 from tests.chaos.usage import Usage
@@ -161,6 +162,33 @@ class Deeds:
                 x = self._variable(int(self._draw.integers(1, 3000)))
                 self._step(net, optimizer, net(net(x)))
 
+    def declared_functions(self) -> None:
+        with fluid.dygraph.guard(fluid.CPUPlace()):
+
+            class Declared(fluid.dygraph.Layer):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.inner = fluid.dygraph.Linear(8, 8)
+
+                @fluid.dygraph.declarative
+                def forward(self, x: Any, number: float) -> Any:
+                    return layers.reduce_mean(self.inner(x) * number)
+
+            net = Declared()
+            for _ in range(3):
+                loss = net(self._variable(4), float(self._draw.random()))
+                loss.backward()
+                loss.numpy()
+
+    def functions_of_python(self) -> None:
+        main = fluid.Program()
+        size = self._width()
+        with fluid.program_guard(main, fluid.Program()):
+            x = fluid.data("x", [None, 8])
+            out = main.global_block().create_var(name="found", shape=[size], dtype="float32")
+            layers.py_func(lambda value: np.full(size, value.sum(), np.float32), x, out)
+        self._lasting.run(main, batch(self._draw), [out])
+
     def _eager(self) -> tuple[Any, Any]:
         net = fluid.dygraph.Linear(8, 8)
         return net, fluid.optimizer.Adam(0.01, parameter_list=net.parameters())
@@ -246,6 +274,8 @@ def _bound(less: int) -> None:
     pending._MOST_POINTS //= 16 * less
     for kept in (calls._calls, calls._outputs, calls._specialised):
         kept._most //= 16 * less
+    program_translator._MOST //= 8 * less
+    fluid.dygraph.ProgramTranslator.reset()
     pending_on(fluid.CPUPlace().device())._whole._most //= 8 * less
 
 

@@ -1,10 +1,16 @@
 """Print and py_func within programs that train."""
 
+import copy
+import gc
+import pickle
+import weakref
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
+from jfluid.ir import callables
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -146,3 +152,36 @@ def test_py_func_refuses_wrong_arguments():
             lambda x: layers.py_func(lambda v: v, x, [out_like(x, "a"), out_like(x, "b")])
         )
         run(program, feed, outs)
+
+
+def test_functions_go_with_the_last_program_that_calls_them():
+    class Doubled:
+        def __call__(self, value):
+            return 2 * value
+
+    def build(x):
+        function = Doubled()
+        called.append(weakref.ref(function))
+        return layers.py_func(function, x, out_like(x, "y"), backward_func=lambda *_: _[-1])
+
+    def count():
+        gc.collect()
+        return len(callables._entries)
+
+    before, called = count(), []
+    program, feed, y = start(build)
+    copies = [program.clone(), program.clone(for_test=True), copy.deepcopy(program)]
+    del y
+    assert count() == before + 2
+    while copies:
+        del program
+        program = copies.pop()
+        gc.collect()
+        np.testing.assert_array_equal(run(program, feed, ["y"])[0], 2 * X)
+    number = program.global_block().ops[0].attr("forward_callable_id")
+    assert type(pickle.loads(pickle.dumps(number))) is int
+    plain = int(number)
+    del program, number
+    assert count() == before and called[0]() is None
+    with pytest.raises(errors.OpError, match="no Python function has the number"):
+        callables.find(plain)

@@ -223,10 +223,12 @@ def test_what_stays_here_is_not_refused(type_):
 
 def test_operators_of_this_process_are_none_of_a_file():
     """A function of dygraph mode becomes an operator, which a file must not call by its number."""
-    registry.add_local("run_program:test", lambda values: values, ins=("X*",), outs=("Out*",))
+    slots = {"ins": ("X*",), "outs": ("Out*",)}
+    made = registry.add_local("run_program:test", lambda values: values, **slots)
     program = fluid.Program()
     raw(program.global_block(), "run_program:test")
     refuses(read(program).refuse_acting, "run_program:test")
+    assert registry.find("run_program:test") is made  # as long as somebody holds it
 
 
 def test_gradients_of_what_acts_act():

@@ -1,6 +1,5 @@
 """Loops that a tensor ends: a `while` operator whose block is the body, made by running it once."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -66,13 +65,13 @@ class _Mark:
     def __init__(self, program: Program):
         self._program, self._block = program, program.current_block()
         self._operators, self._blocks = len(self._block.ops), len(program.blocks)
-        self._names = copy.copy(unique_name._generator.ids)
+        self._names = unique_name._generator.counts.copy()
 
     def go_back(self) -> None:
         """Take away the operators and blocks that were made since."""
         del self._block.ops[self._operators :], self._program.blocks[self._blocks :]
         self._program.current_block_idx = self._block.idx
-        unique_name._generator.ids = self._names
+        unique_name._generator.counts = self._names
         self._program._touch()
 
 

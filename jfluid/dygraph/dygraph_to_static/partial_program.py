@@ -1,6 +1,7 @@
 """A Program that runs in dygraph mode as one operator, through which gradients flow."""
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.plan import Item, plan
+from jfluid.dygraph import released
 from jfluid.dygraph.dygraph_to_static.structures import is_array
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
@@ -67,54 +69,27 @@ class PartialProgramLayer:
         if sparse and any(definition.fn is None for _, _, definition in items):
             raise NotOneOperator("it has sparse look-ups beside loops or conditions of tensors")
         self._one_by_one = sparse
-        self._parts = list(_parted(items))
-        self._number = next(_numbers)
         names = [*self._inputs, *parameters]
         results = [*self._outputs, *self._updated]
-
+        number, parts = next(_numbers), list(_parted(items))
         # Loops are compiled in another way where gradients go through them.
-        for trains in (False, True):
+        self._types = {
+            trains: f"run_program:{number}" + (":trains" if trains else "")
+            for trains in (False, True)
+        }
+        # Functions of operators hold no PartialProgramLayer: the operators are released when it goes.
+        self._definitions = [
             registry.add_local(
-                self._type(trains),
-                self._function(names, results, trains, bool(cut.rng)),
+                type_,
+                _function(parts, names, results, trains, bool(cut.rng)),
                 ins=("X*",),
                 outs=("Out*",),
                 rng=bool(cut.rng),
                 grad=trains,
             )
-
-    def _function(
-        self, names: Sequence[str], results: Sequence[str], trains: bool, draws: bool
-    ) -> Callable[..., Any]:
-        """The function of the operator; one that draws takes a key."""
-
-        def drawing(values: list[Any], *, key: Any) -> list[Any]:
-            return self._run(dict(zip(names, values)), results, key, trains)
-
-        def plain(values: list[Any]) -> list[Any]:
-            return drawing(values, key=None)
-
-        return drawing if draws else plain
-
-    def _type(self, trains: bool) -> str:
-        return f"run_program:{self._number}" + (":trains" if trains else "")
-
-    def _run(
-        self, env: dict[str, Any], results: Sequence[str], key: Any, trains: bool
-    ) -> list[Any]:
-        env = {n: v for n, v in env.items() if v is not None}
-        for items, stopped in self._parts:
-            env = trace.lower(items, env, key, reversible=trains)
-            for name in stopped:
-                if name in env and not is_array(env[name]):
-                    env[name] = jax.tree.map(jax.lax.stop_gradient, env[name])
-        found = [env[n] for n in results]
-        if any(isinstance(v, Ragged) for v in found):
-            raise errors.UnsupportedError(
-                "a result whose number of rows depends on data cannot leave a function that is made a "
-                "Program: compute it outside"
-            )
-        return [jnp.asarray(v) for v in found]
+            for trains, type_ in self._types.items()
+        ]
+        weakref.finalize(self, released.release, list(self._types.values())).atexit = False
 
     def __call__(self, inputs: Sequence[VarBase]) -> list[VarBase]:
         """Run it; the results are in the order of the outputs. State that it updates is updated.
@@ -127,7 +102,7 @@ class PartialProgramLayer:
         updated = [self.parameters[n] for n in self._updated]
         given = [*inputs, *self.parameters.values()]
         trains = tracer().records and not all(v.stop_gradient for v in given)
-        tracer().call(self._type(trains), {"X": given}, {"Out": [*made, *updated]})
+        tracer().call(self._types[trains], {"X": given}, {"Out": [*made, *updated]})
         return made
 
     def _replay(self, inputs: Sequence[VarBase]) -> list[VarBase]:
@@ -147,6 +122,46 @@ class PartialProgramLayer:
             attrs = {n: v for n, v in op.attrs.items() if n in definition.attrs}
             tracer().call(op.type, given, made, attrs)
         return [env[n] for n in self._outputs]
+
+
+def _function(
+    parts: Sequence[tuple[list[Item], list[str]]],
+    names: Sequence[str],
+    results: Sequence[str],
+    trains: bool,
+    draws: bool,
+) -> Callable[..., Any]:
+    """The function of an operator; one that draws takes a key."""
+
+    def drawing(values: list[Any], *, key: Any) -> list[Any]:
+        return _run(parts, dict(zip(names, values)), results, key, trains)
+
+    def plain(values: list[Any]) -> list[Any]:
+        return drawing(values, key=None)
+
+    return drawing if draws else plain
+
+
+def _run(
+    parts: Sequence[tuple[list[Item], list[str]]],
+    env: dict[str, Any],
+    results: Sequence[str],
+    key: Any,
+    trains: bool,
+) -> list[Any]:
+    env = {n: v for n, v in env.items() if v is not None}
+    for items, stopped in parts:
+        env = trace.lower(items, env, key, reversible=trains)
+        for name in stopped:
+            if name in env and not is_array(env[name]):
+                env[name] = jax.tree.map(jax.lax.stop_gradient, env[name])
+    found = [env[n] for n in results]
+    if any(isinstance(v, Ragged) for v in found):
+        raise errors.UnsupportedError(
+            "a result whose number of rows depends on data cannot leave a function that is made a "
+            "Program: compute it outside"
+        )
+    return [jnp.asarray(v) for v in found]
 
 
 def _parted(items: Iterable[Item]) -> Iterable[tuple[list[Item], list[str]]]:

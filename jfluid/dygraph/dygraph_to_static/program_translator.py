@@ -3,6 +3,7 @@
 import contextlib
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -10,6 +11,8 @@ from typing import Any, Optional
 import numpy as np
 
 from jfluid import errors, io
+from jfluid.compile.executables import most_bytes
+from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.dygraph_to_static import runtime, source
 from jfluid.dygraph.dygraph_to_static.capturing import CapturingProgram
@@ -30,6 +33,10 @@ from jfluid.places import CPUPlace
 from jfluid.scope import Scope, scope_guard
 
 __all__ = ["ProgramTranslator", "convert_function_with_cache"]
+
+
+_MOST = 256  # Programs, as many as steps of imperative mode
+_BYTES = 10 << 10  # of Python objects for each operator
 
 
 class DygraphToStaticWarning(UserWarning):
@@ -70,6 +77,7 @@ class ConcreteProgram:
         result: what it returns, with an index into `outputs` for each tensor.
         layer: runs it in dygraph mode; None where operators have to run one by one.
         why: the reason for that.
+        bytes: of its Python objects, about.
     """
 
     main_program: CapturingProgram
@@ -80,59 +88,116 @@ class ConcreteProgram:
     layer: PartialProgramLayer | None
     why: str = ""
 
+    @property
+    def bytes(self) -> int:
+        return _BYTES * sum(len(block.ops) for block in self.main_program.blocks)
+
 
 @dataclass(frozen=True)
 class _Output:
     index: int
 
 
+class _Same:
+    """An object whose identity is part of a key. It is not kept alive, where it can be referred to weakly."""
+
+    __slots__ = ("_find", "_number")
+
+    def __init__(self, value: Any, gone: Callable[[Any], None]):
+        self._number = id(value)
+        try:
+            self._find: Callable[[], Any] = weakref.ref(value, gone)
+        except TypeError:
+            self._find = lambda: value
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, _Same):
+            return self is other
+        value = self._find()
+        return value is not None and value is other._find()
+
+    def has_gone(self) -> bool:
+        return self._find() is None
+
+
 class ProgramCache:
-    """The Programs that functions became, by function and kinds of arguments."""
+    """The Programs that functions became, by function and kinds of arguments: those that were used last.
+    They go with the functions, layers and other objects that they were made for. A Program that has gone is made
+    again when it is called; gradients still flow through what it has computed.
+    """
 
     def __init__(self) -> None:
-        self._programs: dict[Any, ConcreteProgram] = {}
-        self._kept: list[Any] = []  # objects whose identity is part of a key
+        self._programs = LruCache[ConcreteProgram](_MOST, lambda found: found.bytes, most_bytes)
+        self._objects: dict[Any, list[_Same]] = {}  # by keys of programs
+        self._last: ConcreteProgram | None = None
+        self._gone = False  # whether an object of a key has
 
     def __len__(self) -> int:
+        self._drop_gone()
         return len(self._programs)
 
     def last(self) -> ConcreteProgram:
         """Return the program that was used last. Raises ProgramError where there is none."""
-        if not self._programs:
+        if self._last is None:
             raise errors.ProgramError(
                 "no function was made into a Program yet: call one that is declared first"
             )
-        return self._programs[next(reversed(self._programs))]
+        return self._last
 
     def get(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ConcreteProgram:
         """Return the program of a function for such arguments, made now if need be."""
-        key = (self._kind(function), self._kind(args), self._kind(kwargs), _mode())
-        found = self._programs.pop(key, None) or _made(function, args, kwargs)
-        self._programs[key] = found  # as the last one
+        self._drop_gone()
+        same: list[_Same] = []
+        parts = (self._kind(part, same) for part in (function, args, kwargs))
+        key = (*parts, _mode())
+        found = self._programs.get(key)
+        if found is None:
+            found = _made(function, args, kwargs)
+            self._objects[key] = same
+        self._last = self._programs.get_or_make(key, lambda: found)
+        for dropped in self._objects.keys() - self._programs.keys():
+            del self._objects[dropped]
         return found
 
-    def _kind(self, value: Any) -> Any:
-        """What of an argument a program depends on."""
+    def _kind(self, value: Any, same: list[_Same]) -> Any:
+        """What of an argument a program depends on.
+
+        Args:
+            same: gets the objects whose identity is part of that.
+        """
+
+        def kind(part: Any) -> Any:
+            return self._kind(part, same)
+
         if isinstance(value, (np.ndarray, VarBase)):
             return ("tensor", tuple(value.shape), str(value.dtype), _stopped(value))
         if isinstance(value, dict):
-            return tuple((k, self._kind(v)) for k, v in value.items())
+            return tuple((k, kind(v)) for k, v in value.items())
         if is_container(value):
-            return (type(value), *map(self._kind, value))
+            return (type(value), *map(kind, value))
         if isinstance(value, types.MethodType):
-            return (self._kind(value.__func__), self._kind(value.__self__))
-        if isinstance(value, Layer):
-            self._keep(value)
-            modes = tuple(layer.training for layer in (value, *value.sublayers()))
-            return (id(value), modes)
+            return (kind(value.__func__), kind(value.__self__))
         if value is None or isinstance(value, (str, bytes, bool, int, float)):
             return (type(value), value)
-        self._keep(value)
-        return id(value)
+        same.append(_Same(value, self._note_gone))
+        if isinstance(value, Layer):
+            return (same[-1], tuple(layer.training for layer in (value, *value.sublayers())))
+        return same[-1]
 
-    def _keep(self, value: Any) -> None:
-        if not any(value is v for v in self._kept):
-            self._kept.append(value)
+    def _note_gone(self, _: Any) -> None:
+        self._gone = True  # no more: it may run within what this cache does
+
+    def _drop_gone(self) -> None:
+        if not self._gone:
+            return
+        self._gone = False
+        for key, objects in list(self._objects.items()):
+            if any(same.has_gone() for same in objects):
+                del self._objects[key]
+                self._programs.pop(key, None)
 
 
 def _stopped(value: Any) -> bool:

@@ -1,0 +1,46 @@
+"""Numbers that are counted for each of many keys, within a bound."""
+
+
+class Counts:
+    """How often each key was used.
+
+    Where there are many keys, those with the smaller counts are forgotten together. Keys that are new from
+    then on count from the largest count that was forgotten, so that no key has a number twice.
+
+    Args:
+        most: how many keys.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._counts: dict[str, int] = {}
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self._counts, self._first = {}, 0
+
+    def number(self, key: str) -> int:
+        """Return how often a key was used so far, and count one more."""
+        found = self._counts.get(key)
+        if found is None:
+            if len(self._counts) >= self._most:
+                self._forget()
+            found = self._first
+        self._counts[key] = found + 1
+        return found
+
+    def copy(self) -> "Counts":
+        """Return what counts on from here by itself."""
+        twin = Counts(self._most)
+        twin._counts, twin._first = dict(self._counts), self._first
+        return twin
+
+    def _forget(self) -> None:
+        """Forget at least half of the keys."""
+        counts = sorted(self._counts.values())
+        self._first = max(self._first, counts[len(counts) // 2])
+        self._counts = {k: n for k, n in self._counts.items() if n > self._first}
