@@ -11,8 +11,8 @@ _COLORS = ("#0969da", "#8250df", "#cf222e", "#9a6700")  # readable on white and 
 _TEXT = "#768390"
 _WIDTH, _LEFT, _RIGHT = 760, 170, 64
 _BAR, _GAP, _TOP, _BOTTOM = 9, 12, 64, 34
-_LEAST, _MOST = 0.8, 200.0  # the ends of the axis
-_TICKS = (1, 2, 5, 10, 20, 50, 100)
+_LEAST, _MOST = 0.5, 200.0  # the ends of the axis
+_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 class Bar(NamedTuple):
@@ -87,7 +87,7 @@ def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _legend() -> list[str]:
-    lines, x = [_label(_LEFT, 14, "jfluid is so many times as fast as")], float(_LEFT)
+    lines, x = [_label(_LEFT, 14, "jfluid trains so many times as fast as")], float(_LEFT)
     for color, name in zip(_COLORS, CHOICES, strict=True):
         lines.append(f'<rect x="{x:.1f}" y="24" width="10" height="10" fill="{color}"/>')
         lines.append(_label(x + 15, 33, name))
@@ -104,7 +104,7 @@ def _axis(height: float) -> list[str]:
             f' stroke-width="{heavy}"/>'
         )
         lines.append(_label(x, height - _BOTTOM + 16, f"{tick}", "middle"))
-    lines.append(_label(_x(1), _TOP - 16, "as fast", "middle"))
+    lines.append(_label(_x(1), _TOP - 16, "equally fast", "middle"))
     return lines
 
 

@@ -1,5 +1,6 @@
 """Declared functions and traced layers of dygraph mode: Programs that run as one operator."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -69,16 +70,19 @@ def losses(kind, steps=4):
             optimizer.minimize(loss)
             net.clear_gradients()
             found.append(float(loss.numpy()[0]))
-        return found, [p.numpy() for p in net.parameters()]
+        return found, [p.numpy() for p in net.parameters()], net
 
 
 def test_a_declared_layer_trains_as_an_eager_one():
-    expected, parameters = losses(Net)
-    found, trained = losses(Declared)
+    expected, parameters, _ = losses(Net)
+    found, trained, net = losses(Declared)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for a, b in zip(trained, parameters, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     assert len(ProgramTranslator().get_program_cache()) == 1
+    del net
+    gc.collect()
+    assert not len(ProgramTranslator().get_program_cache())  # programs go with their layer
 
 
 def test_gradients_reach_inputs_and_stop_where_they_are_stopped():
