@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.pages import performance
+from scripts.pages import performance, speed_chart
 from tests.test_bench import part
 
 
@@ -183,7 +183,7 @@ def test_the_summary_compares_with_the_fastest_way_of_each_engine():
     regions = "<!-- summary -->\nold\n<!-- end -->\nprose\n" + page(*parts)
     text = performance.filled(regions, parts)
     for row in (
-        "| program | ms a step | Fluid 1.8.5 | hand-written JAX | PyTorch 2 | Paddle 3 |",
+        "| program | jfluid, ms a step | Fluid 1.8.5 / jfluid | hand-written JAX / jfluid | ",
         "| mlp | 4.00 | 3.00 | 1.00 |  |  |",
         "| ssd | 212 | 1.50 |  |  |  |",
         "| mlp, imperative | 4.00 | 3.00 |  |  |  |",
@@ -200,3 +200,13 @@ def test_figures_and_regions_belong_together():
         performance.filled(page("hosts"), {})
     named = performance._REGION.findall(performance._PAGE.read_text())
     assert sorted(region[1] for region in named) == sorted(performance._TABLES)
+
+
+def test_the_chart_has_a_bar_for_each_figure():
+    groups = speed_chart.bars(json.loads(performance.RESULTS.read_text())["parts"])
+    text = speed_chart.chart()
+    assert len(groups["mlp"]) == len(performance.CHOICES)
+    for program, bars in groups.items():
+        assert f">{program}<" in text
+        for bar in bars:
+            assert bar.low <= bar.median <= bar.high and f">{bar.median:.3g}<" in text
