@@ -145,6 +145,11 @@ def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> None:
     _LOCAL[type_] = _OPS.pop(type_)
 
 
+def is_local(type_: str) -> bool:
+    """Return whether an operator is one of this process alone."""
+    return type_ in _LOCAL
+
+
 def _add(
     type_: str,
     fn: Callable[..., Any] | None,

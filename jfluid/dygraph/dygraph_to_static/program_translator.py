@@ -18,6 +18,7 @@ from jfluid.dygraph.dygraph_to_static.partial_program import (
     PartialProgramLayer,
     Unknown,
 )
+from jfluid.dygraph.dygraph_to_static.same_programs import same_but_sizes
 from jfluid.dygraph.dygraph_to_static.structures import is_container, leaves, mapped
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.varbase import VarBase, tracer
@@ -80,10 +81,38 @@ class ConcreteProgram:
     layer: PartialProgramLayer | None
     why: str = ""
 
+    def does_as(self, other: "ConcreteProgram") -> bool:
+        """Return whether another program does the same, for arguments of other sizes."""
+        ours, theirs = self.main_program, other.main_program
+        return (
+            [v.name for v in self.inputs] == [v.name for v in other.inputs]
+            and [v.name for v in self.outputs] == [v.name for v in other.outputs]
+            and ours.captured.keys() == theirs.captured.keys()
+            and all(v is theirs.captured[name] for name, v in ours.captured.items())
+            and same_but_sizes(ours, theirs)
+        )
+
+    def add_layer(self) -> None:
+        """Make what runs it in dygraph mode, or say why there is none."""
+        main = self.main_program
+        try:
+            self.layer = PartialProgramLayer(main, self.inputs, self.outputs, main.captured)
+        except NotOneOperator as error:
+            self.why = str(error)
+
 
 @dataclass(frozen=True)
 class _Output:
     index: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What of a tensor among arguments a program depends on."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stopped: bool
 
 
 class ProgramCache:
@@ -91,6 +120,8 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._programs: dict[Any, ConcreteProgram] = {}
+        # by kinds of arguments without sizes, those that run as an operator of their own
+        self._alike: dict[Any, list[ConcreteProgram]] = {}
         self._kept: list[Any] = []  # objects whose identity is part of a key
 
     def __len__(self) -> int:
@@ -107,14 +138,32 @@ class ProgramCache:
     def get(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ConcreteProgram:
         """Return the program of a function for such arguments, made now if need be."""
         key = (self._kind(function), self._kind(args), self._kind(kwargs), _mode())
-        found = self._programs.pop(key, None) or _made(function, args, kwargs)
+        found = self._programs.pop(key, None)
+        if found is None:
+            found = _made(function, args, kwargs)
+            self._give_layer(found, _without_sizes(key))
         self._programs[key] = found  # as the last one
         return found
+
+    def _give_layer(self, program: ConcreteProgram, form: Any) -> None:
+        """Give a program what runs it: that of one which differs in sizes alone, so that the steps of all sizes
+        are of one stream of shapes, or its own.
+
+        Args:
+            form: the kinds of its arguments, without sizes.
+        """
+        alike = self._alike.setdefault(form, [])
+        for other in alike:
+            if program.does_as(other):
+                program.layer, program.why = other.layer, other.why
+                return
+        program.add_layer()
+        alike.append(program)
 
     def _kind(self, value: Any) -> Any:
         """What of an argument a program depends on."""
         if isinstance(value, (np.ndarray, VarBase)):
-            return ("tensor", tuple(value.shape), str(value.dtype), _stopped(value))
+            return _Tensor(tuple(value.shape), str(value.dtype), _stopped(value))
         if isinstance(value, dict):
             return tuple((k, self._kind(v)) for k, v in value.items())
         if is_container(value):
@@ -133,6 +182,13 @@ class ProgramCache:
     def _keep(self, value: Any) -> None:
         if not any(value is v for v in self._kept):
             self._kept.append(value)
+
+
+def _without_sizes(kind: Any) -> Any:
+    """Return a key of arguments in which tensors have a rank in place of a shape."""
+    if isinstance(kind, _Tensor):
+        return len(kind.shape), kind.dtype, kind.stopped
+    return tuple(map(_without_sizes, kind)) if isinstance(kind, tuple) else kind
 
 
 def _stopped(value: Any) -> bool:
@@ -182,12 +238,7 @@ def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Concr
         return _Output(len(outputs) - 1)
 
     result = mapped(leave, found)
-    concrete = ConcreteProgram(main, startup, inputs, outputs, result, None)
-    try:
-        concrete.layer = PartialProgramLayer(main, inputs, outputs, main.captured)
-    except NotOneOperator as error:
-        concrete.why = str(error)
-    return concrete
+    return ConcreteProgram(main, startup, inputs, outputs, result, None)
 
 
 class ProgramTranslator:
@@ -196,7 +247,8 @@ class ProgramTranslator:
 
     Conditions, loops, `break`, `continue`, `return`, `print`, `assert` and lists may depend on
     tensors. A function is made anew for other shapes, types, Python arguments and modes of a layer
-    (`train`, `eval`); values that it takes from elsewhere are those of the first call.
+    (`train`, `eval`); values that it takes from elsewhere are those of the first call. Programs that
+    differ in sizes alone run as one operator: XLA compiles a few of their shapes (see `shape_streams`).
     """
 
     _instance: Optional["ProgramTranslator"] = None
