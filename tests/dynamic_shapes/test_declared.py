@@ -71,7 +71,9 @@ def test_a_declared_layer_compiles_a_few_shapes():
     exact, padded = compiled()
     losses, parameters = trained(True)
     found_exact, found_padded = compiled()
-    assert found_exact - exact <= 3  # first values, and two shapes
+    assert (
+        found_exact - exact <= 4
+    )  # first values, a first step, which makes a learning rate, and two shapes
     assert 1 <= found_padded - padded <= 4
     expected, exactly = trained(False)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
