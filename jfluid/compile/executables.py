@@ -45,6 +45,9 @@ class Entry(Protocol):
         kept.
         """
 
+    def load(self, arguments: Arguments) -> Any:
+        """Return the executable that is kept; None where there is none."""
+
 
 def most_bytes() -> int:
     """Return the limit that was set, or a thirty-second of the memory, and 512 MiB where that is no more than a
