@@ -77,10 +77,13 @@ class CompiledSegment:
         specialized = Specialized(at, placement, function, names[:2], name, entry)
         self.exact = specialized
         self.call: Function = specialized
-        pads = placement.pads and not check_finite and not specialized.refuses
-        if pads and flags.get("FLAGS_dynamic_shapes"):
+        sees_shapes = placement.pads or placement.exact_because
+        sees_shapes = sees_shapes and not check_finite and not specialized.refuses
+        if sees_shapes and flags.get("FLAGS_dynamic_shapes"):
             platform = "gpu" if placement.on_gpus else "cpu"
-            self.call = ShapeStream(self, specialized, plan.state, platform)
+            replicas = placement if placement.divides else None
+            refused = "" if placement.pads else placement.exact_because
+            self.call = ShapeStream(self, specialized, plan.state, platform, replicas, refused)
 
     def recorded(
         self,
@@ -109,13 +112,13 @@ class CompiledSegment:
             assert segment is not None  # it is called
             gives = segment.gives
 
-            def compute(env: dict[str, Any]) -> dict[str, Any]:
+            def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
                 env.update(zip(gives, evaluate(values, key, true)))
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
-                placement.lower_computed(at, env, compute)
+                placement.lower_computed(at, env, compute, key, true)
 
             return segment._trace(donated, tuple(kept_values), key, lower)
 
