@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
-from jfluid.compile.executables import Executables
+from jfluid.compile.executables import Entry, Executables
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.ir.block import reads_of, writes_of
@@ -28,11 +28,16 @@ class CollectiveJit:
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: this process's.
+        entry: see `Executables`.
     """
 
     def __init__(
-        self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device
+        self,
+        function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
+        device: jax.Device,
+        entry: Entry | None = None,
     ):
+        self._entry = entry
         self._function = function
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
@@ -89,7 +94,7 @@ class CollectiveJit:
                 compiler_options=options(self._mesh.devices.flat[0]),
             )
 
-        mapped = Executables(jitted)
+        mapped = Executables(jitted, self._entry)
 
         def call(arguments: tuple[Any, ...]) -> Any:
             leaves, structure = jax.tree.flatten(mapped(*arguments))

@@ -396,8 +396,6 @@ class Processes(OneDevice):
     program of all processes.
     """
 
-    pads = False
-    exact_because = "processes of a collective job keep exact shapes"
     _joins_slots = False  # each process has slots of its own sizes
 
     def lower(
@@ -424,6 +422,16 @@ class Processes(OneDevice):
         env.update(trace.lower_first(first, env, own, known))
         return env
 
+    def _replicas_of(self, at: int) -> int | None:
+        return processes.count() if self.plan.segments[at].collective else None
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        segment = self.plan.segments[at]
+        if not segment.collective:
+            return super()._run_recorded(at, env, key)
+        own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        return trace.recorded(collective_jit.fused(segment.ops), env, own)
+
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         if not self.plan.segments[at].collective:
             return super().everywhere(at, value)
@@ -441,18 +449,11 @@ class Processes(OneDevice):
                 )
         return found
 
-    def compiled(self, at: int, function: Function) -> Function:
-        return (
-            collective_jit.CollectiveJit(function, self.device)
-            if self.plan.segments[at].collective
-            else super().compiled(at, function)
-        )
-
     def executables(
         self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
     ) -> Function:
         if self.plan.segments[at].collective:
-            return self.compiled(at, fresh())  # which does the same for what all processes run
+            return collective_jit.CollectiveJit(fresh(), self.device, entry)
         return super().executables(at, fresh, entry)
 
     def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
