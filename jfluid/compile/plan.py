@@ -10,6 +10,7 @@ from jfluid.ir import nesting
 from jfluid.ir.block import Block, kept, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
+from jfluid.ir.streams import first_output, original_name
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry, schema
@@ -302,19 +303,24 @@ def _check_fetches(
 
 
 def op_uid(op: Operator) -> int:
-    """A number that identifies the operator's random stream: it stays when operators are added,
-    removed or moved.
+    """Return the number of the operator's random stream, from its number in the program
+    (`jfluid.ir.streams`); an operator of another program, which has none, is known by its output's
+    name.
     """
-    first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
-    return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
+    return _uid(op.block.program, op.type, first_output(op))
 
 
 def twin_uid(op: Operator, forward: OpDef) -> int:
-    """As `op_uid` of the forward operator that gradient operator `op` belongs to."""
+    """Return `op_uid` of the forward operator that gradient operator `op` belongs to."""
     for slot in forward.outs:
         names = op.inputs.get(slot.name) or [
             n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())
         ]
         if names:
-            return zlib.crc32(names[0].split("@RECOMPUTE")[0].encode())
+            return _uid(op.block.program, forward.type, names[0])
     return 0
+
+
+def _uid(program: Program, op_type: str, output: str) -> int:
+    number = program.streams.number(op_type, output)
+    return zlib.crc32((original_name(output) if number is None else f"{op_type} {number}").encode())
