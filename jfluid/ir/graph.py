@@ -4,9 +4,13 @@ In Fluid a graph is built from a program, rewritten and turned into a program ag
 copy of the program, which passes rewrite.
 """
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from jfluid import errors
+from jfluid.ir import graphviz
 from jfluid.ir.descs import OpDesc, ProgramDesc, VarDesc
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -16,7 +20,7 @@ __all__ = ["Graph", "IrGraph", "IrNode", "IrOpNode", "IrVarNode"]
 
 
 class Graph:
-    """What `IrGraph` takes: a copy of a program.
+    """What `IrGraph` and `CompiledProgram` take: a copy of a program.
 
     Args:
         desc: `program.desc`.
@@ -195,3 +199,28 @@ class IrGraph:
     def all_nodes(self) -> list[IrNode]:
         """Return all operators and variables."""
         return [*self.all_op_nodes(), *self.all_var_nodes()]
+
+    def draw(
+        self,
+        save_path: str,
+        name: str,
+        marked_nodes: Iterable[IrOpNode] | None = None,
+        remove_ctr_var: bool = True,
+    ) -> str:
+        """Write the graph in Graphviz's language to `save_path/name.dot`; return that path.
+
+        Args:
+            marked_nodes: operators whose variables are highlighted.
+            remove_ctr_var: must be True: there are no variables that only order operators.
+
+        Raises UnsupportedError where it is False.
+        """
+        if not remove_ctr_var:
+            raise errors.UnsupportedError(
+                "IrGraph.draw, remove_ctr_var: operators are in order, and no variables order them"
+            )
+        path = f"{save_path}/{name}.dot"
+        marked = [n for node in marked_nodes or () for n in node.output_arg_names()]
+        text = graphviz.block_to_dot(self.program.global_block(), [re.escape(n) for n in marked])
+        Path(path).write_text(text)
+        return path
