@@ -19,7 +19,7 @@ import numpy as np
 from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
 from jfluid.compile.executables import Entry
-from jfluid.compile.lower import Path, known_part
+from jfluid.compile.lower import LONGEST, Path, known_part, needed
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Item, before
@@ -166,11 +166,11 @@ class Specialized:
             op = self._operator(position)
             items = [*before(self._items, position, reads_of(op[1])), op]
         else:
-            items = before(self._items, position, {need.name})
+            items = before(self._items, position, {need.name.removeprefix(LONGEST)})
         if items:
             value = self._first(need, items, known, values, key)
         else:
-            value = known_part(dict(zip(self._names, values))[need.name])
+            value = needed(need.name, dict(zip(self._names, values)))
         return self._placement.known(self._at, need.name, value, bool(items))
 
     def _count(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> int:
