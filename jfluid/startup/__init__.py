@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 CHOICE = "JFLUID_AS_PADDLE"
+ALIAS = "jfluid_alias"  # a file of the package `paddle` that `jfluid install-alias` makes
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

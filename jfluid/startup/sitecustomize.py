@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _CHOICE = "JFLUID_AS_PADDLE"
+_ALIAS = "jfluid_alias"  # a file of the package that is jfluid (`jfluid install-alias`)
 
 
 def _say(text: str) -> None:
@@ -39,6 +40,8 @@ class _Chooser:
         sys.meta_path.remove(self)
         found = PathFinder.find_spec(fullname)
         other = found.origin if found is not None else None  # a folder without files has none
+        if other and os.path.exists(os.path.join(os.path.dirname(other), _ALIAS)):
+            other = None
         if choice == "0" or (other and choice != "1"):
             if not choice:
                 _say(f"paddle is {other}; {_CHOICE}=1 takes jfluid instead")
