@@ -140,6 +140,9 @@ def _write(scope: Scope, name: str, value: Any) -> None:
         raise errors.UnsupportedError(
             f"variable {name}: arrays of tensors are not kept in scopes: build a Program and run it"
         )
+    if var.holds_selected_rows():  # of uniform_random and fill_constant: the values of its rows
+        var.get_selected_rows().get_tensor().set(np.asarray(value))
+        return
     tensor = var.get_tensor()
     tensor.set(np.asarray(value))
     tensor.set_lod(value.lod() if isinstance(value, LoDTensor) else [])
