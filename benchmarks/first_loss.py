@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 
+import shape_models
+
 STARTED = time.time()
 HERE = os.path.abspath(__file__)
 
@@ -298,6 +300,20 @@ STREAMS = {
         eager,
     )
 }
+
+
+def trained(model):
+    """The stream of a model of `shape_models.py`."""
+
+    def stream(fluid, np):
+        loss, feed = model(fluid, np)
+        fluid.optimizer.Adam(1e-3).minimize(loss)
+        return static(fluid, loss, feed)
+
+    return stream
+
+
+STREAMS.update((model.__name__, trained(model)) for model in shape_models.MODELS)
 
 
 def static(fluid, loss, feed):

@@ -152,16 +152,36 @@ def _average_pool(
     total = windows.window_sum(windows.pad(x, axes, pads, 0), axes, kernel, strides, out)
     if not exclusive:
         return total / math.prod(kernel)
-    count = np.ones((1,) * x.ndim)
+    return total / _counts(x, axes, kernel, strides, pads, out)
+
+
+def _counts(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: windows.Pairs,
+    out: Sequence[int],
+) -> int | Array:
+    """Return how many elements of the input each window has; a number where all have as many.
+
+    What differs follows from the places of windows inside the step, so that a trace holds for other sizes.
+    """
+    number, differing = 1, []
     for axis, k, s, n, (low, _) in zip(axes, kernel, strides, out, pads):
-        start = np.arange(n) * s - low
-        inside = np.minimum(start + k, x.shape[axis]) - np.maximum(start, 0)
-        count = count * np.expand_dims(
-            np.maximum(inside, 1), [a for a in range(x.ndim) if a != axis]
-        )
-    return total / (
-        int(count.flat[0]) if (count == count.flat[0]).all() else jnp.asarray(count, x.dtype)
-    )
+
+        def inside(start: Any, of: Any, k: int = k, size: int = x.shape[axis]) -> Any:
+            return of.maximum(of.minimum(start + k, size) - of.maximum(start, 0), 1)
+
+        known = inside(np.arange(n) * s - low, np)
+        if (known == known[0]).all():
+            number *= int(known[0])
+            continue
+        count = inside(lax.iota(np.int32, n) * s - low, jnp)
+        differing.append(jnp.expand_dims(count, [a for a in range(x.ndim) if a != axis]))
+    if not differing:
+        return number
+    return (number * functools.reduce(jnp.multiply, differing)).astype(x.dtype)
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,9 @@ from jfluid.check_device import cases, structure
 from jfluid.ops import registry
 from scripts.pages.tables import NOTE, table
 
-_SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.json"
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+_SCHEMA = _TESTS / "golden" / "op_schema.json"
+_DIMENSIONS = _TESTS / "dynamic_shapes" / "padded_dimensions.json"
 _STATES = ("works", "has no effect", "refuses, and says why", "not in this release")
 _ABOUT = """# What there is of Fluid 1.8.5
 
@@ -40,6 +42,17 @@ _ON_THE_HOST = """
 These do not lower. They run on the host, between two parts that XLA compiles, since XLA has no operation for files, Python
 functions, other processes and results of any size. Their inputs leave the device, which then waits for theirs.
 `sequence_mask` runs there too where no `maxlen` is given.
+
+"""
+
+_AT_OTHER_SIZES = """
+### At sizes that vary
+
+Which dimensions of an operator's inputs may vary without a compilation for each size
+([shapes that vary](dynamic_shapes.md)), as the tests find it for a case of each operator, with its gradients
+(`tests/dynamic_shapes`). Dimensions are counted from 0; those of one size in the case vary together. Those of a size of 1
+are left out: they are broadcast. *Fixed* are dimensions that the operator takes at no other size where the others stay,
+such as those of a weight.
 
 """
 
@@ -81,6 +94,8 @@ def page() -> str:
             ["operator", "what it does"],
             [[f"`{name}`", _first_line(registry.get(name).function)] for name in _on_the_host()],
         ),
+        _AT_OTHER_SIZES,
+        table(["operator", "may be padded", "exact sizes, and why", "fixed"], _at_other_sizes()),
     ]
     for path, states in names.items():
         parts += [
@@ -128,6 +143,28 @@ def _lowered() -> list[list[str]]:
         ["in a small program, without a case", str(len(structure.shown() - with_case))],
         ["without either", str(len(structure.ELSEWHERE))],
     ]
+
+
+def _at_other_sizes() -> list[list[str]]:
+    """Dimensions of each operator by what may be done with them."""
+    rows = []
+    for name, found in json.loads(_DIMENSIONS.read_text()).items():
+        by_outcome: dict[str, list[str]] = {}
+        for dimension, outcome in found.items():
+            by_outcome.setdefault(outcome, []).append(dimension)
+        padded, fixed = (_dimensions(by_outcome.pop(o, [])) for o in ("padded", "fixed"))
+        exact = "; ".join(f"{_dimensions(own)}: {why}" for why, own in by_outcome.items())
+        rows.append([f"`{name}`", padded, exact, fixed])
+    return rows
+
+
+def _dimensions(names: Iterable[str]) -> str:
+    """Dimensions by slot, as "X 0 1, Y 0"."""
+    by_slot: dict[str, list[str]] = {}
+    for name in names:
+        slot, _, axis = name.rpartition(" ")
+        by_slot.setdefault(slot, []).append(axis)
+    return ", ".join(" ".join([slot, *axes]) for slot, axes in by_slot.items())
 
 
 def _on_the_host() -> list[str]:

@@ -1,7 +1,6 @@
 """Run a function at padded sizes, with NaN in the padding, beside the function at exact sizes."""
 
 import itertools
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -12,20 +11,6 @@ from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, padded_array
 
 # (number of an argument, its dimension)
 Place = tuple[int, int]
-
-
-def places_alike(arguments) -> Iterator[list[Place]]:
-    """Yield sets of dimensions that may vary together: those of one size, and each by itself."""
-    of_size: dict[int, list[Place]] = {}
-    for i, argument in enumerate(arguments):
-        for axis, size in enumerate(argument.shape):
-            of_size.setdefault(size, []).append((i, axis))
-    seen = []
-    for places in of_size.values():
-        for group in [places, *([p] for p in places)]:
-            if group not in seen and arguments[group[0][0]].shape[group[0][1]] >= 2:
-                seen.append(group)
-                yield group
 
 
 def symbols_of(arguments, groups) -> FeedSymbols:

@@ -6,7 +6,8 @@ from jfluid.compile.padding import ladder
 
 Sizes = dict[str, int]
 _MOST = 9
-_COARSE, _FINE = 2, 4  # sizes of an octave
+_COARSE, _FINE, _FINEST = 2, 4, 8  # sizes of an octave
+_MOST_WORK = 1.5  # of a new bucket, in terms of the batch that it is made for
 # Batches that could have been as much smaller as they are, until a finer bucket is compiled for them;
 # twice as many for each one that there is already.
 _PATIENCE = 16
@@ -34,7 +35,7 @@ class Buckets:
         """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
         fitting = [b for b in self._known if all(n <= b[s] for s, n in need.items())]
         if not fitting:
-            return self._add(self._rounded(need, _COARSE))
+            return self._add(self._coarse(need))
         best = min(fitting, key=self._work)
         fine = self._rounded(need, _FINE)
         saved = 1 - self._work(fine) / max(self._work(best), 1)
@@ -52,6 +53,15 @@ class Buckets:
             most = {n: max(s, *(b[n] for b in self._known)) for n, s in sizes.items()}
             sizes = self._rounded(most, 1)
         self._known.append(sizes)
+        return sizes
+
+    def _coarse(self, need: Mapping[str, int]) -> Sizes:
+        """Return sizes that hold many others: fewer where several vary, whose product is the work."""
+        sizes: Sizes = {}
+        for rungs in (_COARSE, _FINE, _FINEST):
+            sizes = self._rounded(need, rungs)
+            if self._work(sizes) <= _MOST_WORK * self._work(need):
+                break
         return sizes
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
