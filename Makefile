@@ -51,7 +51,7 @@ chaos: $(VENV)/.test
 # Machine code between guards, and operators of sequences with it and without it, over some CASES shapes and values that are drawn anew;
 # nightly, an hour.
 fuzz: $(VENV)/.test
-	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code tests/fuzz/test_lod.py $(PYTEST_ARGS)
+	JFLUID_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -p no:cacheprovider tests/machine_code tests/numpy_steps tests/fuzz/test_lod.py $(PYTEST_ARGS)
 
 # One process that makes and drops everything in turn, and must not grow; see tests/chaos/growth.py.
 soak: $(VENV)/.test

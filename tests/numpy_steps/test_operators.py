@@ -1,5 +1,7 @@
 """Every recorded case of an operator, forward and gradient, by NumPy beside XLA."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from tests.dynamic_shapes.padding import difference
 from tests.dynamic_shapes.test_operators import weights
 
 PARTS = 8
+# One part by default: all of them compile each case once more.
+WANTED = PARTS if os.environ.get("JFLUID_FUZZ_CASES") else 1
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(WANTED))
 def test_interpreted_operators_give_what_compiled_ones_give(part, monkeypatch):
     monkeypatch.setattr(cases, "_weights", weights)
     interpreted, refused, wrong = 0, [], []

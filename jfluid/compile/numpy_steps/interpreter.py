@@ -12,11 +12,16 @@ import numpy as np
 from jax.extend import core
 
 from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.primitives import CALLS
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 _MOST_COMPILED = 256
+# Primitives that take or give random keys.
+_OF_KEYS = frozenset(
+    "random_wrap random_unwrap random_clone random_seed random_fold_in random_split random_bits slice squeeze".split()
+)
 
 
 class Interrupted(Exception):
@@ -67,7 +72,8 @@ class Listing:
 
         def place(var: Any) -> int:
             if isinstance(var, core.Literal):
-                self._start.append(np.asarray(var.val, var.aval.dtype))
+                dtype = var.aval.dtype  # type: ignore[attr-defined]  # of an array
+                self._start.append(np.asarray(var.val, dtype))
                 return len(self._start) - 1
             if var not in places:
                 places[var] = len(self._start)
@@ -125,7 +131,11 @@ class Listing:
 
 
 def _function_of(eqn: Any) -> Callable[..., Any]:
-    found = RULES.get(eqn.primitive.name)
+    name = eqn.primitive.name
+    found = RULES.get(name)
+    keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    if keyed and name not in _OF_KEYS and name not in CALLS:
+        raise NoRule(f"{name} has a random key")
     if found is None:
         return _Alone(eqn)
     return functools.partial(found, dict(eqn.params, results=[v.aval for v in eqn.outvars]))
@@ -137,8 +147,8 @@ class _Alone:
     compiled: LruCache[Any] = LruCache(_MOST_COMPILED)
 
     def __init__(self, eqn: Any):
-        if eqn.effects or any(_is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
-            raise NoRule(f"{eqn.primitive.name} has effects, or a random key")
+        if eqn.effects:
+            raise NoRule(f"{eqn.primitive.name} has effects")
         self._bind = functools.partial(eqn.primitive.bind, **eqn.params)
         self._several = eqn.primitive.multiple_results
         self._key: Any = (eqn.primitive, tuple(eqn.params.items()))
@@ -153,13 +163,14 @@ class _Alone:
         return list(map(np.asarray, found)) if self._several else np.asarray(found)
 
 
-def _is_key(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+def is_key(aval: Any) -> bool:
+    """True if a value is a random key, or an array of them: its numbers are along one dimension more."""
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def host_value(value: Any) -> Any:
     """Return an array as a NumPy array: of a random key its numbers."""
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(value))
     return np.asarray(value)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import inner, rule
+from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
 from jfluid.compile.primitives import CALLS
 
 Params = dict[str, Any]
@@ -27,7 +27,8 @@ def _reshape(params: Params, x: Any, *sizes: Any) -> Any:
 
 @rule("squeeze", "expand_dims")
 def _squeeze(params: Params, x: Any) -> Any:
-    return np.reshape(x, params["results"][0].shape)
+    result = params["results"][0]
+    return np.reshape(x, (*result.shape, x.shape[-1]) if is_key(result) else result.shape)
 
 
 @rule("transpose")
@@ -158,8 +159,16 @@ def _while(params: Params, *values: Any) -> Any:
     test, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
     first, second = values[:of_test], values[of_test : of_test + of_body]
     state = list(values[of_test + of_body :])
-    while np.all(test.run([*first, *state])[0]):
-        state = body.run([*second, *state])
+    while np.any(going := test.run([*first, *state])[0]):
+        found = body.run([*second, *state])
+        if np.ndim(going):  # loops side by side: those that are over keep their values
+            found = [
+                np.where(
+                    np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old
+                )
+                for new, old in zip(found, state)
+            ]
+        state = found
     return state
 
 
