@@ -70,9 +70,9 @@ class Beside:
         except NoRule:
             self._listing = None
             return None
-        # XLA may overwrite results, which may share memory with arguments
+        # Results may share memory with arguments, which the user may change: they are copied before this returns.
         placed = jax.device_put(list(map(np.asarray, found)), self._device, may_alias=False)
-        return jax.tree.unflatten(self._results, placed)
+        return jax.tree.unflatten(self._results, jax.block_until_ready(placed))
 
     def compiled(self) -> Any:
         """Wait for the executable. Raises what its compilation raises."""
