@@ -59,3 +59,13 @@ def test_a_scope_counts_the_runs_of_so_many_programs(monkeypatch):
     for i in range(20):
         scope.steps.number(f"program {i}")
     assert len(scope.steps) <= 3
+
+
+def test_counts_go_on_from_others():
+    counts = Counts(3)
+    counts.number("a")
+    counts.update({"a": 5, "b": 2})
+    assert counts.as_dict() == {"a": 5, "b": 2}
+    assert counts.number("a") == 5
+    counts.update(dict.fromkeys("cdef", 1))
+    assert len(counts) <= 3

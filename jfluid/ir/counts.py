@@ -1,5 +1,7 @@
 """Numbers that are counted for each of many keys, within a bound."""
 
+from collections.abc import Mapping
+
 
 class Counts:
     """How often each key was used.
@@ -32,6 +34,16 @@ class Counts:
             found = self._first
         self._counts[key] = found + 1
         return found
+
+    def as_dict(self) -> dict[str, int]:
+        """Return how often each key was used that is not forgotten."""
+        return dict(self._counts)
+
+    def update(self, counts: Mapping[str, int]) -> None:
+        """Count on from other counts of some keys."""
+        self._counts.update(counts)
+        if len(self._counts) > self._most:
+            self._forget()
 
     def copy(self) -> "Counts":
         """Return what counts on from here by itself."""

@@ -54,7 +54,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
     """
     from jfluid.ps_server import ps_pb2 as pb
 
-    state = pb.TrainerState(round=round, runs=scope.steps)
+    state = pb.TrainerState(round=round, runs=scope.steps.as_dict())
     for name in names(program):
         found = scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
