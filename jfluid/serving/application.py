@@ -27,7 +27,6 @@ from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
 from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests, shown
 from jfluid.serving.room import Room, Share
-from jfluid.serving.turns import Turns
 
 try:
     import uvicorn
@@ -101,7 +100,7 @@ class Service:
         )
         # Large requests are read one after the other: then others find a processor free.
         self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
-        self.turns = Turns()
+        self.reading, self.writing = asyncio.Lock(), asyncio.Lock()
 
     async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what the model gives for a feed."""
@@ -148,7 +147,7 @@ class Service:
         """Yield the pieces of an answer."""
         for piece in found:
             yield piece
-            await self.turns.writing()
+            await _turn(self.writing)
 
     def close(self) -> None:
         """Answer what waits, and end the threads."""
@@ -256,11 +255,10 @@ async def _predicted(service: Service, request: Request, share: Share) -> Respon
     if encoding != "identity":
         raise BadRequest(f"expected no Content-Encoding, found {shown(encoding)}", 415)
     body = await _body(service, request, share)
-    with service.turns.under_way(len(body)):
-        feed = await service.feed(body, kind)
-        del body
-        share.set(_bytes(feed))
-        outputs = await service.predict(feed)
+    feed = await service.feed(body, kind)
+    del body
+    share.set(_bytes(feed))
+    outputs = await service.predict(feed)
     del feed
     share.set(_bytes(outputs))
     if NPZ in (kind, request.headers.get("accept")):
@@ -277,6 +275,14 @@ async def _predicted(service: Service, request: Request, share: Share) -> Respon
 
 def _bytes(arrays: Mapping[str, np.ndarray]) -> int:
     return sum(value.nbytes for value in arrays.values())
+
+
+async def _turn(lock: asyncio.Lock) -> None:
+    """Wait until the loop has gone round once more: of all large bodies one is read a little each
+    time, and of all large answers one is made, and what others want is done between.
+    """
+    async with lock:
+        await asyncio.sleep(0)
 
 
 async def _body(service: Service, request: Request, share: Share) -> Block:
@@ -298,7 +304,7 @@ async def _body(service: Service, request: Request, share: Share) -> Block:
                 size += len(part)
                 waiting.reschedule(until + size / _RATE)
                 if size > SMALL:
-                    await service.turns.reading()
+                    await _turn(service.reading)
     except TimeoutError:
         raise BadRequest(
             f"the body came too slowly: expected it within {limits.seconds:g} s, or {_RATE} bytes a "
