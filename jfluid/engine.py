@@ -354,7 +354,7 @@ class Engine:
         a seed.
         """
         seed = program.random_seed
-        anew = seed and step.starts_anew
+        anew = seed and step.plan.starts_anew
         count = 0 if anew else scope.steps.number(program.fingerprint)
         return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
 

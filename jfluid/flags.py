@@ -74,8 +74,8 @@ EFFECTIVE = {
     ),
     "FLAGS_interpret_first_steps": Flag(
         False,
-        "steps on one CPU device, and steps of imperative mode, are interpreted with NumPy until they are "
-        "compiled: the first loss comes at once, and may differ in its last digits from run to run. No "
+        "steps on one CPU device, and of imperative mode, that are made from then on are interpreted with "
+        "NumPy until they are compiled: the first loss comes at once, and may differ in its last digits from run to run. No "
         "effect with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with servers",
     ),
     "FLAGS_rpc_deadline": Flag(

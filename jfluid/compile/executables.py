@@ -7,6 +7,7 @@ first when all of them together take more than a number of bytes.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
@@ -15,8 +16,8 @@ import numpy as np
 
 from jfluid import flags, heap
 from jfluid.compile import jax_caches
+from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import Beside
-from jfluid.compile.numpy_steps.interpreter import NoRule
 
 FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of
@@ -24,6 +25,7 @@ FLAG = "FLAGS_compiled_max_bytes"
 _EACH, _FOR_PLACES = 200 << 10, 300
 _FEW = 8  # the latest ones stay, however large they are: a step needs its own
 _WORTH_GIVING_BACK = 32 << 20
+_MOST_BEGUN = 8  # forms of arguments that are interpreted
 _MOST_INTERPRETED = 256 << 20  # bytes of arguments, of which a few copies are made
 # Code and data of an executable lie in 4 to 200 mappings of memory, of which Linux gives a process 65,530. How many
 # there are is looked up each so many executables.
@@ -148,7 +150,7 @@ class Executables:
         interprets: jax.Device | None = None,
     ):
         self._fresh, self._entry, self._interprets = fresh, entry, interprets
-        self._begun: dict[Form, Beside] = {}
+        self._begun = LruCache[Beside](_MOST_BEGUN)
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
         # where the forms of several differ, and each of them by what it has there
@@ -198,7 +200,7 @@ class Executables:
             if results is not None:
                 return results
         begun = self._begun.pop(forms, None)
-        run, keep = begun.compiled() if begun else self._compile(self._fresh, arguments)
+        run, keep = begun.compiled(arguments) if begun else self._compile(self._fresh, arguments)
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
         self._arrange()
@@ -222,15 +224,13 @@ class Executables:
                 return None
             if self._entry is not None and self._entry.load(arguments) is not None:
                 return None
-            traced = self._fresh().trace(*arguments)
-            try:
-                again = _Traced(traced)
-                begun = Beside(
-                    traced, lambda: self._compile(lambda: again, arguments), self._interprets
-                )
-            except NoRule:
-                return None
-            self._begun[forms] = begun
+            traced = _Traced(self._fresh().trace(*arguments))
+            begun = self._begun.get_or_make(
+                forms,
+                lambda: Beside(
+                    traced.traced, partial(self._compile, lambda: traced), self._interprets
+                ),
+            )
         return begun.run(arguments)
 
     def _arrange(self) -> None:
@@ -249,11 +249,11 @@ class _Traced:
     """A function that was traced, in place of `jax.jit` of it."""
 
     def __init__(self, traced: Any):
-        self._traced = traced
+        self.traced = traced
 
     def lower(self, *arguments: Any) -> Any:
         """Return the function as it is passed to XLA."""
-        return self._traced.lower()
+        return self.traced.lower()
 
 
 def _few_mappings_are_left() -> bool:

@@ -325,14 +325,13 @@ class OneDevice(Placement):
         self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
     ) -> Function:
         # A startup program gives the same parameters each time, to the last bit.
-        starts_anew = not self.plan.state and not self.plan.feeds
-        fixed = starts_anew or not self.pads
+        fixed = self.plan.starts_anew or not self.pads
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 
     def _options(self) -> dict[str, str | int]:
         plan = self.plan
-        once = not plan.state and not plan.feeds  # a program that reads nothing
+        once = plan.starts_anew
         numbers = _initialised(plan) if once else None
         return options(self.device, quickly=once, operators=len(plan.block.ops), numbers=numbers)
 
@@ -444,7 +443,7 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
         return Processes(plan, device)
     found = OneDevice(plan, device)
     found.held = filter_orders.of(plan, device)
-    if device.platform == "cpu" and not plan.state and not plan.feeds:
+    if device.platform == "cpu" and plan.starts_anew:
         # a startup program: what its filters will be convolved by is made while XLA compiles it
         shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
         image_convolution.expect(*([s for s in shapes if len(s) == rank] for rank in (4, 2)))

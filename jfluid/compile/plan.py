@@ -53,6 +53,11 @@ class Plan:
     updated: list[str]
     rng: bool
 
+    @property
+    def starts_anew(self) -> bool:
+        """True if the program reads nothing, as a startup program does."""
+        return not self.state and not self.feeds
+
 
 def unsupported(program: Program) -> None:
     """Raise UnsupportedOpError with all operators of the program that are not registered.

@@ -204,7 +204,6 @@ class Step:
         if not whole:
             placement.held = {}
         self.segments = [s if s.host else self._compiled(at) for at, s in enumerate(plan.segments)]
-        self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
         only = self.segments[0] if whole else None
         self.whole = only if isinstance(only, CompiledSegment) else None

@@ -1,6 +1,8 @@
 """Steps that NumPy runs until they are compiled."""
 
+import gc
 import threading
+import weakref
 
 import jax
 import numpy as np
@@ -25,9 +27,9 @@ def held(monkeypatch):
     """Hold compilations in other threads until the event is set."""
     go, before = threading.Event(), beside.Beside._make
 
-    def make(self):
+    def make(self, arguments):
         go.wait()
-        before(self)
+        before(self, arguments)
 
     monkeypatch.setattr(beside.Beside, "_make", make)
     yield go
@@ -101,7 +103,10 @@ def test_what_runs_once_is_not_compiled(interprets):
 
 def test_results_do_not_share_memory_with_arguments(interprets):
     function = Executables(lambda: jax.jit(lambda x: x), interprets=jax.devices("cpu")[0])
-    given = np.ones(4096, np.float32)
+    memory = np.zeros(4096 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64  # as XLA wants it to take an array as it lies
+    given = memory[start : start + 4096 * 4].view(np.float32)
+    given[:] = 1
     found = function(given)
     given[:] = 0
     assert np.asarray(found).min() == 1
@@ -147,3 +152,21 @@ def test_imperative_steps_do_not_wait(interprets, held):
             layer.clear_gradients()
             found.append(float(loss.numpy()))
     assert found == sorted(found, reverse=True) and found[-1] < found[0]
+
+
+def test_arguments_are_not_held_and_few_forms_are(interprets):
+    function = Executables(lambda: jax.jit(lambda x: x * 2), interprets=jax.devices("cpu")[0])
+    for size in range(1, 20):
+        given = jax.numpy.ones(size, np.float32)
+        function(given)
+        held = weakref.ref(given)
+        del given
+        gc.collect()
+        assert held() is None
+    assert len(function._begun) <= 8
+
+
+def test_half_precision_that_numpy_does_not_know_waits(interprets):
+    function = Executables(lambda: jax.jit(lambda x: x @ x), interprets=jax.devices("cpu")[0])
+    assert float(function(jax.numpy.ones((2, 2), jax.numpy.bfloat16))[0, 0]) == 2
+    assert function.count() == 1

@@ -1,5 +1,6 @@
 """A compilation that goes on beside the steps, which NumPy runs until it is done."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,14 +34,14 @@ class Beside:
 
     Args:
         traced: what `jax.jit(...).trace` gives.
-        compile: returns the executable.
+        compile: returns the executable for arguments. These are held only while it compiles.
         device: where results are put.
-
-    Raises interpreter.NoRule if it cannot be interpreted.
     """
 
-    def __init__(self, traced: Any, compile: Callable[[], Any], device: jax.Device):
-        self._listing: Listing | None = Listing(traced.jaxpr)
+    def __init__(self, traced: Any, compile: Callable[[Sequence[Any]], Any], device: jax.Device):
+        self._listing: Listing | None = None
+        with contextlib.suppress(NoRule):
+            self._listing = Listing(traced.jaxpr)
         self._results = jax.tree.structure(traced.out_info)
         self._compile, self._device = compile, device
         self._thread: threading.Thread | None = None
@@ -53,12 +54,12 @@ class Beside:
         if self._done or self._listing is None:
             return None
         if self._called:
-            self._begin()
+            self._begin(arguments)
         self._called, until = True, time.perf_counter() + _PATIENCE
 
         def stop() -> bool:
             if self._thread is None and time.perf_counter() > until:
-                self._begin()
+                self._begin(arguments)
             return self._done
 
         try:
@@ -70,31 +71,31 @@ class Beside:
         except NoRule:
             self._listing = None
             return None
-        # Results may share memory with arguments, which the user may change: they are copied before this returns.
-        placed = jax.device_put(list(map(np.asarray, found)), self._device, may_alias=False)
-        return jax.tree.unflatten(self._results, jax.block_until_ready(placed))
+        # Results may share memory with arguments and with each other. JAX takes NumPy arrays as they lie, and XLA may
+        # overwrite them: each gets memory of its own.
+        placed = jax.device_put([np.array(v) for v in found], self._device)
+        return jax.tree.unflatten(self._results, placed)
 
-    def compiled(self) -> Any:
+    def compiled(self, arguments: Sequence[Any]) -> Any:
         """Wait for the executable. Raises what its compilation raises."""
-        if self._thread is None:
-            return self._compile()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._compiled
+        return self._compiled if self._done else self._compile(arguments)
 
-    def _begin(self) -> None:
+    def _begin(self, arguments: Sequence[Any]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._make, name=THREAD)
+            self._thread = threading.Thread(target=self._make, args=(arguments,), name=THREAD)
             self._thread.start()
 
-    def _make(self) -> None:
+    def _make(self, arguments: Sequence[Any]) -> None:
         with _one_at_a_time:
-            if self._listing is not None and not threading.main_thread().is_alive():
+            if not threading.main_thread().is_alive():
                 return  # the process ends
             try:
                 with jax.enable_x64(True), jax.default_device(self._device), jax_caches.not_kept():
-                    self._compiled = self._compile()
+                    self._compiled = self._compile(arguments)
             except BaseException as error:  # the step raises it
                 self._error = error
             self._done = True

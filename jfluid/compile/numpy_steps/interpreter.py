@@ -136,6 +136,9 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
         raise NoRule(f"{name} has a random key")
+    for var in (*eqn.invars, *eqn.outvars):
+        if not is_key(var.aval) and np.dtype(var.aval.dtype).kind not in "biufc":
+            raise NoRule(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
     if found is None:
         return _Alone(eqn)
     return functools.partial(found, dict(eqn.params, results=[v.aval for v in eqn.outvars]))
