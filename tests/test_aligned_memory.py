@@ -66,3 +66,37 @@ def test_a_loader_leaves_batches_where_xla_reads_them(processes, of_samples):
         array = (feed if isinstance(feed, dict) else feed[0])["x"].value
         np.testing.assert_array_equal(array, X)
         assert _is_aligned(array)
+
+
+def _aligned(value):
+    """An array that JAX would take as it lies."""
+    made = aligned_memory.empty((64, 64), "float32")
+    made[...] = value
+    return made
+
+
+def test_imperative_parameters_do_not_follow_the_arrays_they_were_set_to():
+    given = _aligned(1)
+    with fluid.dygraph.guard(fluid.CPUPlace()):
+        layer = fluid.dygraph.Linear(64, 64)
+        layer.weight.set_value(given)
+        given[...] = 2
+        assert layer.weight.numpy().max() == 1
+        layer.set_dict({"weight": given, "bias": np.zeros(64, "float32")})
+        given[...] = 3
+        assert layer.weight.numpy().max() == 2
+
+
+def test_variables_of_a_scope_do_not_follow_the_arrays_they_were_set_to():
+    given, main, startup = _aligned(1), fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        weight = fluid.layers.create_parameter([64, 64], "float32", name="weight")
+        out = fluid.layers.scale(weight, 2.0)
+    executor = fluid.Executor(fluid.CPUPlace())
+    with fluid.scope_guard(fluid.Scope()):
+        executor.run(startup)
+        fluid.global_scope().find_var("weight").get_tensor().set(given, fluid.CPUPlace())
+        for value in (2, 3):
+            (found,) = executor.run(main, fetch_list=[out])
+            assert found.max() == 2
+            given[...] = value

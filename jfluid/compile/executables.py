@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfluid import flags, heap
-from jfluid.compile import jax_caches
+from jfluid.compile import jax_caches, library_fusions
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import Beside
 
@@ -214,7 +214,9 @@ class Executables:
         """Return an executable, and what takes the results of its first run."""
         with jax_caches.not_kept():
             kept = self._entry.load_or_compile(fresh, arguments) if self._entry else None
-            return kept or (fresh().lower(*arguments).compile(), lambda results: None)
+            if kept:
+                return kept
+            return library_fusions.compiled(fresh().trace(*arguments)), lambda results: None
 
     def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
         """Return what the interpreter gives; None where the compiled function is to run."""
@@ -251,9 +253,9 @@ class _Traced:
     def __init__(self, traced: Any):
         self.traced = traced
 
-    def lower(self, *arguments: Any) -> Any:
-        """Return the function as it is passed to XLA."""
-        return self.traced.lower()
+    def trace(self, *arguments: Any) -> Any:
+        """Return the function as JAX traces it."""
+        return self.traced
 
 
 def _few_mappings_are_left() -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from jfluid import collector, environment, heap, kept_files
+from jfluid.compile import library_fusions
 from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Plan
 from jfluid.ir import schema
@@ -83,9 +84,9 @@ class Entry:
             return loaded, lambda results: None
         start = time.perf_counter()
         with collector.paused(settle=True):
-            lowered = fresh().lower(*arguments)
+            traced = fresh().trace(*arguments)
             with _JAX_CACHE.unused():
-                compiled = lowered.compile()
+                compiled = library_fusions.compiled(traced)
         if time.perf_counter() - start < WORTH_KEEPING:
             return compiled, lambda results: None
         schema.current().keep()

@@ -12,7 +12,8 @@ from jfluid import environment, flags
 
 # With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN
 # and Eigen, which are faster on x86: a step of mnist_conv took 0.39 of hand-written JAX's, not 0.57.
-_LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+_LIBRARIES = {_LIBRARY: "LIBRARY_FUSION_TYPE_REDUCE"}
 # LLVM's passes take most of the time to compile a program for the CPU. Those of the first level make vectors
 # of loops: steps take no longer than with those of the third, which XLA takes by itself. Without any a
 # startup program compiles in a third of the time, and takes 0.1 us more for each number; some differ in the
@@ -67,6 +68,11 @@ def options(
         if jax.__version_info__[:2] <= _KNOWN
         else {n: v for n, v in found.items() if _understood(n, v)}
     )
+
+
+def without_library() -> dict[str, str]:
+    """Return the options with which XLA gives nothing to YNNPACK."""
+    return {_LIBRARY: ""} if _understood(_LIBRARY, "") else {}
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import collector, errors, processes
+from jfluid import aligned_memory, collector, errors, processes
 from jfluid.compile import (
     collective_jit,
     filter_orders,
@@ -467,5 +467,8 @@ def _unwrapped(value: Any) -> Any:
 
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
     """Move values to their devices. NumPy arrays are copied, since users may change them."""
-    aliases = {n: isinstance(v, jax.Array) for n, v in values.items()}
-    return jax.device_put(values, dict(homes), may_alias=aliases)  # type: ignore[no-any-return]
+    # JAX takes an array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
+    own = {
+        n: aligned_memory.copied(v) if isinstance(v, np.ndarray) else v for n, v in values.items()
+    }
+    return jax.device_put(own, dict(homes))  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jfluid import errors
+from jfluid import aligned_memory, errors
 from jfluid.dygraph.pending import array_of
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value, constant
@@ -70,7 +70,8 @@ def on_device(array: np.ndarray) -> Value:
     not compiled apart.
     """
     with jax.enable_x64(True):
-        return constant(jax.device_put(array, tracer().device, may_alias=False))
+        # JAX takes a NumPy array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
+        return constant(jax.device_put(aligned_memory.copied(array), tracer().device))
 
 
 class VarBase(Variable):

@@ -1,0 +1,74 @@
+"""Compile around a fault of XLA's for CPUs: products by one number throughout, summed afterwards.
+
+XLA has YNNPACK compute reductions, with the matrix product or convolution that they are of. Where each number of the
+second factor is the same (ones, a constant, the gradient of a mean), it reads memory beside the factor: the sum is
+wrong, NaN or infinite (seen in jaxlib 0.10.2). A program with such a product is compiled without YNNPACK, with which
+its reductions would take a half of the time.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jfluid.compile.options import without_library
+from jfluid.compile.primitives import CALLS, ELEMENTWISE
+
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+# Primitives that give one number throughout for one number throughout.
+_KEEPS = ELEMENTWISE | frozenset(
+    "broadcast_in_dim reshape transpose squeeze expand_dims slice rev reduce_sum reduce_max reduce_min reduce_prod "
+    "dynamic_slice split".split()
+)
+
+
+def compiled(traced: Any) -> Any:
+    """Compile what `jax.jit(...).trace` gave, with the options of that function."""
+    lowered = traced.lower()
+    if multiplies_by_one_number(traced.jaxpr.jaxpr):
+        return lowered.compile(without_library())
+    return lowered.compile()
+
+
+def multiplies_by_one_number(jaxpr: Any) -> bool:
+    """Return whether a product or a convolution has a second factor that is one number throughout."""
+    return _Walk().run(jaxpr, [False] * len(jaxpr.invars))[1]
+
+
+class _Walk:
+    """What values of a jaxpr are one number throughout, and whether a product is by one of them."""
+
+    def run(self, jaxpr: Any, given: Sequence[bool]) -> tuple[list[bool], bool]:
+        """Return for each result whether it is one number, and whether a product is by one."""
+        same = {v for v, one in zip(jaxpr.invars, given, strict=True) if one}
+
+        def is_one(atom: Any) -> bool:
+            return getattr(atom.aval, "size", 0) == 1 or (not hasattr(atom, "val") and atom in same)
+
+        for equation in jaxpr.eqns:
+            name, ones = equation.primitive.name, list(map(is_one, equation.invars))
+            if name in _PRODUCTS:
+                factor = equation.invars[1].aval
+                if ones[1] and factor.size > 1:
+                    return [], True
+            elif name in _KEEPS:
+                if ones and all(ones):
+                    same.update(equation.outvars)
+            else:
+                for inner in _inner(equation):
+                    fits = len(inner.invars) == len(ones)
+                    found, by_one = self.run(inner, ones if fits else [False] * len(inner.invars))
+                    if by_one:
+                        return [], True
+                    if name in CALLS:
+                        same.update(v for v, one in zip(equation.outvars, found) if one)
+        return list(map(is_one, jaxpr.outvars)), False
+
+
+def _inner(equation: Any) -> list[Any]:
+    """Return the jaxprs that an equation calls."""
+    found = []
+    for value in equation.params.values():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                found.append(one)
+    return found
