@@ -32,6 +32,8 @@ Path = tuple[int, ...]
 Known = Mapping[Path, Mapping[str, Any]]
 NOTHING: Known = MappingProxyType({})
 GRAD = gradients.GRAD
+# Before the name of a variable: the length of its longest sequence, which may have to be known.
+LONGEST = "the longest sequence of "
 
 
 class Lowering:
@@ -87,7 +89,7 @@ class Lowering:
             self.here = (*self.path, position)
             self.expansion.count(op)
             if self.until is not None and self.until[0] == self.here:
-                raise Reached(env[self.until[1]])
+                raise Reached(needed(self.until[1], env))
             if self.here in self.known:
                 known = self.known[self.here]
                 self.loops = {**self.loops, **known}
@@ -200,7 +202,11 @@ class Lowering:
 
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
         """Put what is known of the current operator's inputs into `env`."""
-        env.update((n, with_known(env[n], v)) for n, v in known.items() if n in env)
+        env.update(
+            (n, with_known(env[n], v, name != n))
+            for name, v in known.items()
+            if (n := name.removeprefix(LONGEST)) in env
+        )
 
     def _function(
         self, at: int, definition: OpDef, kwargs: dict[str, Any]
@@ -504,10 +510,22 @@ def known_part(value: Any) -> Any:
     return value.values if isinstance(value, Ragged) else value
 
 
-def with_known(value: Any, number: Any) -> Any:
-    """The value with its `known_part` known; unchanged where that has another shape, as in a part of
-    a batch.
+def needed(name: str, env: Mapping[str, Any]) -> Any:
+    """What must be known, by the name of `static_values.Unknown`: the `known_part` of a variable, or
+    the length of its longest sequence.
     """
+    value = env[name.removeprefix(LONGEST)]
+    return value.last.steps() if name.startswith(LONGEST) else known_part(value)
+
+
+def with_known(value: Any, number: Any, longest: bool = False) -> Any:
+    """The value with its `known_part` known, or the length of its `longest` sequence; unchanged where
+    that has another shape, as in a part of a batch.
+    """
+    if longest:
+        if not isinstance(value, Ragged) or not value.levels:
+            return value
+        return replace(value, levels=(*value.levels[:-1], value.last.tightened(int(number))))
     if jnp.shape(known_part(value)) != np.shape(number):
         return value
     if isinstance(value, TensorArray):
@@ -530,8 +548,12 @@ def _traced_back(
     if error.path and op.type != "conditional_block":
         found.name = None  # it may change from one iteration to the next
     for name in dict.fromkeys([*op.input_arg_names, *sorted(reads_of(op))]):
-        if name in env and known_part(env[name]) is error.value:
+        value = env.get(name)
+        if name in env and known_part(value) is error.value:
             found.path, found.name = here, name
+            break
+        if isinstance(value, Ragged) and value.levels and value.last.given is error.value:
+            found.path, found.name = here, LONGEST + name
             break
     return found
 

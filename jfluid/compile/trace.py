@@ -14,7 +14,7 @@ from jfluid import collector
 from jfluid.compile import image_layout, scalars, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
-from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
+from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
@@ -202,6 +202,7 @@ def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> di
         lowering.counting, lowering.refusals = first.counting, first.refusals
         lowering.until = (first.until, first.name) if first.until else None
         try:
-            return lowering.run(env)
+            found = lowering.run(env)
         except Reached as reached:
             return env | {first.name: reached.value}
+        return found if first.name in found else found | {first.name: needed(first.name, found)}
