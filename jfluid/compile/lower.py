@@ -12,14 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, memory, scalars, update_order
+from jfluid.compile import control, memory, scalars, table_gradients, update_order
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import batched_random, gradients, ragged_dispatch, refusals, static_values
+from jfluid.ops import (
+    batched_random,
+    embedding,
+    gradients,
+    ragged_dispatch,
+    refusals,
+    static_values,
+)
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
@@ -76,6 +83,8 @@ class Lowering:
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        # places of gradients of tables that are rows (`table_gradients`)
+        self.of_rows: Set[int] = frozenset()
         # what the operations of an operator are called in the trace
         self.scope: Callable[[int, Operator], str] = lambda position, op: op.type
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
@@ -179,6 +188,10 @@ class Lowering:
         inputs = [_gather(op, s, env) for s in definition.ins] + [
             _carried(op, c, env) for c in definition.carries
         ]
+        if at in self.of_rows and table_gradients.pays(*inputs):
+            table, ids, grad = inputs
+            padding = op.attrs.get("padding_idx", -1)
+            return (embedding.gradient_rows(table, ids, grad, padding).merged(),)
         # A gradient operator that is itself differentiated is recomputed as a function of its
         # inputs.
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import collector
-from jfluid.compile import image_layout, scalars, update_order
+from jfluid.compile import image_layout, scalars, table_gradients, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
@@ -65,6 +65,8 @@ def lower(
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
     lowering.reversible = reversible
+    if wanted is not None and watch is None:
+        lowering.of_rows = table_gradients.only_updated(items, wanted)
     if on_gpus:
         lowering.awaited = update_order.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
