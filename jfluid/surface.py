@@ -69,6 +69,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.collective": ("compat.fluid.collective_layers",),
     "learning_rate_decay": ("layers.learning_rate_scheduler",),
     "layers.utils": ("compat.fluid.layers_utils",),
+    "dygraph_utils": ("compat.fluid.dygraph_utils",),
+    **{
+        f"dygraph.dygraph_to_static.{name}": ("compat.fluid.syntax_trees",)
+        for name in ("utils", "ifelse_transformer", "loop_transformer", "variable_trans_func")
+    },
+    "dygraph.dygraph_to_static.static_analysis": (
+        "compat.fluid.static_analysis",
+        "compat.fluid.syntax_trees",
+    ),
     "layers.layer_function_generator": ("compat.fluid.decorators",),
     "complex": ("layers.complex_numbers",),
     "complex.helper": ("layers.complex_numbers",),
@@ -121,6 +130,8 @@ _WIDER: dict[str, tuple[str, ...]] = {
         "compat.fluid.core",
         "dygraph.varbase",
         "dygraph.backward_strategy",
+        "dygraph.layers",
+        "dygraph.job",
     ),
     "executor": ("compat.fluid.executor",),
     "initializer": ("compat.fluid.initializer",),
