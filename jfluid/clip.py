@@ -78,7 +78,8 @@ def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
 
 
 class GradientClipBase:
-    """The base of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients.
+    """The base of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients, without
+    the parameters that have none.
 
     Args:
         need_clip: a function of a parameter that returns whether its gradient is clipped; all are
@@ -98,6 +99,7 @@ class GradientClipBase:
 
     def _clip(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
         """Append one operator for each gradient; clips that look at several override this."""
+        params_grads = _present(params_grads)
         result = list(params_grads)
         for at, (param, grad) in self._wanted(params_grads):
             with param.block.program._optimized_guard([param, grad]):
@@ -116,6 +118,11 @@ class GradientClipBase:
         for at, (param, grad) in enumerate(params_grads):
             if grad is not None and (self._need_clip_func is None or self._need_clip_func(param)):
                 yield at, (param, grad)
+
+
+def _present(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
+    """Return the pairs that have a gradient."""
+    return [(param, grad) for param, grad in params_grads if grad is not None]
 
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
@@ -194,8 +201,11 @@ class GradientClipByGlobalNorm(GradientClipBase):
         self.group_name = group_name
 
     def _clip(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
-        wanted = list(self._wanted(params_grads))
-        return self._scale_all(params_grads, wanted, [grad for _, (_, grad) in wanted])
+        present = _present(params_grads)
+        wanted = list(self._wanted(present))
+        if not wanted:
+            return list(params_grads)  # with all pairs, as in Fluid
+        return self._scale_all(present, wanted, [grad for _, (_, grad) in wanted])
 
     def _scale_all(
         self, params_grads: Sequence[ParamGrad], wanted: list[Any], counted: list[Variable]
@@ -277,7 +287,7 @@ def set_gradient_clip(
 
 def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
     """Apply the clips that `set_gradient_clip` attached; returns the pairs with clipped gradients."""
-    pairs = [(p, g) for p, g in params_grads if g is not None]
+    pairs = _present(params_grads)
     clips = [p.gradient_clip_attr for p, _ in pairs]
     if not any(clips):
         return list(params_grads)
@@ -311,14 +321,10 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
     counted = [
         g
         for (_, g), c in zip(pairs, clips, strict=True)
-        if getattr(c, "group_name", None) == last.group_name
+        if g is not None and getattr(c, "group_name", None) == last.group_name
     ]
     with name_scope("gradient_clip"):
-        return last._scale_all(
-            params_grads,
-            [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],
-            counted,
-        )
+        return last._scale_all(pairs, list(enumerate(pairs)), counted)
 
 
 def _merged(grad: Variable) -> Variable:

@@ -1,7 +1,7 @@
 """CompiledProgram and the settings of Fluid's strategies."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from jfluid import errors
@@ -14,6 +14,8 @@ __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
 
 
 Kind = TypeVar("Kind")
+# By the class of a config: what makes of it that which runs its model (`jfluid.compat.inference`).
+MODELS: dict[type, Callable[[Any], Any]] = {}
 
 
 class _Settings:
@@ -188,6 +190,8 @@ class CompiledProgram:
         self._program = program_or_graph
         self._build_strategy = _checked(build_strategy, BuildStrategy)
         self._parallel: DataParallel | None = None
+        self._predictor: Any = None  # what runs the model of a config, in place of the program
+        self._compiled_for: tuple[Any, Any] | None = None  # a scope and a place
 
     def with_data_parallel(
         self,
@@ -219,9 +223,10 @@ class CompiledProgram:
             ProgramError: it has data parallelism already, or `loss_name` is no variable of it.
             TypeError: an argument of another type.
         """
-        if self._parallel is not None:
+        if self._parallel is not None or self._predictor is not None:
+            has = "data parallelism" if self._parallel is not None else "a model"
             raise errors.ProgramError(
-                "with_data_parallel: this CompiledProgram has data parallelism already: make a new one"
+                f"with_data_parallel: this CompiledProgram has {has} already: make a new one"
             )
         if share_vars_from is not None and getattr(share_vars_from, "_parallel", None) is None:
             raise errors.ProgramError(
@@ -250,6 +255,41 @@ class CompiledProgram:
                 f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}"
             )
         self._parallel = DataParallel(self._program, build, execution, places)
+        return self
+
+    def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
+        """Have `Executor.run` run the saved model of a NativeConfig or AnalysisConfig instead: it takes
+        a list of PaddleTensors as the feed, and returns one.
+
+        Returns:
+            This program.
+
+        Raises ProgramError where it has data parallelism or such a model already, TypeError for what is
+        no config, and what `create_paddle_predictor` raises.
+        """
+        if self._parallel is not None or self._predictor is not None:
+            has = "data parallelism" if self._parallel is not None else "a model"
+            raise errors.ProgramError(
+                f"_with_inference_optimize: this CompiledProgram has {has} already: make a new one"
+            )
+        if type(config) not in MODELS:
+            raise TypeError(
+                "_with_inference_optimize, config: expected a NativeConfig or AnalysisConfig, found "
+                f"{type(config).__name__}"
+            )
+        self._predictor = MODELS[type(config)](config)
+        return self
+
+    def _compile(self, scope: Any, place: Any) -> "CompiledProgram":
+        """Say where the program will run, of which XLA makes an executable when it does; returns it.
+        Raises ProgramError for a second scope or place.
+        """
+        known, at = self._compiled_for or (scope, place)
+        if scope is not known or (place and at and not at._equals(place)):
+            raise errors.ProgramError(
+                f"_compile: this program is compiled for another {'place' if scope is known else 'scope'}"
+            )
+        self._compiled_for = known, at
         return self
 
     def _single_program(self) -> Program:

@@ -9,6 +9,7 @@ from jfluid.compile.fetches import names_of
 from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
+from jfluid.ir.operator import OpRole
 from jfluid.ir.program import default_main_program
 from jfluid.places import Place, place_to_run
 from jfluid.scope import Scope, global_scope, scope_guard
@@ -59,7 +60,8 @@ class Executor:
             program: a Program or CompiledProgram; the default main program when None.
             feed: arrays or LoDTensors by name, of the dtypes of the variables. Data parallelism
                 divides them among the replicas by rows (or sequences); a list holds a dict for each.
-                A program that reads from a reader takes the next batch from there instead.
+                A program that reads from a reader takes the next batch from there instead. One with
+                a model of its own (`CompiledProgram._with_inference_optimize`) takes PaddleTensors.
             fetch_list: variables or names whose values to return.
             feed_var_name, fetch_var_name, use_program_cache: no effect: there are no holder
                 variables, and compiled programs are always kept.
@@ -84,6 +86,9 @@ class Executor:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
+        if (predictor := getattr(program, "_predictor", None)) is not None:
+            outputs: list[Any] = predictor.run(feed)
+            return outputs
         try:
             if return_numpy and not use_prune:
                 repeat = self.engine.repeats.find(program, fetch_list, scope)
@@ -109,6 +114,36 @@ class Executor:
             if (lack := memory.named(error, resolved(program)[0])) is not None:
                 raise lack from error
             raise
+
+    def _prune_program(
+        self, program: Any, feed: Any = None, fetch_list: Any = None, optimize_ops: Any = None
+    ) -> Any:
+        """Return the program with what the fetches and the updates need, and nothing else; a
+        CompiledProgram is changed itself.
+
+        Args:
+            feed: a dict, or a list of dicts, whose names are fed.
+            fetch_list: Variables or names.
+            optimize_ops: the operators of updates; none stands for all of the program.
+
+        Raises TypeError for anything else than a Program or CompiledProgram.
+        """
+        origin, _ = resolved(program)
+        feeds = feed if isinstance(feed, (list, tuple)) else [feed or {}]
+        updates = optimize_ops or [
+            op
+            for block in origin.blocks
+            for op in block.ops
+            if op.attrs.get("op_role", 0) & OpRole.Optimize
+        ]
+        names = {name for each in feeds for name in each}
+        pruned = origin._prune_with_input(names, [*(fetch_list or ()), *updates])
+        if origin is program:
+            return pruned
+        program._program = pruned
+        if program._parallel is not None:
+            program._parallel.program = pruned
+        return program
 
     def train_from_dataset(
         self,

@@ -48,6 +48,12 @@ class Place:
     def _equals(self, other: "Place") -> bool:
         return self.kind() == other.kind()
 
+    def _type(self) -> int:
+        """The number of Fluid's variant: that of a CUDAPlace before a `core.Place()` was told."""
+        if type(self) is Place and self._told is None:
+            return 0
+        return (CUDAPlace, CPUPlace, CUDAPinnedPlace).index(type(self.kind()))
+
 
 @dataclass(frozen=True)
 class CPUPlace(Place):
@@ -124,7 +130,7 @@ def prepare_cpus(number: int) -> None:
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:
-            pass  # JAX has started: `devices_of` of jfluid.parallel.devices checks whether there are enough
+            pass  # JAX has started: jfluid.parallel.devices makes more where they are needed
 
 
 def _gpus() -> list[jax.Device]:

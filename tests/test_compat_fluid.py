@@ -132,6 +132,14 @@ def test_scopes_of_a_thread():
 def test_values_of_scopes():
     tensor = fluid.Scope().var("x").get_tensor()
     assert as_numpy(tensor) is None
+    number = fluid.executor._as_lodtensor(3.5, fluid.CPUPlace(), "int64")
+    assert np.array(number).tolist() == [3] and number._dtype() == fluid.core.VarDesc.VarType.INT64
+    assert fluid.executor._as_lodtensor(np.ones((2, 1)), fluid.CPUPlace()).shape() == [2, 1]
+    with pytest.raises(errors.FeedError, match="expected a LoDTensor for a list"):
+        fluid.executor._as_lodtensor([1.0], fluid.CPUPlace(), "float32")
+    with pytest.raises(errors.FeedError, match="expected a dtype for a number"):
+        fluid.executor._as_lodtensor(1.0, fluid.CPUPlace())
+    assert fluid.backward._append_grad_suffix_("w") == "w@GRAD"
     fluid.global_scope().var("x").get_tensor().set(np.ones((2, 1), np.float32))
     assert float(_fetch_var("x").sum()) == 2.0 and _fetch_var("x", return_numpy=False).shape() == [
         2,
@@ -245,6 +253,7 @@ def test_what_needs_what_was_never_published():
 
 # Imported by published scripts, though private or deep.
 DEEP = """
+    contrib.slim.graph.GraphWrapper
     annotations.deprecated clip.ClipByGlobalNorm contrib.reader.distributed_batch_reader
     core.AnalysisConfig core.EOFException core.LoDTensor core.PaddleDType core.PaddleTensor
     core.PassVersionChecker core.Scope core.VarDesc core.ZeroCopyTensor core.create_paddle_predictor
@@ -274,7 +283,7 @@ DEEP = """
 """.split()
 # The same of what is not in this release.
 ABSENT = """
-    contrib.slim.graph.GraphWrapper
+    contrib.slim.core.Compressor
     incubate.fleet.parameter_server.pslib.PSLib
     transpiler.geo_sgd_transpiler.GeoSgdTranspiler
 """.split()

@@ -92,11 +92,11 @@ def test_what_is_not_there(installed):
         import paddle.nothing
     with pytest.raises(AttributeError, match="module 'paddle' has no attribute 'nothing'"):
         paddle.nothing  # noqa: B018
-    import paddle.fluid.contrib.slim.graph as graph
+    import paddle.fluid.contrib.slim.core as slim
 
-    with pytest.raises(errors.UnsupportedError, match=r"GraphWrapper: this extension"):
-        graph.GraphWrapper()
-    assert not isinstance(3, graph.GraphWrapper)
+    with pytest.raises(errors.UnsupportedError, match=r"Compressor: this extension"):
+        slim.Compressor()
+    assert not isinstance(3, slim.Compressor)
     with pytest.raises(errors.UnsupportedError, match="paddle.sysconfig.get_include"):
         paddle.sysconfig.get_include()
 

@@ -10,6 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
+from jfluid.layers import control_flow
 from tests.parity.control import BATCH, PROGRAMS, _batch, run
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "control.json").read_text())
@@ -163,6 +164,25 @@ def test_switch_passes_the_gradient_of_the_value_that_stays(taken):
     np.testing.assert_allclose(
         found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5
     )
+
+
+def test_a_block_that_runs_where_conditions_hold():
+    x = fluid.data("x", [None, 1])
+    low, always = (layers.create_global_var([1], 0.0, "float32", persistable=True) for _ in "ab")
+    small = layers.less_than(layers.reduce_mean(x), layers.fill_constant([1], "float32", 2.0))
+    with control_flow.ConditionalBlock([small], is_scalar_condition=True).block():
+        layers.assign(layers.fill_constant([1], "float32", 7.0), low)
+    with control_flow.ConditionalBlock([x]).block():
+        layers.assign(layers.reduce_mean(x), always)
+    numbers = [layers.fill_constant([1], "float32", n) for n in (5.0, 6.0)]
+    chosen = control_flow.select_input(numbers, layers.cast(small, "int32"))
+    for value, expected in ((3.0, [0.0, 3.0, 5.0]), (1.0, [7.0, 1.0, 6.0])):
+        feed = {"x": np.full((2, 1), value, "float32")}
+        assert np.ravel(_fetch(feed, [low, always, chosen])).tolist() == expected
+    with pytest.raises(TypeError, match="expected Variables, found float"):
+        control_flow.ConditionalBlock([1.0])
+    with pytest.raises(TypeError, match="mask: expected a Variable of int32"):
+        control_flow.select_input(numbers, small)
 
 
 @pytest.mark.parametrize("bound, value, gradient", [(9.0, 6.0, 2.0), (1.0, 3.0, 1.0)])

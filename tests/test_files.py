@@ -210,6 +210,14 @@ def test_an_inference_model_is_pruned_and_in_test_form(exe, tmp_path):
     )
     assert "__model__.main_program" in os.listdir(tmp_path / "train")
     assert "conv2d_0.w_0_moment1_0" in os.listdir(tmp_path / "train")
+    # as Fluid's own books save what is to be trained further
+    again = io.save_inference_model(
+        str(tmp_path / "again"), [], [], exe, program, export_for_deployment=False
+    )
+    assert again == []
+    assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(tmp_path / "train"))
+    with pytest.raises(TypeError, match="target_vars"):
+        io.save_inference_model(str(tmp_path / "none"), [], [], exe, program)
 
 
 def test_wrong_arguments_of_save_inference_model(exe, tmp_path):

@@ -140,6 +140,25 @@ def test_a_model_of_bytes_and_the_older_config(model):
     assert core.create_paddle_predictor(native).get_input_names() == predictor.get_input_names()
 
 
+def test_a_compiled_program_runs_the_model_of_a_config(model):
+    config = core.NativeConfig()
+    config.model_dir = model[0]
+    program = fluid.Program()
+    compiled = fluid.CompiledProgram(program)
+    assert compiled._with_inference_optimize(config) is compiled and compiled._program is program
+    exe = fluid.Executor(fluid.CPUPlace())
+    ids = core.PaddleTensor(IDS)
+    ids.lod = LOD
+    found = exe.run(compiled, feed=[core.PaddleTensor(X), ids])
+    assert same([tensor.as_ndarray() for tensor in found], model)
+    with pytest.raises(errors.ProgramError, match="has a model already"):
+        compiled._with_inference_optimize(config)
+    with pytest.raises(errors.ProgramError, match="has a model already"):
+        compiled.with_data_parallel()
+    with pytest.raises(TypeError, match="expected a NativeConfig or AnalysisConfig, found str"):
+        fluid.CompiledProgram(program)._with_inference_optimize("config")
+
+
 def test_the_model_is_not_in_the_global_scope(model, predictor):
     assert fluid.global_scope().local_var_names() == []
 

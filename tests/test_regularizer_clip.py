@@ -103,6 +103,22 @@ def test_need_clip():
     assert clip([]) == []
 
 
+@pytest.mark.parametrize(
+    "kind", [GradientClipByValue, GradientClipByNorm, GradientClipByGlobalNorm]
+)
+def test_parameters_without_gradient_are_left_out_as_in_fluid(kind):
+    loss = net()
+    pairs = fluid.backward.append_backward(loss)
+    alone = fluid.layers.create_parameter([2], "float32", name="alone")
+    found = kind(0.3)([*pairs, (alone, None)])
+    assert [p.name for p, _ in found] == [p.name for p, _ in pairs]
+    set_gradient_clip(kind(0.3))
+    found = fluid.clip.append_gradient_clip_ops([(alone, None), *pairs])
+    assert [p.name for p, _ in found] == [p.name for p, _ in pairs]
+    nothing = GradientClipByGlobalNorm(0.3, need_clip=lambda p: False)
+    assert nothing([*pairs, (alone, None)]) == [*pairs, (alone, None)]
+
+
 def test_clips_name_the_clipped_gradient():
     loss = net()
     fluid.optimizer.SGD(1.0, grad_clip=GradientClipByNorm(0.6)).minimize(loss)

@@ -4,6 +4,7 @@
     jfluid inspect MODEL_DIR                                # what a saved model holds
     jfluid export MODEL_DIR --to stablehlo|jax|onnx
     jfluid serve MODEL_DIR --port N
+    jfluid install-alias                                    # `import paddle` finds jfluid for good
 
 `jfluid SUBCOMMAND --help` has the options of each. `python -m jfluid SUBCOMMAND` is the same.
 """
@@ -14,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("doctor", "inspect", "export", "serve")
+SUBCOMMANDS = ("doctor", "inspect", "export", "serve", "install-alias")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,5 +35,5 @@ def _run(arguments: list[str]) -> int:
     if name not in SUBCOMMANDS:
         print(f"jfluid: expected one of {', '.join(SUBCOMMANDS)}, found {name!r}", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"jfluid.command.{name}").main(rest)
+    code: int = importlib.import_module(f"jfluid.command.{name.replace('-', '_')}").main(rest)
     return code

@@ -75,7 +75,7 @@ def _checked(var: Variable, value: Any) -> Any:
         value = np.asarray(value)
     elif not isinstance(value, (np.ndarray, jax.Array)):
         try:
-            value = np.asarray(value, var.np_dtype)
+            value = np.asarray([value] if np.isscalar(value) else value, var.np_dtype)
         except (TypeError, ValueError) as e:
             raise errors.FeedError(
                 f"feed {var.name}: expected an array of {var.np_dtype}, found "

@@ -12,14 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, memory, scalars, update_order
+from jfluid.compile import control, memory, scalars, table_gradients, update_order
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import batched_random, gradients, ragged_dispatch, refusals, static_values
+from jfluid.ops import (
+    batched_random,
+    embedding,
+    gradients,
+    ragged_dispatch,
+    refusals,
+    static_values,
+)
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
@@ -32,6 +39,8 @@ Path = tuple[int, ...]
 Known = Mapping[Path, Mapping[str, Any]]
 NOTHING: Known = MappingProxyType({})
 GRAD = gradients.GRAD
+# Before the name of a variable: the length of its longest sequence, which may have to be known.
+LONGEST = "the longest sequence of "
 
 
 class Lowering:
@@ -74,6 +83,8 @@ class Lowering:
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        # places of gradients of tables that are rows (`table_gradients`)
+        self.of_rows: Set[int] = frozenset()
         # what the operations of an operator are called in the trace
         self.scope: Callable[[int, Operator], str] = lambda position, op: op.type
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
@@ -87,7 +98,7 @@ class Lowering:
             self.here = (*self.path, position)
             self.expansion.count(op)
             if self.until is not None and self.until[0] == self.here:
-                raise Reached(env[self.until[1]])
+                raise Reached(needed(self.until[1], env))
             if self.here in self.known:
                 known = self.known[self.here]
                 self.loops = {**self.loops, **known}
@@ -177,6 +188,10 @@ class Lowering:
         inputs = [_gather(op, s, env) for s in definition.ins] + [
             _carried(op, c, env) for c in definition.carries
         ]
+        if at in self.of_rows and table_gradients.pays(*inputs):
+            table, ids, grad = inputs
+            padding = op.attrs.get("padding_idx", -1)
+            return (embedding.gradient_rows(table, ids, grad, padding).merged(),)
         # A gradient operator that is itself differentiated is recomputed as a function of its
         # inputs.
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
@@ -200,7 +215,11 @@ class Lowering:
 
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
         """Put what is known of the current operator's inputs into `env`."""
-        env.update((n, with_known(env[n], v)) for n, v in known.items() if n in env)
+        env.update(
+            (n, with_known(env[n], v, name != n))
+            for name, v in known.items()
+            if (n := name.removeprefix(LONGEST)) in env
+        )
 
     def _function(
         self, at: int, definition: OpDef, kwargs: dict[str, Any]
@@ -504,10 +523,22 @@ def known_part(value: Any) -> Any:
     return value.values if isinstance(value, Ragged) else value
 
 
-def with_known(value: Any, number: Any) -> Any:
-    """The value with its `known_part` known; unchanged where that has another shape, as in a part of
-    a batch.
+def needed(name: str, env: Mapping[str, Any]) -> Any:
+    """What must be known, by the name of `static_values.Unknown`: the `known_part` of a variable, or
+    the length of its longest sequence.
     """
+    value = env[name.removeprefix(LONGEST)]
+    return value.last.steps() if name.startswith(LONGEST) else known_part(value)
+
+
+def with_known(value: Any, number: Any, longest: bool = False) -> Any:
+    """The value with its `known_part` known, or the length of its `longest` sequence; unchanged where
+    that has another shape, as in a part of a batch.
+    """
+    if longest:
+        if not isinstance(value, Ragged) or not value.levels:
+            return value
+        return replace(value, levels=(*value.levels[:-1], value.last.tightened(int(number))))
     if jnp.shape(known_part(value)) != np.shape(number):
         return value
     if isinstance(value, TensorArray):
@@ -530,8 +561,12 @@ def _traced_back(
     if error.path and op.type != "conditional_block":
         found.name = None  # it may change from one iteration to the next
     for name in dict.fromkeys([*op.input_arg_names, *sorted(reads_of(op))]):
-        if name in env and known_part(env[name]) is error.value:
+        value = env.get(name)
+        if name in env and known_part(value) is error.value:
             found.path, found.name = here, name
+            break
+        if isinstance(value, Ragged) and value.levels and value.last.given is error.value:
+            found.path, found.name = here, LONGEST + name
             break
     return found
 

@@ -19,7 +19,7 @@ import numpy as np
 from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
 from jfluid.compile.executables import Entry
-from jfluid.compile.lower import Path, known_part
+from jfluid.compile.lower import LONGEST, Path, known_part
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Item, before
@@ -166,12 +166,13 @@ class Specialized:
             op = self._operator(position)
             items = [*before(self._items, position, reads_of(op[1])), op]
         else:
-            items = before(self._items, position, {need.name})
-        if items:
+            items = before(self._items, position, {need.name.removeprefix(LONGEST)})
+        if items or need.name.startswith(LONGEST):
+            # of fed sequences too: each replica has its own longest one
             value = self._first(need, items, known, values, key)
-        else:
-            value = known_part(dict(zip(self._names, values))[need.name])
-        return self._placement.known(self._at, need.name, value, bool(items))
+            return self._placement.known(self._at, need.name, value, True)
+        value = known_part(dict(zip(self._names, values))[need.name])
+        return self._placement.known(self._at, need.name, value, False)
 
     def _count(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> int:
         """A bound of a loop's iterations. A loop that writes arrays runs with room for some at
@@ -211,6 +212,8 @@ class Specialized:
     ) -> Any:
         """Run the operators that compute a value, or count a loop's iterations."""
         read = {n for _, op, _ in items for n in reads_of(op)}
+        if not items:
+            read.add(need.name.removeprefix(LONGEST))
         there = [(n, v) for n, v in zip(self._names, values) if n in read and v is not None]
         until = need.path if len(need.path) > 1 else ()
         first = First(items, need.name, until, counting)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import collector
-from jfluid.compile import image_layout, scalars, update_order
+from jfluid.compile import image_layout, scalars, table_gradients, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
-from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached
+from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
 from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
@@ -65,6 +65,8 @@ def lower(
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
     lowering.reversible = reversible
+    if wanted is not None and watch is None:
+        lowering.of_rows = table_gradients.only_updated(items, wanted)
     if on_gpus:
         lowering.awaited = update_order.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
@@ -202,6 +204,7 @@ def lower_first(first: First, env: dict[str, Any], key: Any, known: Known) -> di
         lowering.counting, lowering.refusals = first.counting, first.refusals
         lowering.until = (first.until, first.name) if first.until else None
         try:
-            return lowering.run(env)
+            found = lowering.run(env)
         except Reached as reached:
             return env | {first.name: reached.value}
+        return found if first.name in found else found | {first.name: needed(first.name, found)}

@@ -222,6 +222,11 @@ class InMemoryDataset(DatasetBase):
         """
         positive("set_queue_num", queue_num)
 
+    @property
+    def parse_ins_id(self) -> bool:
+        """Whether each line begins with the name of its record."""
+        return self._tags > 0
+
     def set_parse_ins_id(self, parse_ins_id: bool) -> None:
         """Whether each line begins with "1 id", the name of its record."""
         self._tags = max(self._tags, 1) if parse_ins_id else 0

@@ -126,7 +126,7 @@ def to_variable(
 def real_variable(value: Any, name: str | None = None) -> VarBase:
     """Return what `to_variable` does of an array of real numbers; raises the same errors."""
     if getattr(default_main_program(), "captured", None) is not None:
-        return _in_program(value)  # type: ignore[no-any-return]
+        return in_program(value)  # type: ignore[no-any-return]
     current = tracer()
     if isinstance(value, VarBase):
         return value
@@ -143,8 +143,10 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
     return VarBase(given, name, stop_gradient=True)
 
 
-def _in_program(value: Any) -> Any:
-    """What `to_variable` gives where a function is made into a Program: tensors are its variables already."""
+def in_program(value: Any) -> Any:
+    """Return what `to_variable` gives where a function builds a program: a tensor is a variable of the
+    program already, an array becomes an `assign`.
+    """
     from jfluid.layers.creation import assign  # which imports this module
 
     return value if isinstance(value, Variable) else assign(value)

@@ -18,6 +18,7 @@ from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.selected_rows import SelectedRows
+from jfluid.places import Place
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
@@ -74,6 +75,18 @@ def on_device(array: np.ndarray) -> Value:
         return constant(jax.device_put(aligned_memory.copied(array), tracer().device))
 
 
+def _given(value: Any, place: Any) -> Value:
+    """Return the value of `VarBase(array, place=...)`. Raises TypeError for other arguments."""
+    if not isinstance(place, Place) or not isinstance(value, np.ndarray):
+        raise TypeError(
+            "VarBase: expected a numpy.ndarray and a place, such as fluid.CPUPlace(), found "
+            f"{type(value).__name__} and {type(place).__name__}"
+        )
+    made = constant(aligned_memory.copied(value))
+    tracer().give(made)
+    return made
+
+
 class VarBase(Variable):
     """A variable with a value.
 
@@ -115,7 +128,15 @@ class VarBase(Variable):
         persistable: bool = False,
         shape: Any = None,
         dtype: Any = None,
+        *,
+        place: Any = None,
+        zero_copy: bool = False,
     ):
+        """Arguments as of Fluid's own class: an array with a `place` is copied, whatever `zero_copy`
+        says, to where the current guard computes, and gets no gradient. The engine gives values.
+        """
+        if place is not None:
+            value, stop_gradient = _given(value, place), True
         self._value = value
         if name is not None:
             self.name = name

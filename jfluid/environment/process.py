@@ -69,7 +69,7 @@ class DeviceVariables(Variables):
 
     cpu_num: Count = variable(
         "CPU_NUM",
-        "how many CPU devices replicas run on; it may be set in Python before the first run",
+        "how many CPU devices replicas run on; it may be set in Python at any time",
         environment.DEFAULT_CPU_NUM,
     )
     selected_gpus: Gpus = variable(

@@ -321,6 +321,14 @@ class GeneratorLoader:
         """
         self._not_iterable("reset").reset()
 
+    def _reset(self) -> None:
+        """End the epoch that is going on, if one is, of either kind of loader."""
+        if self._running is not None:
+            self._running.reset()
+        elif self._queue is not None:
+            self._queue.close()
+            self._queue = self._latest = None
+
     def _not_iterable(self, method: str) -> ReaderSession:
         if self._running is None:
             raise errors.ReaderError(

@@ -44,7 +44,7 @@ def save_inference_model(
     Args:
         dirname: the folder, which is made if need be.
         feeded_var_names: names of the variables that will be fed.
-        target_vars: the variables to compute.
+        target_vars: the variables to compute; none is needed where the whole program is saved.
         executor: an Executor; parameters come from the global scope.
         main_program: the default main program when None; it stays as it is.
         model_filename: `__model__` when None.
@@ -102,7 +102,8 @@ def model_to_save(
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
     if not all(isinstance(f, str) for f in feeds):
         raise TypeError(f"feeded_var_names: expected names, found {feeded_var_names!r}")
-    if not targets or not all(isinstance(t, Variable) for t in targets):
+    needed = export_for_deployment or targets
+    if needed and not (targets and all(isinstance(t, Variable) for t in targets)):
         raise TypeError(f"target_vars: expected one Variable or more, found {target_vars!r}")
     block = program.global_block()
     for name in [*feeds, *(t.name for t in targets)]:
@@ -111,8 +112,8 @@ def model_to_save(
                 f"save_inference_model: the program has no variable {name}"
                 + errors.close_to(name, block.vars)
             )
-    model, names = _inference_program(program, feeds, targets)
     file = os.path.basename(model_filename or MODEL)
+    model, names = _inference_program(program, feeds, targets) if targets else (program, [])
     return (
         (file, model, names) if export_for_deployment else (f"{file}.main_program", program, names)
     )

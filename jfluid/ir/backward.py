@@ -206,6 +206,11 @@ def get_grad_op_desc(
     return [OpDesc(grad_op)], {g: n for g, n in of.items() if g in named}
 
 
+def _append_grad_suffix_(name: str) -> str:
+    """The usual name of a variable's gradient, as Fluid's own optimizers call it."""
+    return grad_name(name)
+
+
 class _Builder:
     """Goes through the forward operators from the last to the first and appends their gradient
     operators.

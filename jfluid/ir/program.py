@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jfluid import errors
@@ -284,6 +284,32 @@ class Program:
             b.vars = {n: v for n, v in b.vars.items() if n in used}
         twin._touch()
         return twin.verify("prune")
+
+    def _copy_data_info_from(
+        self, other: "Program", pruned_origin_block_id_map: Mapping[int, int] | None = None
+    ) -> None:
+        """Let variables be fed, checked and without gradient as those of the same names of another
+        program are.
+
+        Args:
+            pruned_origin_block_id_map: which block of the other program each block is from; one of the
+                same number where it does not say.
+
+        Raises TypeError for what is no Program, ProgramError for a variable that it does not have.
+        """
+        if not isinstance(other, Program):
+            raise TypeError(
+                f"_copy_data_info_from: expected a Program, found {type(other).__name__}"
+            )
+        from_block = pruned_origin_block_id_map or {}
+        for at, block in enumerate(self.blocks):
+            there = other.blocks[from_block.get(at, at)]
+            for name, var in block.vars.items():
+                of = there.var(name)
+                var.is_data = var.is_data or of.is_data
+                var.need_check_feed = var.need_check_feed or of.need_check_feed
+                var.stop_gradient = var.stop_gradient or of.stop_gradient
+        self._touch()
 
     def _drop_unused_blocks(self) -> None:
         """Empty the blocks that no operator names any more; the numbers of the others stay."""

@@ -197,8 +197,8 @@ class Variable:
                 "(ProgramTranslator().enable(False) runs it as plain Python)"
             )
         raise DygraphError(
-            f"Variable.{what} works in dygraph mode only (fluid.dygraph.guard()), and {self.name} is a "
-            "variable of a program: run that with Executor.run, and fetch the value"
+            _dygraph_words(what) + f": {self.name} is a variable of a program; run that with "
+            "Executor.run, and fetch the value"
         )
 
     def backward(self, backward_strategy: Any = None) -> NoReturn:
@@ -214,10 +214,16 @@ class Variable:
         self._dygraph_only("clear_gradient")
 
     def detach(self) -> NoReturn:
-        """Dygraph only: raises DygraphError. Set `stop_gradient` on the output of
-        `layers.assign`.
+        """Dygraph only: raises AssertionError, and no subclass of it, as in Fluid. Set
+        `stop_gradient` on the output of `layers.assign`.
         """
-        self._dygraph_only("detach")
+        if self.block.program.turned:
+            self._dygraph_only("detach")
+        error = AssertionError(_dygraph_words("detach"))
+        error.add_note(
+            f"{self.name} is a variable of a program: say layers.assign, and stop_gradient = True"
+        )
+        raise error
 
     def numpy(self) -> NoReturn:
         """Dygraph only: raises DygraphError. Fetch the variable."""
@@ -264,6 +270,16 @@ class Variable:
 
     # Comparison operators are overloaded to build programs, so identity must be said explicitly.
     __hash__ = object.__hash__
+
+
+def _dygraph_words(what: str) -> str:
+    """Return Fluid's words for a method of eager variables that is called on another; programs of
+    that time look for them.
+    """
+    return (
+        f"'{what}' should be called by imperative Varible in imperative mode, please use "
+        "fluid.dygraph.guard() as context to run it in imperative mode"
+    )
 
 
 class Parameter(Variable):

@@ -1,5 +1,6 @@
 """Blocks in blocks: opening one, and closing it by the operator that runs it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jfluid.ir.block import Block, reads_of, writes_of
@@ -45,23 +46,25 @@ class Inside:
 
 
 class conditional(Inside):
-    """A context for a block that runs where `condition`, a boolean Variable of one element, holds.
+    """A context for a block that runs where `condition`, a boolean Variable of one element, holds, or
+    each of several.
 
     Variables from outside that the block writes keep their values where the condition does not
     hold. With `scalar=False` the condition selects rows, and the block computes with those
     (`IfElse`).
     """
 
-    def __init__(self, condition: Variable, scalar: bool = True):
+    def __init__(self, condition: Variable | Sequence[Variable], scalar: bool = True):
         super().__init__()
-        self.condition, self.scalar = condition, scalar
+        self.conditions = [condition] if isinstance(condition, Variable) else list(condition)
+        self.scalar = scalar
 
     def close(self) -> None:
         reads, writes = captured(self.inside)
         scope = self.outside.create_var(type=VarType.STEP_SCOPES)
         self.outside.append_op(
             "conditional_block",
-            {"Cond": [self.condition], "Input": reads},
+            {"Cond": self.conditions, "Input": reads},
             {"Out": writes, "Scope": [scope]},
             {"sub_block": self.inside, "is_scalar_condition": self.scalar},
         )

@@ -325,6 +325,49 @@ def switch_case(
     return final()
 
 
+class ConditionalBlock:
+    """A block that runs where all of `inputs` hold; `Switch` and `cond` say the same in fewer words.
+
+        with ConditionalBlock([holds], is_scalar_condition=True).block():
+            layers.assign(small, rate)
+
+    Args:
+        inputs: boolean Variables of one element. Without `is_scalar_condition` Variables whose rows
+            the block computes with.
+        is_scalar_condition: whether they are conditions.
+        name: of the operator's helper.
+
+    Raises TypeError for what is no list of Variables.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Variable], is_scalar_condition: bool = False, name: str | None = None
+    ):
+        for each in inputs:
+            if not isinstance(each, Variable):
+                raise TypeError(
+                    f"ConditionalBlock, inputs: expected Variables, found {type(each).__name__}"
+                )
+        self.inputs, self.is_scalar_condition = inputs, is_scalar_condition
+        self.helper = LayerHelper("conditional_block", name=name)
+
+    def block(self) -> conditional:
+        """Return a context for the block's operators."""
+        return conditional(self.inputs, self.is_scalar_condition)
+
+
+def select_input(inputs: Sequence[Variable], mask: Variable) -> Variable:
+    """Return the Variable of `inputs` whose number `mask`, int32 of one element, holds. Raises TypeError
+    for other kinds.
+    """
+    if not isinstance(inputs, (list, tuple)):
+        raise TypeError(f"select_input, inputs: expected a list, found {type(inputs).__name__}")
+    if not isinstance(mask, Variable) or mask.dtype != VarType.INT32:
+        raise TypeError("select_input, mask: expected a Variable of int32")
+    found: Variable = emit("select_input", {"X": list(inputs), "Mask": mask})
+    return found
+
+
 class Switch:
     """Cases of which the first whose condition holds is run, else the default.
 

@@ -30,6 +30,11 @@ HINT_ATTRS = {
     # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare
     # it themselves.
     "is_test": "BOOLEAN",
+    # What passes of `fluid.contrib.slim.quantization` note for each other and for other engines.
+    "quantization_type": "STRING",
+    "skip_quant": "BOOLEAN",
+    "activation_bits": "INT",
+    "out_threshold": "FLOAT",
     # Quantization scales and the parameters of fusions: read only by kernels that the next table
     # refuses.
     "Scale_in": "FLOAT",

@@ -109,18 +109,23 @@ def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx:
     """Return the gradient of a table from that of the rows looked up: as a whole table, or as those
     rows only.
     """
+    # Fluid's sparse gradient trains the padding row all the same
+    found = gradient_rows(w, ids, grad, -1 if is_sparse else padding_idx)
+    return found if is_sparse else found.dense()
+
+
+def gradient_rows(w: Array, ids: Value, grad: Value, padding_idx: int) -> SelectedRows:
+    """Return the rows of the gradient of a table, from that of the rows looked up."""
     height = w.shape[0]
     rows, values = rows_of(ids).reshape(-1), rows_of(grad)
     values = values.reshape(-1, w.shape[1]).astype(w.dtype)
     ignored = (rows < 0) | (rows >= height)
-    # Fluid's sparse gradient trains the padding row all the same
-    if padding_idx != -1 and not is_sparse:
+    if padding_idx != -1:
         ignored |= rows == padding_idx
     padded = isinstance(ids, Ragged) and not ids.exact
     if padded:
         ignored |= jnp.repeat(~ids.mask(), rows.shape[0] // ids.capacity)
-    found = SelectedRows(jnp.where(ignored, height, rows), values, height, full=not padded)
-    return found if is_sparse else found.dense()
+    return SelectedRows(jnp.where(ignored, height, rows), values, height, full=not padded)
 
 
 def _sparse_table(op: Any) -> dict[str, VarType]:

@@ -22,7 +22,7 @@ from jfluid.ops import static_values
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["given", "count"],
-    meta_fields=["longest", "uniform"],
+    meta_fields=["longest", "uniform", "tight"],
 )
 @dataclass(frozen=True)
 class Level:
@@ -35,12 +35,14 @@ class Level:
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
         count: int32 scalar, the number of sequences that are no padding, where it depends on data
             and no level above tells it; else None.
+        tight: whether `longest` is known to be the length of the longest sequence, and no bound.
     """
 
     given: Any
     longest: int
     uniform: int = 0
     count: Any = None
+    tight: bool = False
 
     @property
     def number(self) -> int:
@@ -73,6 +75,10 @@ class Level:
     def steps(self) -> Any:
         """int32 scalar: the length of the longest sequence of this batch (at most `longest`)."""
         return jnp.max(self.lengths, initial=0)
+
+    def tightened(self, longest: int) -> "Level":
+        """Return the level with the length of its longest sequence, which is known while tracing."""
+        return self if self.uniform else replace(self, longest=longest, tight=True)
 
     def mask(self) -> Any:
         """bool [number, longest]: which places of the padded form have an entry."""

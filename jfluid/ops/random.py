@@ -38,6 +38,10 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
         raise errors.OpError(f"uniform_random: expected min <= max, found {low} and {high}")
     if isinstance(key, batched_random.Drawn):
         return batched_random.between(key.values.reshape(shape), low, high)
+    if batched_random.is_large(key, shape, np_dtype(dtype)):
+        return batched_random.large(
+            "uniform", key, shape, lambda drawn: batched_random.between(drawn, low, high)
+        )
     return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
 
 
@@ -111,12 +115,15 @@ def uniform_random_batch_size_like(
 
 def _gaussian(key: Array, shape: Sequence[int], dtype: Any, mean: float, std: float) -> Array:
     dtype = np_dtype(dtype)
-    drawn = (
-        key.values.reshape(shape)
-        if isinstance(key, batched_random.Drawn)
-        else jax.random.normal(key, shape, dtype)
-    )
-    return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
+
+    def scaled(drawn: Array) -> Array:
+        return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
+
+    if isinstance(key, batched_random.Drawn):
+        return scaled(key.values.reshape(shape))
+    if batched_random.is_large(key, shape, dtype):
+        return batched_random.large("normal", key, shape, scaled)
+    return scaled(jax.random.normal(key, shape, dtype))
 
 
 @op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="normal")
@@ -167,11 +174,16 @@ def truncated_gaussian_random(
 ) -> Array:
     """Draw normally distributed numbers, again where one is beyond two standard deviations."""
     elements = np_dtype(dtype)
+
+    def scaled(drawn: Array) -> Array:
+        return drawn * np.asarray(std, elements) + np.asarray(mean, elements)
+
     if isinstance(key, batched_random.Drawn):
-        drawn = key.values.reshape(shape)
-    else:
-        drawn = jax.random.truncated_normal(key_of(key, seed), -2.0, 2.0, shape, elements)
-    return drawn * np.asarray(std, elements) + np.asarray(mean, elements)
+        return scaled(key.values.reshape(shape))
+    own = key_of(key, seed)
+    if batched_random.is_large(own, shape, elements):
+        return batched_random.large("truncated_normal", own, shape, scaled)
+    return scaled(jax.random.truncated_normal(own, -2.0, 2.0, shape, elements))
 
 
 @op("randint", ins=_SHAPE, outs=("Out",), grad=False, rng=True)

@@ -199,6 +199,19 @@ def _too_long(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
     return Found(x.last.lengths > most, x.last.lengths, most)
 
 
+def _tight(x: Ragged, what: str) -> Ragged:
+    """The rows with the length of their longest sequence, which must be known; `what` names it in
+    errors.
+    """
+    level = x.last
+    if x.exact or level.uniform or level.tight:
+        return x
+    if not static_values.is_static(level.given):
+        raise static_values.unknown(level.given, what)
+    longest = int(np.diff(np.asarray(level.given)).max(initial=0))
+    return replace(x, levels=(*x.levels[:-1], level.tightened(longest)))
+
+
 @op(
     "sequence_pad",
     ins=("X", "PadValue"),
@@ -219,15 +232,9 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     that of the longest sequence.
     """
     x = need(x, "sequence_pad", "X")
+    if padded_length == -1 and static_values.placeholder() is None:
+        x = _tight(x, "the longest sequence, to which sequence_pad without maxlen pads,")
     level = x.last
-    if (
-        padded_length == -1
-        and not (x.exact or level.uniform)
-        and static_values.placeholder() is None
-    ):
-        raise NeedsExactRows(
-            "sequence_pad without maxlen needs the exact length of the longest sequence"
-        )
     dense = x.pad()
     if padded_length != -1:
         missing = padded_length - dense.shape[1]
@@ -252,16 +259,23 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     refuses=(refusals.lengths("Length", "X", 1),),
 )
 def sequence_unpad(x: Value, length: Value) -> Value:
-    """Return the first `Length` steps of each row of x [number, steps, ...] as sequences."""
-    number, steps = x.shape[:2]
-    lengths = within(length, steps)
-    if lengths.shape[0] != number and not static_values.placeholder():
+    """Return the first `Length` steps of each row of x [number, steps, ...] as sequences. A LoD of x,
+    which ids may have, says nothing.
+    """
+    rows, steps = rows_of(x), x.shape[1]
+    lengths, count = within(length, steps), None
+    if isinstance(length, Ragged) and not length.exact:
+        lengths, count = jnp.where(length.mask(), lengths, 0), length.count()
+    number = lengths.shape[0]
+    if isinstance(x, Ragged) and not x.exact and x.capacity > number:
+        rows = rows[:number]  # what follows is padding
+    if rows.shape[0] != number and not static_values.placeholder():
         raise errors.ShapeError(
-            f"sequence_unpad: X has {number} rows, Length {lengths.shape[0]} lengths"
+            f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths"
         )
-    dense = x if x.ndim > 2 else x[..., None]
-    level = Level(offsets_of(lengths), steps)
-    return Ragged(unpad(dense, level, number * steps), (level,))
+    dense = rows if rows.ndim > 2 else rows[..., None]
+    level = Level(offsets_of(lengths), steps, count=count)
+    return Ragged(unpad(dense, level, rows.shape[0] * steps), (level,))
 
 
 def _not_divided(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:

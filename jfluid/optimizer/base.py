@@ -47,6 +47,15 @@ class Optimizer(DygraphMode):
     # accumulator name -> (input slot, output slot); both are None for one that only the optimizer
     # itself reads
     accumulators: ClassVar[Mapping[str, tuple[str, str | None]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Give a subclass the names of its accumulators as Fluid's have them, such as
+        `_moment1_acc_str`, for subclasses of that time.
+        """
+        super().__init_subclass__()
+        for name in vars(cls).get("accumulators", ()):
+            setattr(cls, f"_{name.strip('_').removesuffix('_acc')}_acc_str", name)
+
     uses_learning_rate: ClassVar[bool] = True
 
     def __init__(

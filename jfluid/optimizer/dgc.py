@@ -52,6 +52,7 @@ class DGCMomentumOptimizer(Optimizer):
     """
 
     type = "dgc_momentum"
+    _u_velocity_acc_str, _v_velocity_acc_str = "_dgc_u_", "_dgc_v_"
 
     def __init__(
         self,
@@ -120,10 +121,10 @@ class DGCMomentumOptimizer(Optimizer):
         for param, grad in pairs:
             if grad is None:
                 continue
-            velocity = self._add_accumulator("_dgc_u_", param)
+            velocity = self._add_accumulator(self._u_velocity_acc_str, param)
             if not _is_compressed(param, grad):
                 continue
-            rest = self._add_accumulator("_dgc_v_", param)
+            rest = self._add_accumulator(self._v_velocity_acc_str, param)
             _without_role(block, param, grad)
             with program._backward_role_guard():
                 if self._clip_norm is not None:
@@ -190,7 +191,7 @@ class DGCMomentumOptimizer(Optimizer):
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         param, grad = param_and_grad
         assert grad is not None  # those without are left out before
-        velocity = self._get_accumulator("_dgc_u_", param)
+        velocity = self._get_accumulator(self._u_velocity_acc_str, param)
         ins: dict[str, Any] = {
             "Param": param,
             "Grad": grad,

@@ -163,11 +163,13 @@ def is_schedule(rate: Any) -> bool:
 
 
 def refuse_eagerly(what: str, instead: str) -> None:
-    """Raise UnsupportedError in dygraph mode, for what works on programs only, in Fluid too."""
+    """Raise UnsupportedError in dygraph mode, for an optimizer that works on programs only. Its
+    text is Fluid's, which programs of that time compare; a note says what to do.
+    """
     if default_main_program().eager:
-        raise errors.UnsupportedError(
-            f"{what} works on programs, in Fluid too, and not in dygraph mode: {instead}"
-        )
+        error = errors.UnsupportedError(f"In dygraph, don't support {what}.")
+        error.add_note(f"{what} works on programs, in Fluid too: {instead}")
+        raise error
 
 
 def _check_mode(what: str, instead: str) -> None:

@@ -28,6 +28,7 @@ from jfluid.parallel.joined_replicas import JoinedReplicas
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
 from jfluid.parallel.shared_replicas import SharedReplicas
+from jfluid.places import CPUPlace
 
 _MAX_STEPS = 32
 
@@ -195,7 +196,9 @@ class DataParallel:
         if self.build.reduce_strategy == self.build.ReduceStrategy.Reduce and len(self.devices) > 1:
             _refuse_own_sums(planned)
         if self._in_one_memory and repeats == 1 and flags.get("FLAGS_cpu_replicas_joined"):
-            joined = JoinedReplicas.of(planned, self.devices, self._sums)
+            # where other programs of the process have their values, too
+            first, count = CPUPlace().device(), len(self.devices)
+            joined = JoinedReplicas.of(planned, first, count, self._sums)
             if joined is not None:
                 return joined
         reduces = self.build.reduce_strategy == self.build.ReduceStrategy.Reduce

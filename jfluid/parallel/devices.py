@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jaxlib import xla_client
 
-from jfluid import environment, errors
+from jfluid import environment, errors, processes
 from jfluid.parallel import notices
 from jfluid.places import CPUPlace, CUDAPlace, cpu_number, cpu_places, cuda_places, prepare_cpus
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
     """Return the devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM
-    says. Raises PlaceError.
+    says. Raises PlaceError; for too many places on the CPU only in one of several processes.
     """
     if places is None or not len(places):
         places = cuda_places() if on_gpus else cpu_places()
@@ -27,12 +28,31 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
         return found
     if not all(isinstance(p, CPUPlace) for p in places):
         raise errors.PlaceError(f"places: expected CPUPlaces or CUDAPlaces, found {list(places)}")
-    prepare_cpus(max(len(places), cpu_number()))
-    there = jax.local_devices(backend="cpu")
-    if len(there) < len(places):
-        raise errors.PlaceError(
-            f"{len(places)} replicas on the CPU were asked for, and JAX has started with {len(there)} CPU device(s). Set the "
-            f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run"
-        )
-    chosen: list[jax.Device] = there[: len(places)]
-    return chosen
+    return _cpus(len(places))
+
+
+def _cpus(number: int) -> list[jax.Device]:
+    """Return so many CPU devices of this process, those that JAX has started with if they suffice."""
+    prepare_cpus(max(number, cpu_number()))
+    there: list[jax.Device] = jax.local_devices(backend="cpu")
+    if len(there) < number:
+        if processes.count() > 1:
+            raise errors.PlaceError(
+                f"{number} replicas on the CPU were asked for in each of {processes.count()} processes, and JAX has "
+                f"started with {len(there)} CPU device(s): set CPU_NUM={number} before the processes join"
+            )
+        there = _later(number)
+    return there[:number]
+
+
+def _later(number: int) -> list[jax.Device]:
+    """Return at least so many CPU devices beside those that JAX has started with, which are that many for
+    good: of a client of their own, made once (20 ms) and used by every program that asks late.
+    """
+    if not _clients or len(_clients[-1].local_devices()) < number:
+        _clients.append(xla_client.make_cpu_client(num_devices=number))
+    found: list[jax.Device] = _clients[-1].local_devices()
+    return found
+
+
+_clients: list[Any] = []  # each has more devices than the one before

@@ -1,4 +1,4 @@
-"""The replicas of one process on the CPU as one XLA program on its first device, by all threads.
+"""The replicas of one process on the CPU as one XLA program on the first device, by all threads.
 
 Parameters and the optimizer's state are there once. What replicas write for themselves, as batch
 norm's running statistics, is stacked beside the first replica's value, which the Scope holds.
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, padding, trace, update_order
-from jfluid.compile.lower import NOTHING, Known
+from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
 from jfluid.compile.placement import Env, OneDevice
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
@@ -73,7 +73,7 @@ class JoinedReplicas(OneDevice):
 
     @classmethod
     def of(
-        cls, plan: Plan, devices: Sequence[jax.Device], sums: Sequence[str]
+        cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]
     ) -> "JoinedReplicas | None":
         """Return the placement of a plan; None where replicas have to run apart: operators of the
         host, blocks inside operators, collective operators, gradients that something else than
@@ -93,8 +93,8 @@ class JoinedReplicas(OneDevice):
             _own_state(plan, every, own | others)
         except NotJoined:
             return None
-        placement = cls(plan, devices[0], len(devices), groups, own)
-        orders = filter_orders.of(plan, devices[0])
+        placement = cls(plan, device, replicas, groups, own)
+        orders = filter_orders.of(plan, device)
         placement.held = {n: order for n, order in orders.items() if n not in own | others}
         return placement
 
@@ -226,7 +226,12 @@ class JoinedReplicas(OneDevice):
             kinds = joined.run(
                 first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
             )
-            if kinds[first.name] is Kind.ALIKE:
+            of = first.name.removeprefix(LONGEST)
+            alike = kinds[of] is Kind.ALIKE
+            if of != first.name:
+                longest = functools.partial(needed, first.name)
+                env[first.name] = longest(env) if alike else jax.vmap(longest)({of: env[of]})
+            if alike:
                 env[first.name] = apart(env[first.name], self._replicas)
             return env
         items = self.plan.segments[at].ops

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 CHOICE = "JFLUID_AS_PADDLE"
+ALIAS = '"""`paddle` is jfluid.'  # how the package that `jfluid install-alias` makes begins
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _CHOICE = "JFLUID_AS_PADDLE"
+_ALIAS = '"""`paddle` is jfluid.'  # how the package that `jfluid install-alias` makes begins
 
 
 def _say(text: str) -> None:
     print(f"jfluid: {text}", file=sys.stderr, flush=True)
+
+
+def _is_alias(file: str) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(len(_ALIAS)) == _ALIAS.encode()
 
 
 class _Chooser:
@@ -39,6 +45,8 @@ class _Chooser:
         sys.meta_path.remove(self)
         found = PathFinder.find_spec(fullname)
         other = found.origin if found is not None else None  # a folder without files has none
+        if other and _is_alias(other):
+            other = None
         if choice == "0" or (other and choice != "1"):
             if not choice:
                 _say(f"paddle is {other}; {_CHOICE}=1 takes jfluid instead")

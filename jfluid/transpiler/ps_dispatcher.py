@@ -23,13 +23,13 @@ class PSDispatcher:
             raise errors.ProgramError(
                 f"{type(self).__name__}: expected a list of endpoints, found {pserver_endpoints!r}"
             )
-        self._endpoints = list(pserver_endpoints)
+        self._eps = list(pserver_endpoints)
         self._step = 0
 
     @property
     def eps(self) -> list[str]:
         """The servers' endpoints."""
-        return self._endpoints
+        return self._eps
 
     def reset(self) -> None:
         """Begin again with the first server."""
@@ -47,9 +47,7 @@ class HashName(PSDispatcher):
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """Return the endpoint of each variable."""
-        return [
-            self._endpoints[zlib.crc32(_name(v).encode()) % len(self._endpoints)] for v in varlist
-        ]
+        return [self._eps[zlib.crc32(_name(v).encode()) % len(self._eps)] for v in varlist]
 
 
 class RoundRobin(PSDispatcher):
@@ -59,8 +57,8 @@ class RoundRobin(PSDispatcher):
         """Return the endpoint of each variable."""
         found = []
         for _ in varlist:
-            found.append(self._endpoints[self._step])
-            self._step = (self._step + 1) % len(self._endpoints)
+            found.append(self._eps[self._step])
+            self._step = (self._step + 1) % len(self._eps)
         return found
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import operator
 from pathlib import Path
 
 import numpy as np
@@ -289,9 +290,14 @@ def test_what_a_declared_function_may_not_do():
 
     @declarative
     def asks_for_numbers(x):
-        return to_variable(x.numpy())
+        return to_variable(operator.methodcaller("numpy")(x))
+
+    @declarative
+    def reads_numbers(x):
+        return to_variable(x.numpy()) * 2.0
 
     with guard():
+        np.testing.assert_array_equal(reads_numbers(to_variable(X)).numpy(), X * 2)
         with pytest.raises(errors.DygraphError, match=r"feed_0 .* has no value yet: compute with"):
             asks_for_numbers(to_variable(X))
         with pytest.raises(errors.UnsupportedError, match="makes parameters"):

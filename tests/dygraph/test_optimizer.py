@@ -179,7 +179,7 @@ def test_what_works_on_programs_only(guard):
             params[0]
         ),
     ):
-        with pytest.raises(errors.UnsupportedError, match="works on programs, in Fluid too"):
+        with pytest.raises(errors.UnsupportedError, match="In dygraph, don.t support"):
             make()
     with pytest.raises(AttributeError, match="give the optimizer parameter_list"):
         o.SGD(0.1)

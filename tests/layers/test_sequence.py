@@ -3,6 +3,7 @@ sequence.
 """
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -154,6 +155,50 @@ def test_sequence_unpad():
     net = Net(back_and_forth, x=ragged(X))
     check(net, [np.concatenate([part, np.full((4 - len(part), 4), 7.0)]) for part in parts(X)])
     check(net, X, [LENGTHS], at=1)
+
+
+def test_sequence_pad_to_the_longest():
+    """Of rows that are fed, and of those that an operator makes of a dense tensor or of other rows."""
+    fill = functools.partial(layers.fill_constant, [1], "float32", 7.0)
+
+    def expected(lengths, values):
+        most = max(lengths)
+        rows = [
+            np.concatenate([part, np.full((most - len(part), 4), 7.0)])
+            for part in parts(values, lengths)
+        ]
+        return np.stack(rows)
+
+    fed = Net(lambda x: layers.sequence_pad(x, fill())[0], x=ragged(X))
+    check(fed, expected(LENGTHS, X))
+    dense = RNG.normal(size=(3, 6, 4)).astype("float32")
+    lengths = np.array([4, 0, 3], "int64")
+    made = Net(
+        lambda a, n: layers.sequence_pad(layers.sequence_unpad(a, n), fill())[0],
+        a=dense,
+        n=lengths,
+    )
+    rows = np.concatenate([part[:n] for part, n in zip(dense, lengths)])
+    check(made, expected(lengths, rows))
+    sliced = Net(
+        lambda x, a, b: layers.sequence_pad(layers.sequence_slice(x, a, b), fill())[0],
+        x=ragged(X, [2, 1, 2]),
+        a=np.array([[1], [0], [0]], "int64"),
+        b=np.array([[1], [1], [2]], "int64"),
+    )
+    check(sliced, expected([1, 1, 2], X[1:]))
+
+
+def test_sequence_unpad_of_ids_with_a_lod():
+    table = normal(20, 4)
+
+    def net(ids, n):
+        return layers.sequence_unpad(fluid.embedding(ids, [20, 4], param_attr=given(table)), n)
+
+    ids = RNG.randint(0, 20, (3, 5))
+    lengths = np.array([3, 5, 0], "int64")
+    expected = table[np.concatenate([row[:n] for row, n in zip(ids, lengths)])]
+    check(Net(net, ids=ragged(ids, [1, 1, 1]), n=lengths), expected, [[3, 5, 0]])
 
 
 # ---- levels ----

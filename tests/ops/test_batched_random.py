@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.ops import batched_random
+from jfluid.ops import batched_random, random
 
 SIZES = [5, 1, 70_000, 300_000]
 
@@ -24,6 +24,36 @@ def test_numbers_are_those_of_jax(kind, one):
     for drawn, key, size in zip(found, keys, SIZES, strict=True):
         assert drawn.values.dtype == np.float32 and drawn.values.shape == (size,)
         np.testing.assert_allclose(drawn.values, one(key, (size,)), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operator", "one"),
+    [
+        (
+            lambda key, shape: random.uniform_random(
+                None, None, shape=shape, min=-0.3, max=0.5, key=key
+            ),
+            lambda key, shape: jax.random.uniform(key, shape, minval=-0.3, maxval=0.5),
+        ),
+        (
+            lambda key, shape: random.gaussian_random(
+                None, None, shape=shape, mean=2, std=3, key=key
+            ),
+            lambda key, shape: jax.random.normal(key, shape) * 3 + 2,
+        ),
+        (
+            lambda key, shape: random.truncated_gaussian_random(shape=shape, std=3, key=key),
+            lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape) * 3,
+        ),
+    ],
+)
+def test_many_numbers_are_drawn_in_parts_and_are_those_of_jax(operator, one, monkeypatch):
+    monkeypatch.setattr(batched_random, "_LARGE", 64)
+    monkeypatch.setattr(batched_random, "_LARGE_PART", 64)
+    key, shape = jax.random.key(3), (7, 31)
+    text = jax.jit(lambda key: operator(key, shape)).lower(key).as_text()
+    assert "stablehlo.while" in text and "tensor<217xui32>" not in text
+    np.testing.assert_allclose(operator(key, shape), one(key, shape), rtol=2e-5, atol=1e-6)
 
 
 def test_bits_are_those_of_jax():

@@ -166,15 +166,12 @@ program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel
 print(exe.run(program, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])[0].shape)
 os.environ["CPU_NUM"] = "5"
 other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
-try:
-    exe.run(other, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])
-except Exception as error:
-    print(error)
+print(exe.run(other, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])[0].shape)
 """
 
 
 @pytest.mark.process
-def test_cpu_num_may_be_set_before_the_first_run():
+def test_cpu_num_may_be_set_at_any_time():
     environment = {
         n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")
     }
@@ -186,11 +183,7 @@ def test_cpu_num_may_be_set_before_the_first_run():
         check=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.stdout.splitlines()[0] == "(3,)"
-    assert (
-        "5 replicas on the CPU were asked for, and JAX has started with 3 CPU device(s). Set"
-        in done.stdout
-    )
+    assert done.stdout.splitlines() == ["(3,)", "(5,)"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Of `fluid.core`: what scripts reach for beyond the types that `jfluid.core` has."""
 
 import enum
-from collections.abc import Iterator, MutableMapping
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
-from jfluid import flags
+from jfluid import errors, flags
 from jfluid.compat.fluid.framework import get_all_op_protos
 from jfluid.places import Place
 from jfluid.scope import Scope, ScopeVariable
@@ -14,6 +15,9 @@ __all__ = [
     "PassVersionChecker",
     "Place",
     "Variable",
+    "_erase_process_pids",
+    "_set_process_pids",
+    "_throw_error_if_process_failed",
     "get_all_op_protos",
     "globals",
     "init_devices",
@@ -84,3 +88,35 @@ def init_devices(*arguments: Any) -> None:
 
 def _set_eager_deletion_mode(threshold: int, fraction: float, use_fast: bool) -> None:
     """No effect: XLA frees what a step no longer needs."""
+
+
+_processes: dict[int, tuple[int, ...]] = {}  # of loaders that scripts write, by what names a loader
+
+
+def _set_process_pids(key: int, pids: Sequence[int]) -> None:
+    """Have `_throw_error_if_process_failed` look after child processes. Raises TypeError for what is
+    no list of their ids.
+    """
+    if not isinstance(pids, (list, tuple)) or not all(isinstance(pid, int) for pid in pids):
+        raise TypeError(f"_set_process_pids: expected a list of process ids, found {pids!r}")
+    _processes[key] = tuple(pids)
+
+
+def _erase_process_pids(key: int) -> None:
+    """Forget the processes of `_set_process_pids`."""
+    _processes.pop(key, None)
+
+
+def _throw_error_if_process_failed() -> None:
+    """Raise EnforceNotMet where a process of `_set_process_pids` was killed, or ended with an error."""
+    for pid in [pid for pids in _processes.values() for pid in pids]:
+        try:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody has waited for it
+            continue
+        if ended is None or (ended.si_code == os.CLD_EXITED and ended.si_status == 0):
+            continue
+        how = "with code" if ended.si_code == os.CLD_EXITED else "by signal"
+        raise errors.JFluidError(
+            f"FatalError: DataLoader process (pid {pid}) ended {how} {ended.si_status}"
+        )

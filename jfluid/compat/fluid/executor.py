@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.errors import FetchError, UninitializedError
+from jfluid.errors import FeedError, FetchError, UninitializedError
 from jfluid.fetched_array import fetched
 from jfluid.ir.block import Block
-from jfluid.ir.types import var_type
+from jfluid.ir.types import np_dtype, var_type
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope, global_scope
@@ -28,6 +28,20 @@ def as_numpy(tensor: Any) -> Any:
             "from Executor.run with return_numpy=False"
         )
     return fetched(np.asarray(tensor)) if tensor._is_initialized() else None
+
+
+def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
+    """An array, or a number of this dtype, as a LoDTensor. Raises FeedError for a list, whose rows may
+    be sequences, and for a number without dtype.
+    """
+    if isinstance(data, list) or (np.isscalar(data) and dtype is None):
+        wanted = "a LoDTensor for a list" if isinstance(data, list) else "a dtype for a number"
+        raise FeedError(f"_as_lodtensor: expected {wanted}, found {data!r}")
+    if np.isscalar(data):
+        data = np.array([data]).astype(np_dtype(var_type(dtype)))
+    tensor = LoDTensor()
+    tensor.set(data, place)
+    return tensor
 
 
 def _fetch_var(name: str, scope: Scope | None = None, return_numpy: bool = True) -> Any:

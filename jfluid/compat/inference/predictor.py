@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid import compiler
 from jfluid.compat.inference.config import AnalysisConfig, NativeConfig
 from jfluid.compat.inference.tensors import Array, PaddleTensor, ZeroCopyTensor, kind_of
 from jfluid.compile.fetches import Fetched
@@ -138,6 +139,9 @@ def create_paddle_predictor(config: AnalysisConfig | NativeConfig) -> AnalysisPr
             f"create_paddle_predictor: expected an AnalysisConfig, found {type(config).__name__}"
         )
     return AnalysisPredictor(config)
+
+
+compiler.MODELS.update(dict.fromkeys((AnalysisConfig, NativeConfig), create_paddle_predictor))
 
 
 def _load(config: NativeConfig, buffers: tuple[bytes, bytes] | None) -> _Model:

@@ -137,7 +137,7 @@ class QuantizeTranspiler:
         program = program or default_main_program()
         bits = (self.weight_bits, self.activation_bits)
         freeze(program, scope or global_scope(), place, bits, self.weight_quantize_type, PRODUCTS)
-        _remove_unused(program)
+        remove_unused(program)
         program.verify("QuantizeTranspiler.freeze_program")
 
     def convert_to_int8(
@@ -161,7 +161,7 @@ class QuantizeTranspiler:
                     if var.persistable and name not in made:
                         made[name] = self._as_int8(program.global_block(), var, place, scope)
                     op.rename_input(name, made.get(name, name))
-        _remove_unused(program)
+        remove_unused(program)
         program.verify("QuantizeTranspiler.convert_to_int8")
 
     def _as_int8(self, block: Block, var: Variable, place: Any, scope: Scope) -> str:
@@ -178,7 +178,7 @@ class QuantizeTranspiler:
         return name
 
 
-def _remove_unused(program: Program) -> None:
+def remove_unused(program: Program) -> None:
     """Remove the variables that no operator of their block, or of one inside it, reads or writes."""
     used: set[str] = set()
 

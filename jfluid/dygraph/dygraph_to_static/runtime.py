@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jfluid import errors
+from jfluid.dygraph.base import enabled, in_program, to_variable
 from jfluid.dygraph.dygraph_to_static import source
 from jfluid.dygraph.dygraph_to_static.control_flow import (
     Indexed,
@@ -26,6 +27,7 @@ from jfluid.dygraph.dygraph_to_static.merging import as_variable
 from jfluid.dygraph.dygraph_to_static.numbers import number
 from jfluid.dygraph.dygraph_to_static.state import State, condition, is_tensor
 from jfluid.dygraph.dygraph_to_static.structures import Undefined, is_array
+from jfluid.dygraph.varbase import VarBase
 from jfluid.ir.types import is_float
 from jfluid.layers.arrays import array_length, array_read, array_write
 from jfluid.layers.helper import emit
@@ -66,6 +68,8 @@ def call(function: Any) -> Any:
         replaced = None
     if replaced is not None:
         return replaced
+    if _reads_value(function):
+        return lambda: function.__self__
     original = getattr(function, ORIGINAL, None)
     if isinstance(function, types.MethodType):
         inner = getattr(function.__func__, ORIGINAL, function.__func__)
@@ -81,6 +85,16 @@ def call(function: Any) -> Any:
     if not isinstance(function, (type, types.BuiltinFunctionType)) and _is_users(type(function)):
         return call(getattr(function, "__call__", function))  # noqa: B004
     return function
+
+
+def _reads_value(function: Any) -> bool:
+    """True if a function is `numpy` of a tensor: the tensor itself then stands for its value."""
+    return (
+        isinstance(function, types.MethodType)
+        and function.__name__ == "numpy"
+        and is_tensor(function.__self__)
+        and not isinstance(function.__self__, VarBase)
+    )
 
 
 def rewritten(function: Any) -> Any:
@@ -217,6 +231,11 @@ def _print(*values: Any, **kwargs: Any) -> None:
         )
 
 
+def _to_variable(value: Any, name: str | None = None, zero_copy: bool | None = None) -> Any:
+    """Do `to_variable(value)`: an array becomes an `assign` of the program that is built."""
+    return to_variable(value, name, zero_copy) if enabled() else in_program(value)
+
+
 def _number(kind: Callable[[Any], Any], dtype: str) -> Callable[..., Any]:
     def convert(*args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or not is_tensor(args[0]):
@@ -236,6 +255,7 @@ _BUILTINS: dict[Any, Any] = {
     int: _number(int, "int64"),
     float: _number(float, "float32"),
     bool: _number(bool, "bool"),
+    to_variable: _to_variable,
 }
 
 

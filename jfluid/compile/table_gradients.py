@@ -1,0 +1,65 @@
+"""Gradients of tables that nothing but an update by gradient descent reads: rows take their place, so that a
+step needs no second table.
+
+Each row of such a gradient is the sum of its occurrences, in their order, and all other rows are zero, which
+leaves the table as it is: the numbers are those of the whole gradient.
+"""
+
+from collections.abc import Container, Iterable, Set
+from typing import Any
+
+import numpy as np
+
+from jfluid.compile.plan import Item
+from jfluid.ir.block import reads_of, writes_of
+from jfluid.ir.operator import Operator
+from jfluid.ops.ragged import rows_of
+
+_GRADIENTS = ("lookup_table_grad", "lookup_table_v2_grad")
+_UPDATE = "sgd"  # of the others each moves all rows, by what they keep of earlier gradients
+# From so many numbers of a table on, and where they are so many times the numbers of the looked up rows and
+# so many times the ids, a whole gradient costs more than sorting rows.
+LEAST, _ROWS, _IDS = 1 << 22, 4, 128
+
+
+def pays(table: Any, ids: Any, grad: Any) -> bool:
+    """Return whether rows cost less than the whole gradient of a table does."""
+    rows, looked_up = rows_of(grad), rows_of(ids)
+    return int(np.size(table)) >= max(LEAST, _ROWS * np.size(rows), _IDS * np.size(looked_up))
+
+
+def only_updated(items: Iterable[Item], wanted: Container[str]) -> Set[int]:
+    """Return the places of the operators that give such gradients.
+
+    Args:
+        wanted: names of the values that are read after the operators.
+    """
+    readers: dict[str, list[Operator]] = {}
+    writers: dict[str, int] = {}
+    found: dict[int, Operator] = {}
+    for at, (_, op, _) in enumerate(items):
+        for name in {*reads_of(op), *op.input_arg_names}:
+            readers.setdefault(name, []).append(op)
+        for name in writes_of(op):
+            writers[name] = writers.get(name, 0) + 1
+        if op.type in _GRADIENTS and not op.attrs.get("is_sparse"):
+            found[at] = op
+    return {at for at, op in found.items() if _is_only_updated(op, readers, writers, wanted)}
+
+
+def _is_only_updated(
+    op: Operator,
+    readers: dict[str, list[Operator]],
+    writers: dict[str, int],
+    wanted: Container[str],
+) -> bool:
+    (grad,) = op.output("W@GRAD") or [""]
+    reading = readers.get(grad, [])
+    return (
+        len(reading) == 1
+        and reading[0].type == _UPDATE
+        and reading[0].input("Grad") == [grad]
+        and reading[0].input("Param") == op.input("W")
+        and writers[grad] == 1
+        and grad not in wanted
+    )

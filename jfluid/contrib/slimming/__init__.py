@@ -1,0 +1,1 @@
+"""Parts of `fluid.contrib.slim`: wrappers of programs, pruning of parameters, distillation."""
