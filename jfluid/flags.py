@@ -24,6 +24,10 @@ EFFECTIVE = {
         os.path.join("~", ".cache", "jfluid", "xla"),
         "where compiled programs are kept; empty: each process compiles anew",
     ),
+    "FLAGS_compilation_cache_max_bytes": Flag(
+        4 << 30,
+        "bytes of files there; what was written and read before all else is deleted first",
+    ),
     "FLAGS_communicator_is_sgd_optimizer": Flag(
         True, "gradients of several steps are added up, else averaged"
     ),

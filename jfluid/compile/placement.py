@@ -144,11 +144,14 @@ class Placement(ABC):
         """
         return Executables(lambda: self.compiled(at, fresh()), entry)
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
         """The executable on disk of segment `at`; None where none is kept.
 
         Args:
             names: of the segment's inputs and outputs.
+            beside: what lies in its file, too.
         """
         return None
 
@@ -205,13 +208,8 @@ class Placement(ABC):
 class OneDevice(Placement):
     """A device of this process. Sequences are padded to few sizes, unless an operator needs exact
     rows.
-
-    Attributes:
-        keeps: whether nothing but the plan and the device says what its segments are, so that
-            executables can be kept on disk.
     """
 
-    keeps = True
     pads = True
     _joins_slots = True
 
@@ -315,11 +313,16 @@ class OneDevice(Placement):
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
-        if not self.keeps:
-            return None
-        names = [*names, [f"{name} {order}" for name, order in sorted(self.held.items())]]
-        return kept_executables.entry(self.plan, at, names, self.device, self._options())
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
+        identity = (*map(list, names), sorted(self.held.items()), *self._identity())
+        device, options = [self.device], self._options()
+        return kept_executables.entry(self.plan, at, identity, device, options, beside)
+
+    def _identity(self) -> tuple[Any, ...]:
+        """What says, beside the plan and the device, what segments are."""
+        return ()
 
     def executables(
         self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
@@ -429,9 +432,11 @@ class Processes(OneDevice):
             return self.compiled(at, fresh())  # which does the same for what all processes run
         return super().executables(at, fresh, entry)
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
         collective = self.plan.segments[at].collective
-        return None if collective else super().entry(at, names)
+        return None if collective else super().entry(at, names, beside)
 
     def inner(self, plan: Plan, number: int) -> Placement:
         return Processes(plan, self.device)

@@ -50,7 +50,6 @@ class JoinedReplicas(OneDevice):
         own: the state that each replica has for itself.
     """
 
-    keeps = False
     pads = False
     _joins_slots = False  # the batch of a loader is not divided
 
@@ -97,6 +96,10 @@ class JoinedReplicas(OneDevice):
         orders = filter_orders.of(plan, devices[0])
         placement.held = {n: order for n, order in orders.items() if n not in own | others}
         return placement
+
+    def _identity(self) -> tuple[Any, ...]:
+        sums = [[phase.reduced for phase in group] for group in self._phases]
+        return "joined replicas", self._replicas, sorted(self._own), repr(sums)
 
     # ---- values ----
 

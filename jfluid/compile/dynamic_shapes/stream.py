@@ -5,6 +5,8 @@ sizes that vary, and batches are padded to buckets: one executable for each buck
 masked. A segment for which that is not possible is compiled for each shape, and says so once.
 """
 
+import functools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
+from jfluid.compile.kept_executables import Beside
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Item
 
@@ -72,20 +75,30 @@ class Segment(Protocol):
     ) -> Any:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
 
-    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Call:
+    def padded(
+        self,
+        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
+        identity: Sequence[Any],
+        beside: Beside,
+    ) -> Call:
         """Return the jitted segment whose results `evaluate` computes, from arguments by name, the key,
         and the true sizes, which follow the other arguments.
+
+        Args:
+            identity: what tells it from others that are padded.
+            beside: what is kept on disk with its executable.
         """
 
 
 class Traced:
-    """A segment that was traced at samples of the sizes that vary.
+    """A segment that is traced at samples of the sizes that vary, when it is first evaluated.
 
     Args:
         low, high: sizes of each symbol between which the segment runs.
         record: returns the jaxpr of the segment for shapes of its feeds.
 
-    Raises NoRule if the segment cannot be traced at other sizes.
+    Attributes:
+        results: dimensions of each result, once it was evaluated.
     """
 
     def __init__(
@@ -97,20 +110,41 @@ class Traced:
     ):
         self.symbols, self.samples = symbols, samples_between(symbols, low, high)
         self.factors = {
-            name: Symbol(own, lambda of, name=name: of[name])  # type: ignore[misc]
-            for name, own in self.samples.items()
+            name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()
         }
         self.fed = symbols.dims_of(self.factors)
         self.buckets = Buckets(symbols.work, symbols.unit)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.results: list[tuple[Dim, ...]] = []
-        at_low, at_high = self._recorded(record, 0), self._recorded(record, SAMPLES - 1)
-        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        self._traces = [at_low, self._recorded(record, 1), at_high]
+        self._record = record
 
-    def _recorded(self, record: Record, sample: int) -> Any:
+    def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
+        """Return what tells the segment at the sizes of a bucket from others, in all processes.
+
+        Args:
+            batch: sizes of the first one that it is for.
+        """
+        symbols = self.symbols
+        return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
+
+    def noted(self) -> Any:
+        """See `kept_executables.Beside`."""
+        return self.results
+
+    def learn(self, noted: Any) -> None:
+        """See `kept_executables.Beside`."""
+        self.results = noted
+
+    @functools.cached_property
+    def _traces(self) -> list[Any]:
+        """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
+        at_low, at_high = self._recorded(0), self._recorded(SAMPLES - 1)
+        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
+        return [at_low, self._recorded(1), at_high]
+
+    def _recorded(self, sample: int) -> Any:
         sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
-        return record(tuple(sizes.shape(dims) for dims in self.fed))
+        return self._record(tuple(sizes.shape(dims) for dims in self.fed))
 
     def sizes(self, shapes: Shapes) -> dict[str, int] | None:
         """Return the sizes of a batch; None for a batch that the traces do not hold for."""
@@ -129,17 +163,18 @@ class Traced:
         true: Any,
         arguments: Mapping[int, Any],
         platform: str,
-        witness: tuple[Mapping[str, int], Any],
+        witness: tuple[Mapping[str, int], Shapes],
     ) -> list[Any]:
         """Trace the segment at the sizes of a bucket; returns its results. Raises NoRule.
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
             arguments: arrays, those that are fed by their number among all feeds, others by less than 0.
-            witness: sizes of a batch, and the jaxpr of the segment for them: it holds the samples
-                against sizes that come.
+            witness: sizes of a batch, and shapes of its feeds, for which the segment is traced, too: it
+                holds the samples against sizes that come.
         """
-        batch, trace = witness
+        batch, shapes = witness
+        traces = [*self._traces, self._record(shapes)]
         factors = {
             name: replace(symbol, samples=(*symbol.samples, batch[name]))
             for name, symbol in self.factors.items()
@@ -153,7 +188,7 @@ class Traced:
             for i, v in arguments.items()
         ]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
-        found = Interpreter(table, sizes, platform).run([*self._traces, trace], values)
+        found = Interpreter(table, sizes, platform).run(traces, values)
         self.results = [value.dims for value in found]
         return [value.array for value in found]
 
@@ -241,11 +276,7 @@ class ShapeStream:
             self._refused = error
             return
         for low, high in ((wide, far), (symbols.low, symbols.high)):
-            try:
-                traced = Traced(symbols, low, high, self._record(donated, kept, key))
-            except NoRule as error:
-                self._refused = error
-                continue
+            traced = Traced(symbols, low, high, self._record(donated, kept, key))
             sizes = traced.sizes(shapes)
             assert sizes is not None  # it was among the observed ones
             self._traced = traced
@@ -284,8 +315,8 @@ class ShapeStream:
         form = tuple(bucket.items())
 
         def made() -> Call:
-            batch = self._record(donated, kept, key)(shapes)
-            return self._own().padded(self._evaluation(traced, bucket, (sizes, batch)))
+            evaluate = self._evaluation(traced, bucket, (sizes, shapes))
+            return self._own().padded(evaluate, traced.identity(bucket, sizes), traced)
 
         call = traced.executables.get_or_make(form, made)
         try:
@@ -302,13 +333,15 @@ class ShapeStream:
     def _record(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Record:
         """Return what traces the segment for shapes of its feeds."""
 
+        given = tuple(map(_shape_of, donated)), tuple(map(_shape_of, kept))
+
         def record(feeds: Shapes) -> Any:
-            return self._own().recorded(donated, kept, key, dict(zip(self._fed, feeds)))
+            return self._own().recorded(*given, key, dict(zip(self._fed, feeds)))
 
         return record
 
     def _evaluation(
-        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Any]
+        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]
     ) -> Any:
         number = {self._own().kept[i]: at for at, i in enumerate(self._fed)}
 
@@ -350,3 +383,8 @@ class ShapeStream:
 
 def _is_large(sizes: Mapping[str, int] | None) -> bool:
     return sizes is not None and all(size >= SMALLEST for size in sizes.values())
+
+
+def _shape_of(value: Any) -> Any:
+    """What tracing needs of an argument; None for one that is absent."""
+    return None if value is None else jax.ShapeDtypeStruct(np.shape(value), value.dtype)
