@@ -34,6 +34,7 @@ from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
 
+_OF_SERVERS = "jobs with parameter servers keep exact shapes, so that their results are the same bits after a restart"
 _MAX_STEPS = 128  # of an engine; the least recently used goes first
 
 
@@ -252,7 +253,8 @@ class Engine:
                 if parallel is None
                 else parallel.placement(planned, check_finite)
             )
-            placement.pads = placement.pads and not exact
+            if exact:
+                placement.pads, placement.exact_because = False, _OF_SERVERS
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
             return Step(placement.plan, placement, self.place, check_finite, name, self.donate)

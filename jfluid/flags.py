@@ -86,6 +86,11 @@ EFFECTIVE = {
         180000, "milliseconds for which a trainer waits until parameter servers listen"
     ),
     "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
+    "FLAGS_shape_buckets": Flag(
+        "",
+        'sizes that batches are padded to, as JSON: {"src_ids": {"1": [32, 64]}}; '
+        "fluid.shape_buckets and the job file's shape_buckets set it",
+    ),
 }
 # Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its
 # communicator's threads (one thread sends and receives). These are kept and returned, and change

@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors, flags
 from jfluid.compile import finished_products, memory, scalars, slots
-from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
 from jfluid.compile.host import Host
 from jfluid.compile.kept_executables import Beside, Together
 from jfluid.compile.lower import Known
@@ -96,10 +96,14 @@ class CompiledSegment:
         specialized = Specialized(at, placement, function, names[:2], name, self._entry)
         self.exact = specialized
         self.call: Function = specialized
-        pads = placement.pads and not check_finite and not specialized.refuses
-        if pads and flags.get("FLAGS_dynamic_shapes"):
+        varies = flags.get("FLAGS_dynamic_shapes") and not check_finite and not specialized.refuses
+        if varies and placement.pads:
             platform = "gpu" if placement.on_gpus else "cpu"
-            self.call = ShapeStream(self, specialized, plan.state, platform)
+            replicas = placement if placement.divides else None
+            self.call = ShapeStream(self, specialized, plan.state, platform, replicas)
+        elif varies and placement.exact_because:
+            fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
+            self.call = ExactShapes(specialized, fed, placement.exact_because)
 
     def recorded(
         self,
@@ -133,13 +137,13 @@ class CompiledSegment:
             assert segment is not None  # it is called
             gives = segment.gives
 
-            def compute(env: dict[str, Any]) -> dict[str, Any]:
+            def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
                 env.update(zip(gives, evaluate(values, key, true)))
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
-                placement.lower_computed(at, env, compute)
+                placement.lower_computed(at, env, compute, key, true)
 
             return segment._trace(donated, tuple(kept_values), key, lower)
 

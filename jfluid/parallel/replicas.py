@@ -41,6 +41,10 @@ class Replicas(Placement):
         Raises UnsupportedError for programs that replicas cannot run; see `phases.split`.
     """
 
+    exact_because = (
+        "replicas on devices of their own (GPUs, several processes, FLAGS_cpu_replicas_joined=0, operators of "
+        "the host) keep exact shapes"
+    )
     _running: ClassVar[Any] = None  # of the program that this process started last
 
     def __init__(
