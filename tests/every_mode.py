@@ -80,6 +80,16 @@ def replicas():
     return found
 
 
+def replicas_stream():
+    """Two replicas with shares of many sizes, each of which draws numbers of its own."""
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
+    return losses(
+        _dense,
+        _rows(4, 5, 9, 7, 30, 6),
+        lambda program, loss: fluid.CompiledProgram(program).with_data_parallel(loss.name),
+    )
+
+
 def sequences():
     """Sequences with a LoD, whose values are held against the operators' rules."""
 
@@ -156,6 +166,7 @@ MODES = (
     static,
     stream,
     replicas,
+    replicas_stream,
     sequences,
     known_values,
     imperative,

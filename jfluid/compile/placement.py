@@ -52,7 +52,8 @@ class Placement(ABC):
         replicas: among which batches of slots are divided; None where they stay whole.
         held: variables of the Scope whose dimensions segments take, and give, in another order.
         pads: whether batches of dense arrays are padded where their shapes change (`recorded`), and steps that
-            are not compiled yet are interpreted: results may differ in their last digits from run to run.
+            are not compiled yet, of a batch that is not divided, are interpreted: results may differ in their last
+            digits from run to run.
         exact_because: why they are not padded, as a warning says it; empty where nothing is said.
         divides: whether each replica has a share of the batch, with sizes of its own (`shares`).
     """
@@ -363,7 +364,7 @@ class OneDevice(Placement):
         self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
     ) -> Function:
         # A startup program gives the same parameters each time, to the last bit.
-        fixed = self.plan.starts_anew or not self.pads
+        fixed = self.plan.starts_anew or not self.pads or self.divides
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 

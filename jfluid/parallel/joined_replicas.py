@@ -70,7 +70,7 @@ class JoinedReplicas(OneDevice):
         self._fed_whole = {n for n in plan.feeds if plan.block.vars[n].persistable}
         fed = set(plan.feeds) - self._fed_whole
         self._per_replica = phases.per_replica_before(groups, fed)
-        self.pads = False
+        self.pads = len(plan.segments) == 1 and not self._fed_whole
         self._stacker = replica_feeds.Stacker(joins=replicas, uneven=self.pads)
         self._apart: dict[str, Any] = {}  # state of this trace that each replica has for itself
 

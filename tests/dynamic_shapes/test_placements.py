@@ -118,6 +118,39 @@ def hold(found, expected):
             np.testing.assert_allclose(value, other, 5e-4, 1e-4, err_msg=f"step {step}")
 
 
+def test_replicas_with_unequal_shares():
+    found, compiled = trained(in_replicas, True)
+    assert compiled <= MOST
+    hold(found, exactly(in_replicas))
+
+
+def test_replicas_that_reduce_and_share_the_statistics_of_the_batch():
+    def reduced(*given):
+        def settings(build):
+            build.reduce_strategy = build.ReduceStrategy.Reduce
+            build.sync_batch_norm = True
+
+        return in_replicas(*given, settings)
+
+    found, compiled = trained(reduced, True)
+    assert compiled <= MOST
+    hold(found, exactly(reduced))
+
+
+def test_replicas_whose_own_batches_have_other_lengths():
+    def run(main, test, executor, variables):
+        program = fluid.CompiledProgram(test).with_data_parallel(places=fluid.cpu_places(2))
+        every = feeds()
+        for pair in zip(every[::2], every[1::2]):
+            (found,) = executor.run(program, feed=list(pair), fetch_list=variables[1:2])
+            own = [executor.run(test, feed=feed, fetch_list=variables[1:2])[0] for feed in pair]
+            np.testing.assert_allclose(found, np.concatenate(own), 5e-4, 1e-5)
+        yield []
+
+    _, compiled = trained(run, True)
+    assert compiled <= 2 * MOST
+
+
 def test_a_compiled_program_beside_a_test_clone():
     def run(main, test, executor, variables):
         program = fluid.CompiledProgram(main)
