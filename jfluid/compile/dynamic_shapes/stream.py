@@ -51,6 +51,9 @@ _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
+_NOT_LOWERED = (
+    "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
+)
 _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
 # `(donated, kept, key) -> (results, flags)`
@@ -288,7 +291,7 @@ class ShapeStream:
         if self._replicas is None:
             return ([kept[i] for i in self._fed],)
         found = [self._replicas.shares(n, kept[i]) for n, i in zip(self._names, self._fed)]
-        return ((None,),) if None in found else list(zip(*found))  # type: ignore[arg-type]
+        return ((None,),) if None in found else list(zip(*found))
 
     def _own(self) -> Segment:
         segment = self._segment()
@@ -388,6 +391,11 @@ class ShapeStream:
         except NoRule:
             traced.executables.pop(form, None)
             raise
+        except ValueError as error:
+            if not str(error).startswith(_NOT_LOWERED):
+                raise
+            traced.executables.pop(form, None)
+            raise NoRule("XLA does not take its operators at padded sizes") from error
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
             for r, dims in zip(results, traced.results, strict=True)

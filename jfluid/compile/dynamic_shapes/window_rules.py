@@ -47,11 +47,13 @@ def _window_dim(
     factor = dim[0][0]
     assert isinstance(factor, Symbol)  # the result varies, and windows do not
     more = 1 + before + after - window
-    size = functools.partial(_windows, factor, holes, more, stride)
+    size = functools.partial(_number_of_windows, factor, holes, more, stride)
     return run.table.learn(((Symbol(result, size),),))
 
 
-def _windows(factor: Symbol, holes: int, more: int, stride: int, of: Mapping[str, Any]) -> Any:
+def _number_of_windows(
+    factor: Symbol, holes: int, more: int, stride: int, of: Mapping[str, Any]
+) -> Any:
     return ((factor.size(of) - 1) * holes + more) // stride + 1
 
 
