@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         program_guard,
     )
     from jfluid.ir.variable import Variable
+    from jfluid.known_sizes import shape_buckets
     from jfluid.lod_tensor import (
         LoDTensor,
         LoDTensorArray,
@@ -159,6 +160,7 @@ __all__ = [
     "scope_guard",
     "set_flags",
     "set_program_state",
+    "shape_buckets",
     "to_jax",
     "transpiler",
     "unique_name",

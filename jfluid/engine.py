@@ -34,6 +34,7 @@ from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
 
+_OF_SERVERS = "jobs with parameter servers keep exact shapes, so that their results are the same bits after a restart"
 _MAX_STEPS = 128  # of an engine; the least recently used goes first
 
 
@@ -141,7 +142,7 @@ class Engine:
         self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
         self.repeats = Repeats()
-        _use_persistent_cache()
+        kept_files.use()
 
     @functools.cached_property
     def device(self) -> jax.Device:
@@ -252,7 +253,8 @@ class Engine:
                 if parallel is None
                 else parallel.placement(planned, check_finite)
             )
-            placement.pads = placement.pads and not exact
+            if exact:
+                placement.pads, placement.exact_because = False, _OF_SERVERS
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
             return Step(placement.plan, placement, self.place, check_finite, name, self.donate)
@@ -371,17 +373,3 @@ class HasEngine(Protocol):
     """An object with an engine, such as an Executor."""
 
     engine: Engine
-
-
-def _use_persistent_cache() -> None:
-    """Keep compiled programs on disk, unless the user has set JAX's cache or
-    FLAGS_compilation_cache_dir is empty.
-
-    JAX keys its entries by jaxlib's version, the host's CPU and the program.
-    """
-    directory = flags.get("FLAGS_compilation_cache_dir")
-    if not directory or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
-        return
-    if (path := kept_files.folder_for_jax()) is not None:
-        jax.config.update("jax_compilation_cache_dir", str(path))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -24,6 +24,10 @@ EFFECTIVE = {
         os.path.join("~", ".cache", "jfluid", "xla"),
         "where compiled programs are kept; empty: each process compiles anew",
     ),
+    "FLAGS_compilation_cache_max_bytes": Flag(
+        4 << 30,
+        "bytes of files there; what was written and read before all else is deleted first",
+    ),
     "FLAGS_communicator_is_sgd_optimizer": Flag(
         True, "gradients of several steps are added up, else averaged"
     ),
@@ -82,6 +86,11 @@ EFFECTIVE = {
         180000, "milliseconds for which a trainer waits until parameter servers listen"
     ),
     "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
+    "FLAGS_shape_buckets": Flag(
+        "",
+        'sizes that batches are padded to, as JSON: {"src_ids": {"1": [32, 64]}}; '
+        "fluid.shape_buckets and the job file's shape_buckets set it",
+    ),
 }
 # Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its
 # communicator's threads (one thread sends and receives). These are kept and returned, and change

@@ -21,7 +21,10 @@ import jax
 from jfluid import errors, flags, installation, private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
+_MOST_BYTES = "FLAGS_compilation_cache_max_bytes"
+_WORTH_KEEPING = 0.3  # seconds of compilation, of what is traced in each process
 _KINDS = ("step-", "after-", "shapes-", "functions-")  # how names of these files begin
+_OF_JAX = ("-cache", "-atime")  # how those of JAX's files end
 
 
 def folder() -> Path | None:
@@ -39,6 +42,19 @@ def folder() -> Path | None:
         found = named
     others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # a field made by JAX's import
     return found if others in (None, str(named), str(found)) else None
+
+
+def use() -> None:
+    """Have JAX keep compiled programs there, unless the user has set JAX's cache or
+    FLAGS_compilation_cache_dir is empty.
+
+    JAX keys its entries by jaxlib's version, the host's CPU and the program.
+    """
+    if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
+        return
+    if (path := folder_for_jax()) is not None:
+        jax.config.update("jax_compilation_cache_dir", str(path))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
 
 
 def folder_for_jax() -> Path | None:
@@ -77,30 +93,52 @@ def read(path: Path) -> bytes | None:
     try:
         with private_files.open_trusted(_trusted(path.parent) / path.name) as file:
             content = file.read()
+            with contextlib.suppress(OSError):  # of root, or not writable
+                os.utime(file.fileno())  # what is read stays
     except errors.NotPrivateError as error:
         _pass_over(str(error))
         return None
     except OSError:
         return None
     digest, packed = content[:32], content[32:]
-    return zlib.decompress(packed) if hashlib.sha256(packed).digest() == digest else None
+    return zlib.decompress(packed) if _digest(path, packed) == digest else None
 
 
 def write(path: Path, content: bytes, most: int) -> None:
     """Write a file, if it can be. Of those with the same beginning of their names, up to a "-", the
-    `most` newest stay.
+    `most` that were written or read last stay, and of all files so many as
+    FLAGS_compilation_cache_max_bytes has room for.
     """
     assert path.name.startswith(_KINDS), path.name
     packed = zlib.compress(content, 1)
     with contextlib.suppress(OSError):  # the disk is full, or not writable
         handle, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(packed).digest() + packed)
+            file.write(_digest(path, packed) + packed)
         os.replace(name, path)
-        found = list(path.parent.glob(f"{path.name.partition('-')[0]}-*"))
-        if len(found) > most:
-            for old in sorted(found, key=lambda p: p.stat().st_mtime)[:-most]:
-                old.unlink(missing_ok=True)
+        _make_room(path, most)
+
+
+def _digest(path: Path, packed: bytes) -> bytes:
+    """What a file begins with: a file under the name of another one is none."""
+    return hashlib.sha256(path.name.encode() + packed).digest()
+
+
+def _make_room(new: Path, most: int) -> None:
+    """Delete what was written and read before all else: of the kind of a new file, and of all, those of
+    JAX too. What else lies in the folder stays.
+    """
+    kind, room, number = new.name.partition("-")[0] + "-", flags.get(_MOST_BYTES), 0
+    found = [
+        (e.name, e.stat())
+        for e in os.scandir(new.parent)
+        if e.is_file() and (e.name.startswith(_KINDS) or e.name.endswith(_OF_JAX))
+    ]
+    for name, about in sorted(found, key=lambda own: own[1].st_mtime_ns, reverse=True):
+        number += name.startswith(kind)
+        room -= about.st_size
+        if name != new.name and ((number > most and name.startswith(kind)) or room < 0):
+            (new.parent / name).unlink(missing_ok=True)
 
 
 def settings() -> tuple[Any, ...]:
@@ -112,7 +150,11 @@ def settings() -> tuple[Any, ...]:
         for name, value in sorted(jax.config.values.items())
         if "cache" not in name
     ]
-    chosen = [(name, flags.get(name)) for name in sorted(flags.EFFECTIVE) if name != _DIRECTORY]
+    chosen = [
+        (name, flags.get(name))
+        for name in sorted(flags.EFFECTIVE)
+        if name not in (_DIRECTORY, _MOST_BYTES)
+    ]
     return config, chosen, jax.__version__, sources()
 
 

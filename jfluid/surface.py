@@ -186,6 +186,7 @@ _LAZY = {
         ),
         "ir.unique_name": ("unique_name",),
         "ir.variable": ("Variable",),
+        "known_sizes": ("shape_buckets",),
         "lod_tensor": (
             "LoDTensor",
             "LoDTensorArray",

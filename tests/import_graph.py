@@ -43,7 +43,7 @@ LAYERS = (
         "surface",
         "trainer_desc",
     },
-    {"kept_files", "places", "progress", "snapshot_owner"},
+    {"kept_files", "known_sizes", "places", "progress", "snapshot_owner"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"launch", "ps_server", "scope"},

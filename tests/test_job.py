@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
-KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
+KEYS = "script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,7 @@ def test_defaults():
         "mode": "local",
         "args": {},
         "env": {},
+        "shape_buckets": {},
         "log_dir": "mylog",
         "log_max_bytes": 256 << 20,
         "log_backups": 1,
@@ -79,6 +80,41 @@ def test_environment_is_text():
         "RATE": "0.5",
         "NAME": "no",
     }
+
+
+def test_sizes_of_batches():
+    job = read('script: train.py\nshape_buckets: {ids: {"1": [64, 32], "0": [8]}}\nenv: {A: 1}')
+    assert job.shape_buckets == {"ids": {"1": [32, 64], "0": [8]}}
+    assert job.variables() == {
+        "A": "1",
+        "FLAGS_shape_buckets": '{"ids": {"1": [32, 64], "0": [8]}}',
+    }
+    assert read(job.to_yaml()).shape_buckets == job.shape_buckets
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[32]", "expected a mapping of the names of feeds, found [32]"),
+        ("{ids: [32]}", "ids: expected a mapping of dimensions to sizes"),
+        ("{ids: {one: [32]}}", "ids: expected the number of a dimension, from 0 on, found 'one'"),
+        ('{ids: {"1": []}}', "ids, dimension 1: expected a list of 1 to 64 sizes, found []"),
+        (
+            '{ids: {"1": [32, 0]}}',
+            "ids, dimension 1: expected sizes, whole numbers from 1 on, found 0",
+        ),
+    ],
+)
+def test_sizes_of_batches_that_are_none(text, expected):
+    (line,) = mistakes(f"script: train.py\nshape_buckets: {text}")
+    assert line.startswith("job.yaml:2:") and expected in line
+
+
+def test_sizes_of_batches_are_given_once():
+    (line,) = mistakes(
+        'script: train.py\nshape_buckets: {ids: {"1": [32]}}\nenv: {FLAGS_shape_buckets: ""}'
+    )
+    assert "env sets FLAGS_shape_buckets, which shape_buckets does; remove it" in line
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Executables kept on disk: a program that was compiled before runs without being traced."""
 
+import os
 import threading
 
 import jax
@@ -9,15 +10,14 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import kept_files
-from jfluid.compile import kept_executables, loaded_ahead, trace
+from jfluid.compile import kept_executables, loaded_ahead, memory, trace
 from jfluid.machine_code import convolution_kernels, functions
 from jfluid.ops import registry
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """The folder of kept executables and of JAX's cache, which all of them are worth."""
-    monkeypatch.setattr(kept_executables, "WORTH_KEEPING", 0.0)
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
@@ -128,13 +128,70 @@ def test_operators_of_users_are_traced(folder, traced, monkeypatch):
     assert len(traced) == 3
 
 
-def test_sequences_and_checked_steps_are_traced(folder):
+def test_sequences_are_kept_and_checked_steps_are_traced(folder, traced):
     x = fluid.data("x", [None, 2], lod_level=1)
     pooled = fluid.layers.sequence_pool(x, "sum")
-    executor = fluid.Executor(fluid.CPUPlace())
     rows = fluid.create_lod_tensor(np.ones((3, 2), "float32"), [[1, 2]], fluid.CPUPlace())
-    got = executor.run(feed={"x": rows}, fetch_list=[pooled])[0]
-    assert got.tolist() == [[1, 1], [2, 2]] and kept(folder) == []
+
+    def run():
+        executor = fluid.Executor(fluid.CPUPlace())
+        got = executor.run(feed={"x": rows}, fetch_list=[pooled])[0]
+        assert got.tolist() == [[1, 1], [2, 2]]
+        return len(traced), len(kept(folder))
+
+    found = run()
+    assert found[0] == 1 and run() == found
+    fluid.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        assert [run(), run()] == [(2, found[1]), (3, found[1])]
+    finally:
+        fluid.set_flags({"FLAGS_check_nan_inf": False})
+
+
+def test_what_is_noted_beside_an_executable_is_known_at_a_second_start(folder, traced, monkeypatch):
+    """A large step is waited for, which is known from tracing."""
+    monkeypatch.setattr(memory, "LARGE", 0)
+    losses((2,))
+    kept(folder)
+    waited = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda values: waited.append(values) or values)
+    losses((2,))
+    assert len(traced) == 2 and waited
+
+
+def test_an_executable_under_the_name_of_another_one_is_passed_over(folder, traced):
+    """Its shapes are others."""
+    first, second = losses((2, 3)), losses((3, 2))
+    files = [p for p in kept(folder) if p.name.startswith("step-")]
+    contents = [p.read_bytes() for p in files]
+    for path, content in zip(files, [*contents[1:], contents[0]]):
+        path.write_bytes(content)
+    traced.clear()
+    assert (losses((2, 3)), losses((3, 2))) == (first, second)
+    assert len(traced) == len(files) > 2
+
+
+def test_files_have_a_bound_in_bytes(folder):
+    def write(name, at):
+        path = folder / name
+        kept_files.write(path, bytes(np.random.RandomState(at).bytes(200)), 9)
+        os.utime(path, (at, at))
+
+    (folder / "jit_x-cache").write_bytes(bytes(200))
+    os.utime(folder / "jit_x-cache", (1, 1))
+    (folder / "notes").write_bytes(bytes(900))  # the user's own
+    os.utime(folder / "notes", (1, 1))
+    before = fluid.get_flags("FLAGS_compilation_cache_max_bytes")
+    fluid.set_flags({"FLAGS_compilation_cache_max_bytes": 800})
+    try:
+        for at, name in enumerate(["step-a", "step-b", "step-c"], start=2):
+            write(name, at)
+        assert sorted(p.name for p in folder.iterdir()) == ["notes", "step-a", "step-b", "step-c"]
+        assert kept_files.read(folder / "step-a")  # what is read stays
+        write("shapes-d", 5)
+        assert sorted(p.name for p in folder.iterdir()) == ["notes", "shapes-d", "step-a", "step-c"]
+    finally:
+        fluid.set_flags(before)
 
 
 def test_the_oldest_go_first(folder, monkeypatch):
@@ -152,9 +209,9 @@ def test_a_cache_of_the_users_is_left_alone(folder, traced):
 def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, traced, monkeypatch):
     real, loads = kept_executables._AHEAD._load, []
 
-    def load(path, device):
+    def load(path, devices):
         loads.append((path.name, threading.current_thread() is threading.main_thread()))
-        return real(path, device)
+        return real(path, devices)
 
     def start(rows):
         """The losses of a start, and the files that it loaded: by the main thread, and by another."""

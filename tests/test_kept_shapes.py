@@ -73,7 +73,7 @@ def test_they_are_kept_with_an_executable_that_is(folder, monkeypatch):
     compilation_cache.reset_cache()  # which else goes on in the folder of this run
     hook.install(schema.RegistrySchema())
     for worth, files in ((1000.0, 0), (0.0, 1)):
-        monkeypatch.setattr(kept_executables, "WORTH_KEEPING", worth)
+        monkeypatch.setattr(kept_executables, "_LONG", worth)
         feed = {"x": np.ones((2, 3 + files), "float32")}  # two programs: JAX's cache has neither
         with fluid.program_guard(fluid.Program(), fluid.Program()):
             mean = fluid.layers.mean(fluid.data("x", feed["x"].shape))

@@ -1,7 +1,8 @@
-"""Executables of segments, kept on disk: a later process runs them without tracing the segment.
+"""Executables of segments and of steps of imperative mode, kept on disk: a later process runs them without
+tracing anything.
 
 JAX's own cache is keyed by what tracing gives, and for most programs tracing takes longer than
-loading. These files are keyed by all that tracing depends on: the program, the segment's inputs and
+loading. These files are keyed by all that tracing depends on: the operators, the inputs and
 outputs with shapes and dtypes, the source files of this package, the versions of JAX and jaxlib,
 JAX's configuration, flags, XLA's options and the processors.
 """
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jaxlib.version
@@ -26,13 +27,13 @@ from jax.experimental import serialize_executable
 from jfluid import collector, environment, heap, kept_files
 from jfluid.compile import library_fusions
 from jfluid.compile.loaded_ahead import LoadedAhead
-from jfluid.compile.plan import Plan
+from jfluid.compile.plan import Item, Plan
 from jfluid.ir import schema
+from jfluid.ir.program import named
 from jfluid.ops import registry
 
-# Seconds to trace and compile from which on an executable is worth a file.
-WORTH_KEEPING = 0.15
-MOST_FILES = 500  # the oldest go first
+_LONG = 0.15  # seconds of tracing and compiling, after which there is memory to be given back
+MOST_FILES = 4096  # those that were read or written last stay
 # How names of machine code begin, and what of `functions.py` makes it known.
 _MACHINE_CODE = {
     b"jfluid_direct_convolution": "images_registered",
@@ -42,44 +43,87 @@ _MACHINE_CODE = {
     b"jfluid_direct_product": "products_registered",
     b"jfluid_loop_": "loops_registered",
     b"jfluid_rows_": "rows_registered",
+    b"jfluid_message": "messages_registered",
 }
 THREAD = "jfluid-keep"
+_ADDRESS = " at 0x"  # what says nothing about an object in another process
 _ENABLED = "jax_enable_compilation_cache"
 
 
+class Beside(Protocol):
+    """What tracing finds out beside an executable, which lies in the same file."""
+
+    def noted(self) -> Any:
+        """Return it after tracing, to be pickled."""
+
+    def learn(self, noted: Any) -> None:
+        """Take it, in place of tracing."""
+
+
+class Together:
+    """What several find out beside one executable."""
+
+    def __init__(self, parts: Sequence[Beside]):
+        self._parts = parts
+
+    def noted(self) -> Any:
+        """See `Beside`."""
+        return [part.noted() for part in self._parts]
+
+    def learn(self, noted: Any) -> None:
+        """See `Beside`."""
+        for part, own in zip(self._parts, noted, strict=True):
+            part.learn(own)
+
+
 class Entry:
-    """A segment's executable on disk, whether it is there or not.
+    """A function's executable on disk, whether it is there or not.
 
     Args:
-        identity: what the segment is, beside the values that it is called with.
+        identity: what the function is, beside the values that it is called with: what repr tells apart.
+        devices: that it runs on.
         options: XLA's.
+        beside: what else lies in the file.
     """
 
     def __init__(
         self,
         folder: Path,
         identity: Sequence[Any],
-        device: jax.Device,
+        devices: Sequence[jax.Device],
         options: Mapping[str, Any],
+        beside: Beside | None = None,
     ):
-        self._folder, self._device = folder, device
-        self._identity = (*identity, sorted(options.items()), device.platform, device.id)
+        self._folder, self._devices, self._options = folder, devices, options
+        self._identity, self._beside = tuple(identity), beside
+
+    def of(self, *more: Any, beside: Beside | None = None) -> "Entry":
+        """Return the entry of another function of the same operators.
+
+        Args:
+            more: which one.
+        """
+        identity = (*self._identity, *more)
+        return Entry(self._folder, identity, self._devices, self._options, beside)
+
+    def same(self, *more: Any) -> "Entry":
+        """Return the entry of another form of the same function, which has the same beside it."""
+        return self.of(*more, beside=self._beside)
 
     def load_or_compile(
         self, fresh: Callable[[], Any], arguments: Sequence[Any]
     ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return what runs the segment, the executable of the file or a new one, and what is to be told the results of
-        its first run: then it is written to the file, if it took long. None for arguments or results that are more
-        than arrays.
+        """Return the executable of the file, or a new one, and what is to be told the results of its first run: then
+        it is written to the file. None for arguments that no text tells from others.
 
         Args:
             fresh: gives the jitted function anew, which goes with what was traced.
-            arguments: donated ones, others, and a random key.
+            arguments: of the function; the first ones are donated.
         """
         path = self._path(arguments)
         if path is None:
             return None
-        loaded = self.load(arguments)
+        loaded = self._loaded(path, arguments)
         if loaded is not None:
             return loaded, lambda results: None
         start = time.perf_counter()
@@ -87,41 +131,63 @@ class Entry:
             traced = fresh().trace(*arguments)
             with _JAX_CACHE.unused():
                 compiled = library_fusions.compiled(traced)
-        if time.perf_counter() - start < WORTH_KEEPING:
-            return compiled, lambda results: None
-        schema.current().keep()
-        heap.give_back()
+        noted = None if self._beside is None else self._beside.noted()
+        if time.perf_counter() - start > _LONG:
+            schema.current().keep()
+            heap.give_back()
         structure = jax.tree.structure((tuple(arguments), {}))
-        return compiled, lambda results: _save_after(results, path, structure, compiled)
+        file = _File(path, [device.id for device in self._devices], structure, noted)
+        return compiled, lambda results: _save_after(results, file, compiled)
 
     def load(self, arguments: Sequence[Any]) -> Any:
         """Return the executable of the file; None where there is none."""
         path = self._path(arguments)
-        if path is None:
+        return None if path is None else self._loaded(path, arguments)
+
+    def _loaded(self, path: Path, arguments: Sequence[Any]) -> Any:
+        if jax.tree.leaves(arguments[:2]):
+            found = _AHEAD.load(path, self._devices)
+        else:  # a startup program
+            _AHEAD.begin(path, self._devices)
+            found = _load(path, self._devices)
+        if found is None:
             return None
-        if arguments[0] or arguments[1]:
-            return _AHEAD.load(path, self._device)
-        # a startup program
-        _AHEAD.begin(path, self._device)
-        return _load(path, self._device)
+        if self._beside is not None:
+            self._beside.learn(found.noted)
+        return found.run
 
     def _path(self, arguments: Sequence[Any]) -> Path | None:
-        """Return the file for arguments; None for arguments that are more than arrays."""
-        donated, others, key = arguments
-        forms = [_form(v) for v in (*donated, *others, key)]
-        if None in forms:
+        """Return the file for arguments; None where no text says what they are."""
+        leaves, structure = jax.tree.flatten(tuple(arguments))
+        forms = [_form(v) for v in leaves]
+        devices = [(d.platform, d.device_kind, d.id) for d in self._devices]
+        whole = (
+            self._identity,
+            sorted(self._options.items()),
+            devices,
+            structure,
+            forms,
+            _settings(),
+        )
+        text = repr(whole)
+        if None in forms or _ADDRESS in text:
             return None
-        text = repr((self._identity, [len(donated), len(others)], forms, _settings()))
         return self._folder / f"step-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def entry(
-    plan: Plan, at: int, names: Sequence[Sequence[str]], device: jax.Device, options: Any
+    plan: Plan,
+    at: int,
+    identity: Sequence[Any],
+    devices: Sequence[jax.Device],
+    options: Any,
+    beside: Beside | None = None,
 ) -> Entry | None:
     """Return the entry of segment `at` of a plan; None where none is kept.
 
     Args:
-        names: of its inputs and outputs.
+        identity: what tells its function from others of the segment.
+        beside: as of `Entry`.
     """
     folder = kept_files.folder()
     if folder is None:
@@ -131,8 +197,34 @@ def entry(
     if not all(d is None or registry.is_built_in(d) for d in definitions):
         return None  # nothing says when the user's own function changes
     operators = [(i, op.type, op.inputs, op.outputs) for i, op, _ in plan.segments[at].ops]
-    identity = (program.fingerprint, plan.block.idx, at, operators, [list(n) for n in names])
-    return Entry(folder, identity, device, options)
+    whole = (program.fingerprint, plan.block.idx, at, operators, identity)
+    return Entry(folder, whole, devices, options, beside)
+
+
+def entry_of_items(
+    items: Sequence[Item],
+    identity: Sequence[Any],
+    device: jax.Device,
+    options: Mapping[str, Any],
+    beside: Beside | None = None,
+) -> Entry | None:
+    """Return the entry of operators that stand in no program; None where none is kept.
+
+    Args:
+        identity: what tells their function from others, beside their names and attributes.
+        beside: as of `Entry`.
+    """
+    folder = kept_files.folder()
+    if folder is None:
+        return None
+    definitions = [registry.find(op.type) for _, op, _ in items]
+    if not all(d is not None and registry.is_built_in(d) for d in definitions):
+        return None  # an operator of the user, or a declared function
+    operators = [
+        (op.type, op.inputs, op.outputs, sorted((n, named(v)) for n, v in op.attrs.items()))
+        for _, op, _ in items
+    ]
+    return Entry(folder, (operators, *identity), [device], options, beside)
 
 
 class _JaxCache:
@@ -162,11 +254,10 @@ _JAX_CACHE = _JaxCache()
 
 
 def _form(value: Any) -> Any:
-    """What an executable depends on of an argument; None for one that is no array."""
-    if value is None:
-        return "absent"
+    """What an executable depends on of an array; None for another value."""
     if isinstance(value, jax.Array):
-        return value.shape, str(value.dtype), bool(value.aval.weak_type), value.committed
+        where = str(value.sharding) if value.committed and len(value.devices()) > 1 else ""
+        return value.shape, str(value.dtype), bool(value.aval.weak_type), value.committed, where
     return (value.shape, str(value.dtype)) if isinstance(value, np.ndarray) else None
 
 
@@ -190,13 +281,15 @@ def _machine() -> tuple[Any, ...]:
     )
 
 
-def _plain(count: int) -> Any:
-    """The structure of a segment's results that are arrays, `count` of them."""
-    return jax.tree.structure(((0,) * count, ()))
+class Kept(NamedTuple):
+    """What a file has: an executable, and what lies beside it."""
+
+    run: Any
+    noted: Any
 
 
-def _load(path: Path, device: jax.Device) -> Any:
-    """The executable in a file; None if there is none, or it is damaged."""
+def _load(path: Path, devices: Sequence[jax.Device]) -> Kept | None:
+    """What a file has; None if there is none, or it is damaged."""
     if (writing := _WRITING.get(path)) is not None:
         writing.join()
     body = kept_files.read(path)
@@ -209,19 +302,41 @@ def _load(path: Path, device: jax.Device) -> Any:
         if not all(getattr(functions, known)() for known in wanted):
             return None
     try:
-        arguments, results, payload = pickle.loads(body)
-        return serialize_executable.deserialize_and_load(
-            payload, arguments, results, backend=device.client, execution_devices=[device]
+        numbers, arguments, results, noted, payload = pickle.loads(body)
+        if numbers != [device.id for device in devices]:
+            return None  # what comes after a startup program may run on more than it does
+        run = serialize_executable.deserialize_and_load(
+            payload,
+            jax.tree.structure(arguments),
+            jax.tree.structure(results),
+            backend=devices[0].client,
+            execution_devices=devices,
         )
     except (jax.errors.JaxRuntimeError, pickle.UnpicklingError, ValueError):
         return None  # another XLA wrote it, or for other processors
+    return Kept(run, noted)
 
 
 _AHEAD = LoadedAhead(_load)
 _WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 
-def _save_after(results: Any, path: Path, arguments: Any, compiled: Any) -> None:
+class _File(NamedTuple):
+    """A file that is to be written.
+
+    Attributes:
+        devices: numbers of those that the executable is for.
+        arguments: their structure.
+        noted: what lies beside the executable.
+    """
+
+    path: Path
+    devices: list[int]
+    arguments: Any
+    noted: Any
+
+
+def _save_after(results: Any, file: _File, compiled: Any) -> None:
     """Have a thread write an executable to a file when it has run. The process ends after that."""
 
     def save() -> None:
@@ -230,21 +345,23 @@ def _save_after(results: Any, path: Path, arguments: Any, compiled: Any) -> None
                 RuntimeError
             ):  # the next run has taken them, or the run failed
                 jax.block_until_ready(results)
-            _save(path, arguments, compiled)
+            _save(file, compiled)
         finally:
-            _WRITING.pop(path, None)  # another thread may have written the same
+            _WRITING.pop(file.path, None)  # another thread may have written the same
 
-    _WRITING[path] = threading.Thread(target=save, name=THREAD)
-    _WRITING[path].start()
+    _WRITING[file.path] = threading.Thread(target=save, name=THREAD)
+    _WRITING[file.path].start()
 
 
-def _save(path: Path, arguments: Any, compiled: Any) -> None:
+def _save(file: _File, compiled: Any) -> None:
     """Write an executable to a file, if it can be, with the structures of its arguments and results."""
-    results = compiled.out_tree
-    if results != _plain(results.num_leaves):
-        return
     try:
         payload = serialize_executable.serialize(compiled)[0]
+        # Trees of numbers in place of the structures themselves, which cannot be pickled where they
+        # have sequences.
+        structures = file.arguments, compiled.out_tree
+        trees = [jax.tree.unflatten(s, range(s.num_leaves)) for s in structures]
+        body = pickle.dumps((file.devices, *trees, file.noted, payload))
     except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
         return  # it holds arrays that it was traced with
-    kept_files.write(path, pickle.dumps((arguments, results, payload)), MOST_FILES)
+    kept_files.write(file.path, body, MOST_FILES)

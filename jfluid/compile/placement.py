@@ -39,6 +39,8 @@ from jfluid.ops.ragged import Ragged
 Env = dict[str, Any]
 # A segment's pure function `(donated, kept, key) -> (gives, flags)`.
 Function = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
+# `(values by name, key, true sizes) -> the values with those that a segment gives`, of one replica.
+Computed = Callable[[Env, Any, Any], Env]
 
 
 class Placement(ABC):
@@ -50,7 +52,10 @@ class Placement(ABC):
         replicas: among which batches of slots are divided; None where they stay whole.
         held: variables of the Scope whose dimensions segments take, and give, in another order.
         pads: whether batches of dense arrays are padded where their shapes change (`recorded`), and steps that
-            are not compiled yet are interpreted: results may differ in their last digits from run to run.
+            are not compiled yet, of a batch that is not divided, are interpreted: results may differ in their last
+            digits from run to run.
+        exact_because: why they are not padded, as a warning says it; empty where nothing is said.
+        divides: whether each replica has a share of the batch, with sizes of its own (`shares`).
     """
 
     hosts = 1
@@ -58,6 +63,8 @@ class Placement(ABC):
     replicas: int | None = None
     held: Mapping[str, Order] = MappingProxyType({})
     pads = False
+    exact_because = ""
+    divides = False
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -117,16 +124,32 @@ class Placement(ABC):
         key: Any,
         gives: Sequence[str],
     ) -> Any:
-        """Return the jaxpr of segment `at` as it stands, from arguments in the order of their names and
-        the key.
+        """Return the jaxpr of segment `at` as it stands, as one replica runs it, from arguments in the
+        order of their names and the key.
 
         Args:
             shapes: by name, instead of those that the arguments have.
         """
         raise NotImplementedError
 
-    def lower_computed(self, at: int, env: Env, compute: Callable[[Env], Env]) -> None:
-        """Add to values by name what `compute` makes of them, which does what segment `at` does."""
+    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
+        """Add to values by name what `compute` makes of them, which does what segment `at` does.
+
+        Args:
+            true: the true sizes of the batch; of replicas stacked.
+        """
+        raise NotImplementedError
+
+    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
+        """See `dynamic_shapes.stream.Replicas`."""
+        raise NotImplementedError
+
+    def together(self, parts: Sequence[np.ndarray]) -> Any:
+        """See `dynamic_shapes.stream.Replicas`."""
+        raise NotImplementedError
+
+    def check_exact(self, values: Mapping[str, Any]) -> None:
+        """See `dynamic_shapes.stream.Replicas`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -144,11 +167,14 @@ class Placement(ABC):
         """
         return Executables(lambda: self.compiled(at, fresh()), entry)
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
         """The executable on disk of segment `at`; None where none is kept.
 
         Args:
             names: of the segment's inputs and outputs.
+            beside: what lies in its file, too.
         """
         return None
 
@@ -205,13 +231,8 @@ class Placement(ABC):
 class OneDevice(Placement):
     """A device of this process. Sequences are padded to few sizes, unless an operator needs exact
     rows.
-
-    Attributes:
-        keeps: whether nothing but the plan and the device says what its segments are, so that
-            executables can be kept on disk.
     """
 
-    keeps = True
     pads = True
     _joins_slots = True
 
@@ -292,8 +313,6 @@ class OneDevice(Placement):
         key: Any,
         gives: Sequence[str],
     ) -> Any:
-        items = self.plan.segments[at].ops
-
         def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
             own = shapes.get(name, np.shape(value))
             if name in self.held:
@@ -301,31 +320,51 @@ class OneDevice(Placement):
             return jax.ShapeDtypeStruct(own, value.dtype)
 
         def run(env: Env, key: Any) -> list[Any]:
-            found = trace.recorded(items, dict(env), trace.random_key(key))
+            found = self._run_recorded(at, dict(env), trace.random_key(key))
             return [trace.dense(name, found.get(name)) for name in gives]
 
         given = {name: shape(name, value) for name, value in values.items()}
         with self.context(), collector.paused():
-            return trace.jaxpr_of(run, given, key)
+            return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
 
-    def lower_computed(self, at: int, env: Env, compute: Callable[[Env], Env]) -> None:
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        """Trace the operators of segment `at` for `recorded`; returns the values with their outputs."""
+        return trace.recorded(self.plan.segments[at].ops, env, key)
+
+    def _replicas_of(self, at: int) -> int | None:
+        """How many replicas run segment `at` together, as `recorded` shows them; None without any."""
+        return None
+
+    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
-        trace.laid_out(compute, segment.ops, env, not self.on_gpus, self.held, segment.gives)
+        trace.laid_out(
+            lambda values: compute(values, key, true),
+            segment.ops,
+            env,
+            not self.on_gpus,
+            self.held,
+            segment.gives,
+        )
 
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
-        if not self.keeps:
-            return None
-        names = [*names, [f"{name} {order}" for name, order in sorted(self.held.items())]]
-        return kept_executables.entry(self.plan, at, names, self.device, self._options())
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
+        identity = (*map(list, names), sorted(self.held.items()), *self._identity())
+        device, options = [self.device], self._options()
+        return kept_executables.entry(self.plan, at, identity, device, options, beside)
+
+    def _identity(self) -> tuple[Any, ...]:
+        """What says, beside the plan and the device, what segments are."""
+        return ()
 
     def executables(
         self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
     ) -> Function:
         # A startup program gives the same parameters each time, to the last bit.
-        fixed = self.plan.starts_anew or not self.pads
+        fixed = self.plan.starts_anew or not self.pads or self.divides
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 
@@ -372,6 +411,7 @@ class Processes(OneDevice):
     """
 
     pads = False
+    exact_because = "processes of a collective job keep exact shapes"
     _joins_slots = False  # each process has slots of its own sizes
 
     def lower(
@@ -429,9 +469,11 @@ class Processes(OneDevice):
             return self.compiled(at, fresh())  # which does the same for what all processes run
         return super().executables(at, fresh, entry)
 
-    def entry(self, at: int, names: Sequence[Sequence[str]]) -> kept_executables.Entry | None:
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
         collective = self.plan.segments[at].collective
-        return None if collective else super().entry(at, names)
+        return None if collective else super().entry(at, names, beside)
 
     def inner(self, plan: Plan, number: int) -> Placement:
         return Processes(plan, self.device)

@@ -184,6 +184,12 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __repr__(self) -> str:
+        return f"Layout{self._key}"
+
+    def __reduce__(self) -> Any:
+        return Layout, self._key  # hashes of names are another process's own
+
     def holds(self, measured: Measured) -> bool:
         """Whether sequences of so many slots, as many in each, fit a layout that `varies`."""
         return False not in map(le, measured.rows, self.rows) and False not in map(

@@ -18,7 +18,7 @@ import numpy as np
 
 from jfluid.compile import padding, slots
 from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
-from jfluid.compile.executables import Entry
+from jfluid.compile.kept_executables import Entry
 from jfluid.compile.lower import LONGEST, Path, known_part
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import Function, Placement
@@ -61,8 +61,8 @@ class Specialized:
         at: the segment's number in the placement's plan.
         function: gives the pure function for known values.
         names: of the arguments, the donated ones and the others.
-        entry: the executable on disk of the function where no value has to be known; None where
-            none is kept.
+        entry: the executable on disk of the function where no value has to be known, from which those
+            of others follow; None where none is kept.
 
     Attributes:
         plain: the function where no value has to be known.
@@ -80,7 +80,7 @@ class Specialized:
         entry: Entry | None = None,
     ):
         self._at, self._placement, self._function = at, placement, function
-        self._names, self._name = [*names[0], *names[1]], name
+        self._names, self._name, self._entry = [*names[0], *names[1]], name, entry
         self._items = placement.plan.segments[at].ops
         self._refusals = Refusals(self._items) or None
         reads = self._refusals.reads if self._refusals else set()
@@ -134,9 +134,12 @@ class Specialized:
             self._seen.add(key)
             if len(self._seen) == MOST + 1 and not all(n.counts for n in self._needs):
                 self._warn()
-        return self._compiled.get_or_make(
-            key, lambda: self._placement.executables(self._at, lambda: self._function(known))
-        )
+
+        def made() -> Function:
+            entry = self._entry and self._entry.same("known", key)
+            return self._placement.executables(self._at, lambda: self._function(known), entry)
+
+        return self._compiled.get_or_make(key, made)
 
     def _warn(self) -> None:
         needed = dict.fromkeys(n.name for n in self._needs if not n.counts)
@@ -240,9 +243,13 @@ class Specialized:
             run.__name__ = run.__qualname__ = f"{self._name}_{first.name}"
             return run
 
-        function = self._firsts.get_or_make(
-            (kind, names, _hashable(known)), lambda: self._placement.executables(self._at, make)
-        )
+        form = kind, names, _hashable(known)
+
+        def made() -> Function:
+            entry = self._entry and self._entry.of("first", form)
+            return self._placement.executables(self._at, make, entry)
+
+        function = self._firsts.get_or_make(form, made)
         return self._placement.unpacked(function((), tuple([v for _, v in given]), key))[0]
 
 

@@ -1,7 +1,7 @@
 """A compiled step: a plan whose XLA segments are jitted for where it runs."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,9 @@ import numpy as np
 
 from jfluid import errors, flags
 from jfluid.compile import finished_products, memory, scalars, slots
-from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
 from jfluid.compile.host import Host
+from jfluid.compile.kept_executables import Beside, Together
 from jfluid.compile.lower import Known
 from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Plan, with_host_loop
@@ -22,6 +23,24 @@ from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
 _BYTES = 10 << 10  # of Python objects for each operator, half of them of the program
+
+
+class _Noted:
+    """What tracing a segment finds out beside its executable (see `kept_executables.Beside`)."""
+
+    def __init__(self, segment: "weakref.ref[CompiledSegment]"):
+        self._segment = segment
+
+    def noted(self) -> Any:
+        """Return whether the segment is waited for."""
+        segment = self._segment()
+        return segment is not None and segment.is_large
+
+    def learn(self, noted: Any) -> None:
+        """Take what another process has noted."""
+        segment = self._segment()
+        if segment is not None:
+            segment.is_large = segment.is_large or noted
 
 
 class CompiledSegment:
@@ -72,15 +91,19 @@ class CompiledSegment:
 
         # What is watched is known from tracing.
         names = (self.donated, self.kept, self.gives)
-        entry = None if check_finite else placement.entry(at, names)
+        self._entry = None if check_finite else placement.entry(at, names, _Noted(own))
         self.items, self._name = segment.ops, name
-        specialized = Specialized(at, placement, function, names[:2], name, entry)
+        specialized = Specialized(at, placement, function, names[:2], name, self._entry)
         self.exact = specialized
         self.call: Function = specialized
-        pads = placement.pads and not check_finite and not specialized.refuses
-        if pads and flags.get("FLAGS_dynamic_shapes"):
+        varies = flags.get("FLAGS_dynamic_shapes") and not check_finite and not specialized.refuses
+        if varies and placement.pads:
             platform = "gpu" if placement.on_gpus else "cpu"
-            self.call = ShapeStream(self, specialized, plan.state, platform)
+            replicas = placement if placement.divides else None
+            self.call = ShapeStream(self, specialized, plan.state, platform, replicas)
+        elif varies and placement.exact_because:
+            fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
+            self.call = ExactShapes(specialized, fed, placement.exact_because)
 
     def recorded(
         self,
@@ -99,7 +122,12 @@ class CompiledSegment:
             self.gives,
         )
 
-    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Function:
+    def padded(
+        self,
+        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
+        identity: Sequence[Any],
+        beside: Beside,
+    ) -> Function:
         """See `dynamic_shapes.stream.Segment.padded`."""
         own, at, placement, name = weakref.ref(self), self.at, self._placement, self._name
 
@@ -109,18 +137,20 @@ class CompiledSegment:
             assert segment is not None  # it is called
             gives = segment.gives
 
-            def compute(env: dict[str, Any]) -> dict[str, Any]:
+            def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
                 env.update(zip(gives, evaluate(values, key, true)))
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
-                placement.lower_computed(at, env, compute)
+                placement.lower_computed(at, env, compute, key, true)
 
             return segment._trace(donated, tuple(kept_values), key, lower)
 
         run.__name__ = run.__qualname__ = f"{name}_padded"
-        return placement.executables(at, lambda: run)
+        together = Together([_Noted(own), beside])
+        entry = self._entry and self._entry.of("padded", *identity, beside=together)
+        return placement.executables(at, lambda: run, entry)
 
     def _trace(
         self,

@@ -20,6 +20,7 @@ from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order, inverse
 from jfluid.ops import sequence_loops, table_rows
+from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
 
 # A floating output: its operator, its name, whether all of it is finite.
@@ -102,10 +103,13 @@ def dense(name: str, value: Any) -> Any:
     return value
 
 
-def jaxpr_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the jaxpr of a function of operators. Raises NoRule if they cannot be traced."""
+def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:
+    """Return the jaxpr of a function of operators; of one that runs in each of `replicas`, if there are
+    any. Raises NoRule if they cannot be traced.
+    """
+    axes = None if replicas is None else [(AXIS, replicas)]
     try:
-        return jax.make_jaxpr(function)(*arguments)
+        return jax.make_jaxpr(function, axis_env=axes)(*arguments)
     except NoRule:
         raise
     except Exception as error:

@@ -20,11 +20,13 @@ from weakref import ref
 
 import jax
 
-from jfluid import collector, errors, flags
+from jfluid import collector, errors, flags, kept_files
 from jfluid.compile import memory
 from jfluid.compile.executables import Executables, most_bytes
+from jfluid.compile.kept_executables import entry_of_items
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
+from jfluid.compile.options import options
 from jfluid.dygraph import calls, donation, released
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
@@ -84,6 +86,7 @@ class Pending:
     """
 
     def __init__(self, device: jax.Device):
+        kept_files.use()
         self.device = device
         self.compiled = 0  # functions for whole records
         self._whole = LruCache[Step](256, lambda step: step.bytes, most_bytes)
@@ -477,7 +480,11 @@ class Pending:
 
             return jitted(function, self.device)
 
-        return Executables(fresh, interprets=device_of_interpreter(self.device))
+        known = [(i, str(v.dtype), v.shape, v.tobytes()) for i, v in sorted(call.constants.items())]
+        identity = "call", call.layout, call.wanted, call.shared, known
+        items = [(0, call.op, call.definition)]
+        entry = entry_of_items(items, identity, self.device, options(self.device))
+        return Executables(fresh, entry, device_of_interpreter(self.device))
 
 
 def _has_released(records: Iterable[Record]) -> bool:

@@ -14,10 +14,12 @@ from jfluid import flags
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.executables import Executables
+from jfluid.compile.kept_executables import Beside, entry_of_items
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
+from jfluid.compile.options import options
 from jfluid.dygraph import released
-from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, program
+from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.values import in_order
 
 FLAG = "FLAGS_dynamic_shapes"
@@ -59,7 +61,12 @@ class EagerSegment:
         }
         return trace.jaxpr_of(run, given, key)
 
-    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Any:
+    def padded(
+        self,
+        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
+        identity: Sequence[Any],
+        beside: Beside,
+    ) -> Any:
         """See `stream.Segment.padded`."""
         on_cpu, live, items = self._device.platform == "cpu", self._live, self.items
 
@@ -75,8 +82,10 @@ class EagerSegment:
             found = trace.laid_out(compute, items, env, on_cpu, wanted=live)
             return tuple([found[name] for name in live]), ()
 
+        whole = "padded", outline(items, self._drawing, self._constants), self.kept, live, identity
+        entry = entry_of_items(items, whole, self._device, options(self._device), beside)
         interprets = device_of_interpreter(self._device)
-        return Executables(lambda: jitted(run, self._device), interprets=interprets)
+        return Executables(lambda: jitted(run, self._device), entry, interprets)
 
 
 class EagerStreams:

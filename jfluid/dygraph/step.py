@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, finished_products, memory, trace
+from jfluid.compile import filter_orders, finished_products, kept_executables, memory, trace
 from jfluid.compile.executables import Executables
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
@@ -63,6 +63,24 @@ class Made(NamedTuple):
     message: messages.Message | None
 
 
+class _Noted:
+    """What tracing a step finds out beside its executable (see `kept_executables.Beside`)."""
+
+    def __init__(self, step: "weakref.ref[Step]"):
+        self._step = step
+
+    def noted(self) -> Any:
+        """Return whether the step is waited for."""
+        step = self._step()
+        return step is not None and step.is_large
+
+    def learn(self, noted: Any) -> None:
+        """Take what another process has noted."""
+        step = self._step()
+        if step is not None:
+            step.is_large = step.is_large or noted
+
+
 class Step:
     """Records, compiled whole.
 
@@ -75,6 +93,7 @@ class Step:
 
     Attributes:
         leaves: as given.
+        is_large: whether its results are waited for.
         overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
             the step may begin before it is known whether it is wanted (see `ahead`).
         bytes: of its Python objects and its records, about.
@@ -114,7 +133,7 @@ class Step:
         self.sent = None
         if self._sender is not None:
             self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
-        self._is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
+        self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
         own = weakref.ref(self)  # it goes at once when nobody needs it
 
         def fresh() -> Any:
@@ -125,14 +144,27 @@ class Step:
 
             return jitted(step, device, donate_argnums=(0,))
 
-        self._function = Executables(fresh, interprets=device_of_interpreter(device))
+        self._function = Executables(fresh, self._entry(), device_of_interpreter(device))
+
+    def _entry(self) -> kept_executables.Entry | None:
+        """Return where the step's executable is kept on disk; None where it is not."""
+        identity = (
+            "step",
+            outline(self._items, self._drawing, self._constants),
+            (self._donated, self._kept, self._live, self._order, self.overwrites_nothing),
+            sorted(self._held.items()),
+            self._sender,
+        )
+        return kept_executables.entry_of_items(
+            self._items, identity, self._device, options(self._device), _Noted(weakref.ref(self))
+        )
 
     def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
         """Return the results; does not wait for them."""
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
         message = None if self._sender is None else messages.expected()
         made = self._function(given, kept, seeds, message and message.to)
-        if self._is_large:
+        if self.is_large:
             jax.block_until_ready(made)
         return Made([made[i] for i in self._back], message)
 
@@ -149,8 +181,21 @@ class Step:
             found = trace.lower(
                 items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted
             )
-        self._is_large = self._is_large or memory.is_large(found.values())
+        self.is_large = self.is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
+
+
+def outline(
+    items: Sequence[Item], drawing: Sequence[tuple[int, int]], constants: Mapping[str, Any]
+) -> list[Any]:
+    """Return what tells operators from others of the same names and attributes, in all processes.
+
+    Args:
+        items, drawing, constants: as `program` returns them.
+    """
+    known = [(n, str(v.dtype), v.shape, v.tobytes()) for n, v in sorted(constants.items())]
+    shared = [getattr(d.fn, "shared", None) for _, _, d in items]
+    return [list(drawing), known, shared]
 
 
 def overwrites(size: int, sparse: bool) -> bool:
@@ -253,7 +298,7 @@ def program(
         op = Operator(call.op.block, definition.type, inputs, outputs, call.attrs, callsite=False)
         if definition.wants_shared and definition.fn is not None:
             definition = replace(
-                definition, wants_shared=False, fn=_shared(definition.fn, call.shared)
+                definition, wants_shared=False, fn=_Shared(definition.fn, call.shared)
             )
         if record.draw >= 0:
             drawing.append((at, record.draw))
@@ -261,5 +306,15 @@ def program(
     return items, drawing, constants
 
 
-def _shared(function: Any, shared: bool) -> Any:
-    return lambda *values, **attrs: function(*values, shared=shared, **attrs)
+class _Shared:
+    """The function of an operator that asks whether its input and output are one variable.
+
+    Attributes:
+        shared: whether they are.
+    """
+
+    def __init__(self, function: Any, shared: bool):
+        self._function, self.shared = function, shared
+
+    def __call__(self, *values: Any, **attrs: Any) -> Any:
+        return self._function(*values, shared=self.shared, **attrs)

@@ -140,7 +140,7 @@ class Program:
                     )
                 for op in block.ops:
                     attrs = sorted(
-                        (k, _named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE
+                        (k, named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE
                     )
                     digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
             self._fingerprint = (self._version, digest.hexdigest())
@@ -445,12 +445,12 @@ def _allowed(names: Iterable[str]) -> frozenset[str]:
     return reach.check_allowed(given, known.reach, known.acting)
 
 
-def _named(value: Any) -> Any:
+def named(value: Any) -> Any:
     """Return an attribute's value, with blocks as their numbers, and arrays in full."""
     if isinstance(value, Block):
         return f"block {value.idx}"
     if isinstance(value, (list, tuple)):
-        return [_named(item) for item in value]
+        return [named(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -5,6 +5,7 @@
     script: examples/digits.py      # relative to the directory you launch from
     args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed as it is
     env: {CPU_NUM: 2}               # added to the script's environment
+    shape_buckets: {src_ids: {"1": [32, 64]}}     # sizes that batches are padded to: of a feed, by dimension
     log_dir: mylog                  # what the script prints goes to mylog/workerlog.0 too
     log_max_bytes: 268435456        # then it goes on as a new file, and the old one is mylog/workerlog.0.1
     log_backups: 1                  # how many such old files are kept of each process

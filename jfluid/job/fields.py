@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from jfluid import known_sizes
 from jfluid.endpoints import host_and_port
+from jfluid.errors import AttributeTypeError
 from jfluid.field_types import Expected
 
 
@@ -34,6 +36,14 @@ def _form_of_args(value: Any) -> str | None:
     if isinstance(value, dict):
         return "<mapping>"
     return "<list>" if isinstance(value, list) else None
+
+
+def _shape_buckets(value: Any) -> Any:
+    try:
+        sizes = known_sizes.checked(value)
+    except AttributeTypeError as error:
+        raise ValueError(str(error).removeprefix("shape_buckets: ")) from None
+    return {name: {str(dim): own for dim, own in dims.items()} for name, dims in sizes.items()}
 
 
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")]
@@ -124,6 +134,11 @@ FolderText = Annotated[str, Field(min_length=1), Expected("a path")]
 PathText = Annotated[str, Expected("a path")]
 Mode = Annotated[str, Expected("`local`, `collective`, or `parameter_server` (`ps` for short)")]
 LogBytes = Annotated[int, Field(ge=4096), Expected("an integer from 4096 on")]
+ShapeBuckets = Annotated[
+    Any,
+    AfterValidator(_shape_buckets),
+    Expected('a mapping such as `{src_ids: {"1": [32, 64, 128]}}`'),
+]
 Grace = Annotated[
     float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds from 0 on")
 ]

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from jfluid import known_sizes
 from jfluid.endpoints import host_and_port
 from jfluid.environment.process import ASSIGNED, SnapshotVariables
 from jfluid.errors import SecretError
@@ -29,6 +30,7 @@ from jfluid.job.fields import (
     PathText,
     Places,
     Ranks,
+    ShapeBuckets,
     StartedPort,
 )
 from jfluid.security import secret
@@ -61,6 +63,11 @@ class Job(BaseModel):
     )
     env: Environment = Field(
         default_factory=dict, description="variables that are added to the processes' environment"
+    )
+    shape_buckets: ShapeBuckets = Field(
+        default_factory=dict,
+        description="sizes that batches are padded to, by the name of a feed and its dimension; what "
+        "has none is padded by what comes",
     )
     log_dir: FolderText = Field(
         default="mylog",
@@ -101,6 +108,17 @@ class Job(BaseModel):
                 "jfluid-launch runs, or name a file that has the secret: secret_file",
             )
         return env
+
+    @model_validator(mode="after")
+    def _says_sizes_once(self) -> Self:
+        if self.shape_buckets and known_sizes.FLAG in self.env:
+            raise ValueError(f"env sets {known_sizes.FLAG}, which shape_buckets does; remove it")
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Return what the job adds to the environment of its processes."""
+        text = known_sizes.text_of(self.shape_buckets)
+        return self.env | ({known_sizes.FLAG: text} if text else {})
 
     @field_validator("mode")
     @classmethod

@@ -50,7 +50,7 @@ def local_gang(job: Job) -> list[Member]:
             "trainer",
             0,
             job.command(),
-            _DEFAULTS | os.environ | job.env,
+            _DEFAULTS | os.environ | job.variables(),
             Path(job.log_dir) / "workerlog.0",
         )
     ]
@@ -174,4 +174,4 @@ def _environment(job: GangJob, assigned: Mapping[str, str], gpus: Sequence[str])
         if gpus
         else ProcessEnvironment(visible_gpus=(), jax_platforms="cpu")
     )
-    return {**_DEFAULTS, **inherited, **devices.to_env(), **job.env, **assigned}
+    return {**_DEFAULTS, **inherited, **devices.to_env(), **job.variables(), **assigned}

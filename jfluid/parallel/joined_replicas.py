@@ -13,17 +13,20 @@ import jax
 import numpy as np
 
 from jfluid.compile import filter_orders, padding, trace, update_order
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
-from jfluid.compile.placement import Env, OneDevice
+from jfluid.compile.placement import Computed, Env, OneDevice
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
 from jfluid.fetched_array import fetched
 from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
+from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.parallel import joined, phases, replica_feeds
 from jfluid.parallel.joined import Kind, Kinds, NotJoined, apart, total
 from jfluid.parallel.own_values import OWN
+from jfluid.parallel.replica_feeds import Uneven
 
 
 @functools.partial(
@@ -50,8 +53,7 @@ class JoinedReplicas(OneDevice):
         own: the state that each replica has for itself.
     """
 
-    keeps = False
-    pads = False
+    divides = True
     _joins_slots = False  # the batch of a loader is not divided
 
     def __init__(
@@ -68,7 +70,8 @@ class JoinedReplicas(OneDevice):
         self._fed_whole = {n for n in plan.feeds if plan.block.vars[n].persistable}
         fed = set(plan.feeds) - self._fed_whole
         self._per_replica = phases.per_replica_before(groups, fed)
-        self._stacker = replica_feeds.Stacker(joins=replicas)
+        self.pads = len(plan.segments) == 1 and not self._fed_whole
+        self._stacker = replica_feeds.Stacker(joins=replicas, uneven=self.pads)
         self._apart: dict[str, Any] = {}  # state of this trace that each replica has for itself
 
     @classmethod
@@ -97,6 +100,10 @@ class JoinedReplicas(OneDevice):
         orders = filter_orders.of(plan, device)
         placement.held = {n: order for n, order in orders.items() if n not in own | others}
         return placement
+
+    def _identity(self) -> tuple[Any, ...]:
+        sums = [[phase.reduced for phase in group] for group in self._phases]
+        return "joined replicas", self._replicas, sorted(self._own), repr(sums)
 
     # ---- values ----
 
@@ -155,6 +162,8 @@ class JoinedReplicas(OneDevice):
         return found
 
     def parts(self, name: str, value: Any) -> list[Any]:
+        if isinstance(value, Uneven):
+            return list(value)
         value = jax.tree.map(np.asarray, value)
         if name in self._per_replica[-1]:
             return [
@@ -177,12 +186,77 @@ class JoinedReplicas(OneDevice):
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         return np.asarray(value)
 
+    # ---- batches of every shape ----
+
+    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
+        return replica_feeds.opened(value)
+
+    def together(self, parts: Sequence[np.ndarray]) -> Any:
+        return replica_feeds.together(parts)
+
+    def check_exact(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Uneven):
+                raise replica_feeds.of_other_shapes(name, value)
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        one: Env = {
+            n: jax.ShapeDtypeStruct(v.stacked.shape[1:], v.stacked.dtype)
+            for n, v in values.items()
+            if isinstance(v, _OwnValues)
+        }
+        return super().recorded(at, values | one, shapes, key, gives)
+
+    def _replicas_of(self, at: int) -> int | None:
+        return self._replicas
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        return phases.recorded(self._phases[at], env, key)
+
+    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
+        stacked = self._opened(at, env)
+        apart_after = self._per_replica[at + 1] | self._own
+        segment = self.plan.segments[at]
+
+        def replicas(env: Env) -> Env:
+            def replica(mine: Env, alike: Env, true: Any, key: Any) -> tuple[Env, Env]:
+                found = compute(alike | mine, key, true)
+                gives = {n: found[n] for n in segment.gives}
+                own = {n: v for n, v in gives.items() if n in apart_after}
+                return own, {n: v for n, v in gives.items() if n not in own}
+
+            mapped = jax.vmap(
+                replica,
+                in_axes=(0, None, 0, None),
+                out_axes=(0, None),
+                axis_name=AXIS,
+                axis_size=self._replicas,
+            )
+            mine = {n: env[n] for n in stacked if n in env}
+            alike = {n: v for n, v in env.items() if n not in mine}
+            apart, shared = mapped(mine, alike, true, key)
+            env.update(shared | apart)
+            return env
+
+        wanted = {*segment.gives, *self.plan.state}
+        trace.laid_out(replicas, segment.ops, env, True, self.held, wanted)
+        self._keep_first(env, apart_after)
+
     # ---- calls ----
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         if self._own or len(OWN):
             donated = tuple([self._given(n, v) for n, v in zip(segment.donated, donated)])
             kept = tuple([self._given(n, v) for n, v in zip(segment.kept, kept)])
+        if not isinstance(segment.call, ShapeStream):
+            self.check_exact(dict(zip(segment.kept, kept)))
         try:
             gives, flags = segment.call(donated, kept, key)
         except NeedsExactRows as error:
@@ -215,9 +289,7 @@ class JoinedReplicas(OneDevice):
         first: trace.First | None = None,
     ) -> Env:
         wrapped = trace.random_key(key)
-        own = {n for n, v in env.items() if isinstance(v, _OwnValues)}
-        env.update((n, env[n].stacked) for n in own)
-        stacked = (own | self._per_replica[at]) & set(env)
+        stacked = self._opened(at, env)
         if first is not None:
             env.update(
                 (n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env
@@ -244,9 +316,21 @@ class JoinedReplicas(OneDevice):
 
         wanted = {*self.plan.segments[at].gives, *self.plan.state}
         env = trace.laid_out(phases, items, env, watch is None, self.held, wanted)
+        self._keep_first(env, apart_after)
+        return env
+
+    def _opened(self, at: int, env: Env) -> set[str]:
+        """Have what replicas own stacked in `env`; returns the names of all that is stacked there."""
+        own = {n for n, v in env.items() if isinstance(v, _OwnValues)}
+        env.update((n, env[n].stacked) for n in own)
+        return (own | self._per_replica[at]) & set(env)
+
+    def _keep_first(self, env: Env, apart_after: set[str]) -> None:
+        """Have the first replica's state in `env`, and that of all, of which `apart_after` are stacked,
+        for `settled`.
+        """
         self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
-        return env
 
     def _run_phases(
         self,

@@ -9,13 +9,19 @@ devices according to their shardings.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
 
 from jfluid import errors
+from jfluid.compile import trace
 from jfluid.compile.plan import Plan, Segment, joined
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.types import np_dtype
 from jfluid.ir.variable import EMPTY_NAME, Variable
+from jfluid.ops.collective import AXIS
 from jfluid.ops.definition import OpDef
 
 Item = tuple[int, Operator, OpDef]
@@ -231,6 +237,20 @@ def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> li
             now |= set(phase.per_replica_outputs)
         found.append(now)
     return found
+
+
+def recorded(group: Sequence[Phase], env: dict[str, Any], key: Any) -> dict[str, Any]:
+    """Trace the phases of a segment as they stand, as one replica runs them, over values by name; returns
+    these with the outputs. Raises NoRule.
+    """
+    own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
+    for phase in group:
+        env = trace.recorded(phase.items, env, own if phase.per_replica else key)
+        for name in phase.reduced:
+            if name in env:
+                gradient = trace.dense(f"the gradient {name}", env[name])
+                env[name] = lax.psum(gradient, AXIS)
+    return env
 
 
 def _refuse_apart(phase: Phase, differ: set[str]) -> None:

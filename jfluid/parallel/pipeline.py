@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile import kept_executables
 from jfluid.compile.lower import pairs_of
 from jfluid.compile.options import options
 from jfluid.compile.placement import Env, Function, OneDevice, placed
@@ -205,7 +206,6 @@ class Sections:
 class PipelineDevices(OneDevice):
     """The devices of a pipeline's sections."""
 
-    keeps = False
     pads = False
 
     def __init__(self, sections: Sections, devices: Sequence[jax.Device]):
@@ -224,6 +224,12 @@ class PipelineDevices(OneDevice):
 
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.devices[at]))
+
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
+        device, identity = self.devices[at], ("section", *map(list, names))
+        return kept_executables.entry(self.plan, at, identity, [device], options(device), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call a section's program; what it reads is brought to its device."""

@@ -83,13 +83,44 @@ def uneven(error: Exception, replicas: int) -> errors.UnsupportedError:
     )
 
 
+class Uneven(list[Any]):
+    """Arrays of the replicas of this process that no array holds together: their shapes differ."""
+
+
+def opened(value: Any) -> Sequence[Any] | None:
+    """Return the array that each replica has of what `Stacker` gives for dense arrays, or `together`; None
+    for anything else.
+    """
+    if isinstance(value, np.ndarray | jax.Array | Uneven):
+        return list(value)
+    if isinstance(value, Ragged) and not value.levels and value.total is not None:
+        return [own[:count] for own, count in zip(value.values, value.total)]
+    return None
+
+
+def together(parts: Sequence[np.ndarray]) -> Any:
+    """Return arrays of the replicas as one, if their shapes are alike."""
+    alike = len({part.shape for part in parts}) == 1
+    return np.stack(parts) if alike else Uneven(parts)
+
+
+def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
+    """Return the error of replicas whose arrays differ in more than their rows."""
+    shapes = " and ".join(dict.fromkeys(str(tuple(np.shape(v))) for v in values))
+    return errors.FeedError(
+        f"feed {name}: replicas have arrays of different shapes, {shapes}, and this program does not run padded "
+        "ones: pad the batches of a step to one shape"
+    )
+
+
 class Stacker:
     """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different
     number, are padded.
     """
 
-    def __init__(self, agree: bool = False, joins: int | None = None) -> None:
+    def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
         self._buckets = SlotBuckets(joins)
+        self._uneven = uneven  # whether arrays of different shapes are left `Uneven`, or refused
         self._agree = agree  # whether all processes must pad alike
         self._joins = joins  # replicas of which slots are joined; None where they are not
 
@@ -129,6 +160,10 @@ class Stacker:
                         for v, lod in zip(values, lods[name])
                     ]
                 )
+            elif len({np.shape(v)[1:] for v in values}) > 1:
+                if not self._uneven:
+                    raise of_other_shapes(name, values)
+                found[name] = Uneven(values)
             elif bounds[name][0] == bounds[name][1]:
                 found[name] = aligned_memory.stacked(values)
             else:

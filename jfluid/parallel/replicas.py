@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, processes
-from jfluid.compile import padding, trace
+from jfluid.compile import kept_executables, padding, trace
 from jfluid.compile.host import Host
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.options import options
@@ -41,6 +41,10 @@ class Replicas(Placement):
         Raises UnsupportedError for programs that replicas cannot run; see `phases.split`.
     """
 
+    exact_because = (
+        "replicas on devices of their own (GPUs, several processes, FLAGS_cpu_replicas_joined=0, operators of "
+        "the host) keep exact shapes"
+    )
     _running: ClassVar[Any] = None  # of the program that this process started last
 
     def __init__(
@@ -125,6 +129,21 @@ class Replicas(Placement):
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
+
+    def entry(
+        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
+    ) -> kept_executables.Entry | None:
+        if self.sharding.spans_processes:
+            return None
+        sums = [[phase.reduced for phase in group] for group in self._phases]
+        shares, fused = sorted(self.sharding.shares.items()), self.sharding.fuse
+        own = type(self).__name__, self._repeats, sums, shares, fused
+        identity, devices = (*map(list, names), *own), self._devices_of(at)
+        return kept_executables.entry(self.plan, at, identity, devices, options(devices[0]), beside)
+
+    def _devices_of(self, at: int) -> list[jax.Device]:
+        """The devices that a segment runs on."""
+        return self._devices
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         for name, value in zip(segment.kept, kept):

@@ -149,6 +149,9 @@ class SharedReplicas(Replicas):
             return super().compiled(at, function)
         return self._jitted(function, lambda ended: ended)
 
+    def _devices_of(self, at: int) -> list[jax.Device]:
+        return self._devices if self._own[at].per_replica else [self._first]
+
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         jax.block_until_ready(Replicas._running)
         if not self._own[segment.at].per_replica:

@@ -224,3 +224,21 @@ def test_evaluation_between_training_steps():
             np.testing.assert_allclose(before.sum(1), 1, 1e-5)
             (value,) = executor.run(main, feed=feed, fetch_list=[loss])
             assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_windows_give_sizes_of_their_own(bias):
+    def convolved():
+        x = fluid.data("x", [2, 3, None, 4])
+        own = None if bias else False
+        hidden = layers.conv2d(x, 4, (3, 1), stride=(2, 1), bias_attr=own, act="tanh")
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(hidden))
+        return [hidden]
+
+    random = np.random.RandomState(0)
+    lengths = (9, 14, 21, 17, 30, 12, 26)
+    feeds = [{"x": random.randn(2, 3, n, 4).astype("float32")} for n in lengths]
+    stream = same(convolved, feeds)
+    # Of samples that XLA does not take for the gradient of the bias there are others.
+    assert stream._traced is not None and len(stream._exact) == 2
+    assert bias or stream._refused is None

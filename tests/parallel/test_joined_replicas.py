@@ -183,7 +183,7 @@ def lowered(exe, program, feed, loss):
     exe.run(program, feed=feed, fetch_list=[loss])
     shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), called[0])
     with jax.enable_x64(True):
-        return call.lower(*shapes).as_text()
+        return segment.exact.lower(*shapes).as_text()
 
 
 def test_images_of_all_replicas_are_one_batch():

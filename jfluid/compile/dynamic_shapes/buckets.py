@@ -1,6 +1,7 @@
 """Buckets: the few sizes to which batches of many sizes are padded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from jfluid.compile.padding import ladder
 
@@ -22,21 +23,29 @@ class Buckets:
     Args:
         work: how many elements the feeds have at some sizes.
         unit: of which each size is a multiple.
+        said: sizes that the user has given, the smallest first; a batch gets the smallest that holds it.
     """
 
-    def __init__(self, work: Callable[[Mapping[str, int]], int], unit: Mapping[str, int]):
+    def __init__(
+        self,
+        work: Callable[[Mapping[str, int]], int],
+        unit: Mapping[str, int],
+        said: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ):
         self._work, self._unit = work, unit
+        self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
         self._wasted: dict[tuple[int, ...], float] = {}  # by the finer sizes, in steps
         self._refined = 0
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
-        fitting = [b for b in self._known if all(n <= b[s] for s, n in need.items())]
+        said = self._given(need)
+        fitting = [b for b in self._alike(said) if all(n <= b[s] for s, n in need.items())]
         if not fitting:
-            return self._add(self._rounded(need, _COARSE))
+            return self._add(self._rounded(need, _COARSE), said)
         best = min(fitting, key=self._work)
-        fine = self._rounded(need, _FINE)
+        fine = self._rounded(need, _FINE) | said
         saved = 1 - self._work(fine) / max(self._work(best), 1)
         if saved <= 0 or len(self._known) >= _MOST:
             return best
@@ -45,14 +54,24 @@ class Buckets:
         if self._wasted[form] < _PATIENCE << self._refined:
             return best
         self._refined += 1
-        return self._add(fine)
+        return self._add(fine, said)
 
-    def _add(self, sizes: Sizes) -> Sizes:
+    def _given(self, need: Mapping[str, int]) -> Sizes:
+        """Return the size that the user has given for each symbol, if one of these is enough."""
+        found = {n: next((s for s in own if s >= need[n]), 0) for n, own in self._said.items()}
+        return {n: size for n, size in found.items() if size}
+
+    def _alike(self, said: Sizes) -> list[Sizes]:
+        """Return the known buckets of given sizes."""
+        return [b for b in self._known if said.items() <= b.items()]
+
+    def _add(self, sizes: Sizes, said: Sizes) -> Sizes:
         if len(self._known) >= _MOST:  # the last one: it holds whatever came, and more
-            most = {n: max(s, *(b[n] for b in self._known)) for n, s in sizes.items()}
+            alike = self._alike(said)
+            most = {n: max([s, *(b[n] for b in alike)]) for n, s in sizes.items()}
             sizes = self._rounded(most, 1)
-        self._known.append(sizes)
-        return sizes
+        self._known.append(sizes | said)
+        return sizes | said
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
         """Return the next sizes of a ladder that has `rungs` sizes an octave."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory
+from jfluid import aligned_memory, errors
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
@@ -89,6 +89,34 @@ class FeedSymbols:
             for own in self.dims
         ]
 
+    def said(
+        self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]
+    ) -> dict[str, list[int]]:
+        """Return the sizes that the user has given for each symbol. Raises FeedError for a dimension that
+        is none, or a product of others.
+
+        Args:
+            names: of the feeds.
+            given: sizes by the name of a feed and its dimension.
+        """
+        found: dict[str, set[int]] = {}
+        for name, dims in zip(names, self.dims):
+            for at, sizes in given.get(name, {}).items():
+                if at >= len(dims):
+                    raise errors.FeedError(
+                        f"shape_buckets: {name} has {len(dims)} dimensions, and sizes are given for number {at}"
+                    )
+                own = dims[at]
+                if isinstance(own, int):
+                    continue  # all batches have this size
+                if len(own) > 1:
+                    raise errors.FeedError(
+                        f"shape_buckets: dimension {at} of {name} is the product of other sizes that vary: give "
+                        "the sizes of those"
+                    )
+                found.setdefault(own[0], set()).update(sizes)
+        return {symbol: sorted(sizes) for symbol, sizes in found.items()}
+
     def work(self, sizes: Mapping[str, int]) -> int:
         """Return how many elements the feeds have at these sizes."""
         return sum(
@@ -139,16 +167,27 @@ def _prime(start: int, used: set[int]) -> int:
 
 def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
     """Return a feed at the sizes of a bucket, with zeros behind its data."""
-    given: np.ndarray = np.asarray(array)
     if all(map(is_constant, dims)):
-        return given
-    shape = sizes.shape(dims)
-    found = aligned_memory.empty(shape, given.dtype)
+        return np.asarray(array)
+    return filled_array([array], dims, sizes, [true])[0]  # type: ignore[no-any-return]
+
+
+def filled_array(
+    shares: Sequence[Any], dims: Sequence[Dim], sizes: Sizes, true: Sequence[Sizes]
+) -> np.ndarray:
+    """Return the shares of a feed, stacked, each at the sizes of a bucket with zeros behind its data.
+
+    Args:
+        true: the sizes of each share.
+    """
+    given = [np.asarray(share) for share in shares]
+    found = aligned_memory.empty((len(given), *sizes.shape(dims)), given[0].dtype)
     found[...] = 0
-    expanded = [dim[0] for dim in dims]
-    view = found.reshape([sizes.padded_factor(f) for own in expanded for f in own])
-    data = [true.padded_factor(f) for own in expanded for f in own]
-    view[tuple(map(slice, data))] = given.reshape(data)
+    factors = [f for dim in dims for f in dim[0]]
+    views = found.reshape([len(given), *map(sizes.padded_factor, factors)])
+    for view, share, own in zip(views, given, true):
+        data = [own.padded_factor(f) for f in factors]
+        view[tuple(map(slice, data))] = share.reshape(data)
     return found
 
 

@@ -1,7 +1,8 @@
 """Rules of operations at padded sizes: elements, shapes, sums, products, calls."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -351,12 +352,17 @@ def _shorter(
     """Return the dimension of every `step`-th place but some first and last ones. Raises NoRule."""
     first = common(begin, "where a slice begins")
     cut = common([n - e for n, e in zip(whole, end)], "where a slice ends")
-
-    def size(of: Any) -> Any:
-        return (size_of(dim, of) - cut - first + step - 1) // step
-
     samples = tuple(-(-(e - first) // step) for e in end)
+    size = functools.partial(_sliced_size, dim, first + cut, step)
     return run.table.learn(((Symbol(samples, size),),))
+
+
+def _sliced_size(dim: Dim, less: int, step: int, of: Mapping[str, Any]) -> Any:
+    return (size_of(dim, of) - less + step - 1) // step
+
+
+def _longer_size(symbol: Symbol, number: int, of: Mapping[str, Any]) -> Any:
+    return symbol.size(of) + number
 
 
 def _divided(dim: Dim) -> Dim:
@@ -379,7 +385,7 @@ def joined(segments: Sequence[tuple[int | Symbol, ...]]) -> Dim:
         number, symbol = first[0], segments[1][0]
         if isinstance(number, int) and isinstance(symbol, Symbol):  # data come first: it is one
             samples = tuple(n + number for n in symbol.samples)
-            return ((Symbol(samples, lambda of: symbol.size(of) + number),),)
+            return ((Symbol(samples, functools.partial(_longer_size, symbol, number)),),)
     return tuple(segments)
 
 

@@ -5,6 +5,8 @@ sizes that vary, and batches are padded to buckets: one executable for each buck
 masked. A segment for which that is not possible is compiled for each shape, and says so once.
 """
 
+import functools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jfluid import known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
 from jfluid.compile.dynamic_shapes.buckets import Buckets
 from jfluid.compile.dynamic_shapes.dims import (
@@ -31,13 +34,16 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     SMALLEST,
     FeedSymbols,
     Shapes,
+    filled_array,
     padded_array,
     samples_between,
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
+from jfluid.compile.kept_executables import Beside
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Item
+from jfluid.ops.ragged import Ragged
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # to import them registers their rules
 _EXACT_FIRST = 2  # shapes that are compiled as they are before any is padded
@@ -45,11 +51,15 @@ _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
+_NOT_LOWERED = (
+    "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
+)
 _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
 # `(donated, kept, key) -> (results, flags)`
 Call = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
+Batch = tuple[Shapes, ...]  # of the feeds of each replica
 
 
 class Segment(Protocol):
@@ -72,20 +82,44 @@ class Segment(Protocol):
     ) -> Any:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
 
-    def padded(self, evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]]) -> Call:
+    def padded(
+        self,
+        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
+        identity: Sequence[Any],
+        beside: Beside,
+    ) -> Call:
         """Return the jitted segment whose results `evaluate` computes, from arguments by name, the key,
         and the true sizes, which follow the other arguments.
+
+        Args:
+            identity: what tells it from others that are padded.
+            beside: what is kept on disk with its executable.
         """
 
 
+class Replicas(Protocol):
+    """How feeds and results of replicas are divided."""
+
+    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
+        """Return the array that each replica has of a feed; None for a feed that is no dense array."""
+
+    def together(self, parts: Sequence[np.ndarray]) -> Any:
+        """Return the result of all replicas, of those of each."""
+
+    def check_exact(self, values: Mapping[str, Any]) -> None:
+        """Raise FeedError for feeds, by name, that only run padded."""
+
+
 class Traced:
-    """A segment that was traced at samples of the sizes that vary.
+    """A segment that is traced at samples of the sizes that vary, when it is first evaluated.
 
     Args:
         low, high: sizes of each symbol between which the segment runs.
         record: returns the jaxpr of the segment for shapes of its feeds.
+        said: sizes of symbols that the user has given.
 
-    Raises NoRule if the segment cannot be traced at other sizes.
+    Attributes:
+        results: dimensions of each result, once it was evaluated.
     """
 
     def __init__(
@@ -94,23 +128,45 @@ class Traced:
         low: Mapping[str, int],
         high: Mapping[str, int],
         record: Record,
+        said: Mapping[str, Sequence[int]],
     ):
         self.symbols, self.samples = symbols, samples_between(symbols, low, high)
         self.factors = {
-            name: Symbol(own, lambda of, name=name: of[name])  # type: ignore[misc]
-            for name, own in self.samples.items()
+            name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()
         }
         self.fed = symbols.dims_of(self.factors)
-        self.buckets = Buckets(symbols.work, symbols.unit)
+        self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.results: list[tuple[Dim, ...]] = []
-        at_low, at_high = self._recorded(record, 0), self._recorded(record, SAMPLES - 1)
-        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        self._traces = [at_low, self._recorded(record, 1), at_high]
+        self._record = record
 
-    def _recorded(self, record: Record, sample: int) -> Any:
+    def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
+        """Return what tells the segment at the sizes of a bucket from others, in all processes.
+
+        Args:
+            batch: sizes of the first one that it is for.
+        """
+        symbols = self.symbols
+        return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
+
+    def noted(self) -> Any:
+        """See `kept_executables.Beside`."""
+        return self.results
+
+    def learn(self, noted: Any) -> None:
+        """See `kept_executables.Beside`."""
+        self.results = noted
+
+    @functools.cached_property
+    def _traces(self) -> list[Any]:
+        """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
+        at_low, at_high = self._recorded(0), self._recorded(SAMPLES - 1)
+        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
+        return [at_low, self._recorded(1), at_high]
+
+    def _recorded(self, sample: int) -> Any:
         sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
-        return record(tuple(sizes.shape(dims) for dims in self.fed))
+        return self._record(tuple(sizes.shape(dims) for dims in self.fed))
 
     def sizes(self, shapes: Shapes) -> dict[str, int] | None:
         """Return the sizes of a batch; None for a batch that the traces do not hold for."""
@@ -123,23 +179,29 @@ class Traced:
                 return None
         return sizes
 
+    def each(self, batch: Batch) -> list[dict[str, int]] | None:
+        """Return the sizes of each share of a batch; None where the traces do not hold for one."""
+        found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]
+        return found if len(found) == len(batch) else None
+
     def evaluate(
         self,
         bucket: Mapping[str, int],
         true: Any,
         arguments: Mapping[int, Any],
         platform: str,
-        witness: tuple[Mapping[str, int], Any],
+        witness: tuple[Mapping[str, int], Shapes],
     ) -> list[Any]:
         """Trace the segment at the sizes of a bucket; returns its results. Raises NoRule.
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
             arguments: arrays, those that are fed by their number among all feeds, others by less than 0.
-            witness: sizes of a batch, and the jaxpr of the segment for them: it holds the samples
-                against sizes that come.
+            witness: sizes of a batch, and shapes of its feeds, for which the segment is traced, too: it
+                holds the samples against sizes that come.
         """
-        batch, trace = witness
+        batch, shapes = witness
+        traces = [*self._traces, self._record(shapes)]
         factors = {
             name: replace(symbol, samples=(*symbol.samples, batch[name]))
             for name, symbol in self.factors.items()
@@ -153,7 +215,7 @@ class Traced:
             for i, v in arguments.items()
         ]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
-        found = Interpreter(table, sizes, platform).run([*self._traces, trace], values)
+        found = Interpreter(table, sizes, platform).run(traces, values)
         self.results = [value.dims for value in found]
         return [value.array for value in found]
 
@@ -165,14 +227,26 @@ class ShapeStream:
         exact: runs the segment, compiled for the shapes of its arguments; None where the caller does.
         state: names of arguments whose shapes do not change.
         platform: "cpu" or "gpu".
+        replicas: of which each has its share of a batch, with sizes of its own. None where the batch
+            is not divided.
     """
 
-    def __init__(self, segment: Segment, exact: Any, state: Sequence[str], platform: str):
+    def __init__(
+        self,
+        segment: Segment,
+        exact: Any,
+        state: Sequence[str],
+        platform: str,
+        replicas: Replicas | None = None,
+    ):
         self._segment = weakref.ref(segment)  # which has this stream
         self._exact_call, self._platform = exact, platform
         keeps = set(state)
         self._fed = [i for i, name in enumerate(segment.kept) if name not in keeps]
-        self._exact: dict[Shapes, None] = {}
+        self._names = [segment.kept[i] for i in self._fed]
+        self._said = known_sizes.said()
+        self._replicas = replicas
+        self._exact: dict[Batch, None] = {}
         self._observed: dict[Shapes, None] = {}
         self._traced: Traced | None = None
         self._traced_times = 0
@@ -183,56 +257,77 @@ class ShapeStream:
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
-        return found if found is not None else self._exact_call(donated, kept, key)
+        if found is not None:
+            return found
+        if self._replicas is not None:
+            self._replicas.check_exact(dict(zip(self._own().kept, kept)))
+        return self._exact_call(donated, kept, key)
 
     def padded(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Return what a run at padded sizes gives; None for shapes that run as they are."""
         if not self._pads:
             return None
+        shares = self._shares(kept)
         try:
-            shapes = tuple([kept[i].shape for i in self._fed])
+            batch = tuple([tuple([v.shape for v in own]) for own in shares])
         except AttributeError:  # slots of sequences, or absent values
             self._pads = False
             return None
-        if shapes in self._exact:
+        if batch in self._exact:
             return None
-        if not self._are_arrays(kept):
+        if not self._are_arrays(shares):
             self._pads = False
             return None
-        for traced, sizes in self._ways(shapes, donated, kept, key):
+        for traced, sizes in self._ways(batch, shares, donated, kept, key):
             try:
-                return self._run_padded(traced, sizes, shapes, donated, kept, key)
+                return self._run_padded(traced, sizes, batch, shares, donated, kept, key)
             except NoRule as error:
                 self._refused, self._traced = error, None
-        self._run_exactly(shapes)
+        self._run_exactly(batch)
         return None
+
+    def _shares(self, kept: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+        """Return the feeds of each replica."""
+        if self._replicas is None:
+            return ([kept[i] for i in self._fed],)
+        found = [self._replicas.shares(n, kept[i]) for n, i in zip(self._names, self._fed)]
+        return ((None,),) if None in found else list(zip(*found))
 
     def _own(self) -> Segment:
         segment = self._segment()
         assert segment is not None  # it is called
         return segment
 
-    def _are_arrays(self, kept: tuple[Any, ...]) -> bool:
+    def _are_arrays(self, shares: Sequence[Sequence[Any]]) -> bool:
         """True if all feeds are arrays without sequences."""
-        return all(isinstance(kept[i], np.ndarray | jax.Array) for i in self._fed)
+        return all(isinstance(v, np.ndarray | jax.Array) for own in shares for v in own)
 
     def _ways(
-        self, shapes: Shapes, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
-    ) -> Iterator[tuple[Traced, dict[str, int]]]:
-        """Yield traced segments that hold for a batch, and its sizes, to be tried one after the other."""
-        if self._traced is not None and (sizes := self._traced.sizes(shapes)) is not None:
+        self,
+        batch: Batch,
+        shares: Sequence[Sequence[Any]],
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+    ) -> Iterator[tuple[Traced, list[dict[str, int]]]]:
+        """Yield traced segments that hold for a batch, and the sizes of each share, to be tried one after
+        the other.
+        """
+        if self._traced is not None and (sizes := self._traced.each(batch)) is not None:
             yield self._traced, sizes
             return
         if len(self._observed) < _MOST_OBSERVED:
-            self._observed[shapes] = None
-        if len(self._observed) <= _EXACT_FIRST or self._traced_times >= _MOST_TRACED:
+            self._observed.update(dict.fromkeys(batch))
+        if len(self._exact) < _EXACT_FIRST and _run_together(batch):
+            return
+        if self._traced_times >= _MOST_TRACED:
             return
         if self._refused_times >= _MOST_REFUSED:
             return
         self._traced_times += 1
         try:
             symbols = self._symbols()
-            if symbols is None or not _is_large(symbols.sizes(shapes)):
+            if symbols is None or not all(_is_large(symbols.sizes(own)) for own in batch):
                 self._traced_times -= 1
                 return
             wide = {n: max(SMALLEST, s // 2) for n, s in symbols.low.items()}  # and twice the most
@@ -241,13 +336,11 @@ class ShapeStream:
             self._refused = error
             return
         for low, high in ((wide, far), (symbols.low, symbols.high)):
-            try:
-                traced = Traced(symbols, low, high, self._record(donated, kept, key))
-            except NoRule as error:
-                self._refused = error
+            record = self._record(shares, donated, kept, key)
+            traced = Traced(symbols, low, high, record, symbols.said(self._names, self._said))
+            sizes = traced.each(batch)
+            if sizes is None:  # it came after the last one that was observed
                 continue
-            sizes = traced.sizes(shapes)
-            assert sizes is not None  # it was among the observed ones
             self._traced = traced
             yield traced, sizes
         self._refused_times += 1
@@ -268,47 +361,76 @@ class ShapeStream:
     def _run_padded(
         self,
         traced: Traced,
-        sizes: dict[str, int],
-        shapes: Shapes,
+        sizes: list[dict[str, int]],
+        batch: Batch,
+        shares: Sequence[Sequence[Any]],
         donated: tuple[Any, ...],
         kept: tuple[Any, ...],
         key: Any,
     ) -> Any:
         """Run the segment at the sizes of a bucket. Raises NoRule before anything has run."""
-        bucket = traced.buckets.choose(sizes)
-        padded, true = Sizes(bucket, {}), Sizes(sizes, {})
+        bucket = traced.buckets.choose({n: max(own[n] for own in sizes) for n in sizes[0]})
+        padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arguments: list[Any] = list(kept)
-        for i, dims in zip(self._fed, traced.fed):
-            arguments[i] = padded_array(kept[i], dims, padded, true)
-        arguments.append(np.array([sizes[n] for n in traced.symbols.names], np.int64))
+        for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
+            if self._replicas is None:
+                arguments[i] = padded_array(kept[i], dims, padded, true[0])
+            elif not all(map(is_constant, dims)):
+                arguments[i] = filled_array([own[at] for own in shares], dims, padded, true)
+        numbers = [[own[n] for n in traced.symbols.names] for own in sizes]
+        arguments.append(np.array(numbers if self._replicas else numbers[0], np.int64))
         form = tuple(bucket.items())
 
         def made() -> Call:
-            batch = self._record(donated, kept, key)(shapes)
-            return self._own().padded(self._evaluation(traced, bucket, (sizes, batch)))
+            evaluate = self._evaluation(traced, bucket, (sizes[0], batch[0]))
+            return self._own().padded(evaluate, traced.identity(bucket, sizes[0]), traced)
 
         call = traced.executables.get_or_make(form, made)
         try:
             results, flags = call(donated, tuple(arguments), key)
         except NoRule:
-            del traced.executables[form]
+            traced.executables.pop(form, None)
             raise
+        except ValueError as error:
+            if not str(error).startswith(_NOT_LOWERED):
+                raise
+            traced.executables.pop(form, None)
+            raise NoRule("XLA does not take its operators at padded sizes") from error
         found = [
-            r if all(map(is_constant, dims)) else trimmed_array(r, dims, padded, true)
+            r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
             for r, dims in zip(results, traced.results, strict=True)
         ]
         return tuple(found), flags
 
-    def _record(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Record:
-        """Return what traces the segment for shapes of its feeds."""
+    def _trimmed(
+        self, result: Any, dims: tuple[Dim, ...], padded: Sizes, true: Sequence[Sizes]
+    ) -> Any:
+        """Return a result without its padding."""
+        if self._replicas is None:
+            return trimmed_array(result, dims, padded, true[0])
+        each = zip(np.asarray(result), true, strict=True)
+        return self._replicas.together([trimmed_array(r, dims, padded, t) for r, t in each])
+
+    def _record(
+        self,
+        shares: Sequence[Sequence[Any]],
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+    ) -> Record:
+        """Return what traces the segment, as one replica runs it, for shapes of its feeds."""
+        own: list[Any] = list(kept)
+        for i, value in zip(self._fed, shares[0]):
+            own[i] = value
+        given = tuple(map(_shapes_of, donated)), tuple(map(_shapes_of, own))
 
         def record(feeds: Shapes) -> Any:
-            return self._own().recorded(donated, kept, key, dict(zip(self._fed, feeds)))
+            return self._own().recorded(*given, key, dict(zip(self._fed, feeds)))
 
         return record
 
     def _evaluation(
-        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Any]
+        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]
     ) -> Any:
         number = {self._own().kept[i]: at for at, i in enumerate(self._fed)}
 
@@ -325,19 +447,14 @@ class ShapeStream:
 
         return evaluate
 
-    def _run_exactly(self, shapes: Shapes) -> None:
+    def _run_exactly(self, batch: Batch) -> None:
         """Note that a shape is compiled as it is; warn of the third one that cannot be padded."""
-        self._exact[shapes] = None
+        self._exact[batch] = None
         if len(self._exact) > _MOST_EXACT:
             del self._exact[next(iter(self._exact))]
         if self._refused is not None and len(self._exact) > _EXACT_FIRST and not self._warned:
             self._warned = True
-            warnings.warn(
-                "this program is compiled anew for each new shape of its feeds: "
-                f"{self._refused}{self._where(self._refused)}. Pad batches to few shapes",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            _warn(f"{self._refused}{self._where(self._refused)}")
 
     def _where(self, error: NoRule) -> str:
         """Return which operator has no rule, and the user's line that made it."""
@@ -348,5 +465,53 @@ class ShapeStream:
         return ""
 
 
+class ExactShapes:
+    """Runs a segment compiled for each shape of its feeds; warns of the third one.
+
+    Args:
+        exact: runs the segment.
+        fed: which of its arguments beside the donated ones are feeds.
+        because: why nothing is padded.
+    """
+
+    def __init__(self, exact: Call, fed: Sequence[int], because: str):
+        self._exact, self._fed, self._because = exact, fed, because
+        self._seen: set[Shapes] | None = set()  # None once there is nothing more to say
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if self._seen is not None:
+            self._note([kept[i] for i in self._fed])
+        return self._exact(donated, kept, key)
+
+    def _note(self, feeds: Sequence[Any]) -> None:
+        # Replicas whose shares differ in their rows have rows without levels.
+        arrays = [v.values if isinstance(v, Ragged) and not v.levels else v for v in feeds]
+        if self._seen is None or not all(isinstance(v, np.ndarray | jax.Array) for v in arrays):
+            self._seen = None  # sequences have buckets of their own
+            return
+        self._seen.add(tuple([v.shape for v in arrays]))
+        if len(self._seen) > _EXACT_FIRST:
+            self._seen = None
+            _warn(self._because)
+
+
+def _warn(because: str) -> None:
+    warnings.warn(
+        f"this program is compiled anew for each new shape of its feeds: {because}. Pad batches to few shapes",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _run_together(batch: Batch) -> bool:
+    """Return whether shares of a batch differ in their rows alone: then they run without padding."""
+    return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
+
+
 def _is_large(sizes: Mapping[str, int] | None) -> bool:
     return sizes is not None and all(size >= SMALLEST for size in sizes.values())
+
+
+def _shapes_of(value: Any) -> Any:
+    """What tracing needs of an argument."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), value)

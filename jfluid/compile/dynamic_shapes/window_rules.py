@@ -1,6 +1,7 @@
 """Rules of operations at padded sizes: convolutions and windows."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax import lax
@@ -45,11 +46,15 @@ def _window_dim(
     holes = _dilations(operation)[at]
     factor = dim[0][0]
     assert isinstance(factor, Symbol)  # the result varies, and windows do not
-
-    def size(of: Any) -> Any:
-        return ((factor.size(of) - 1) * holes + 1 + before + after - window) // stride + 1
-
+    more = 1 + before + after - window
+    size = functools.partial(_number_of_windows, factor, holes, more, stride)
     return run.table.learn(((Symbol(result, size),),))
+
+
+def _number_of_windows(
+    factor: Symbol, holes: int, more: int, stride: int, of: Mapping[str, Any]
+) -> Any:
+    return ((factor.size(of) - 1) * holes + more) // stride + 1
 
 
 def _dilations(operation: Operation) -> Sequence[int]:

@@ -1,0 +1,270 @@
+"""Streams of shapes wherever a program runs: values are those of exact shapes, compilations are few."""
+
+import contextlib
+import functools
+import threading
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid.compat.inference import AnalysisConfig, create_paddle_predictor
+
+layers = fluid.layers
+
+MOST = 12  # compilations of a stream
+# Rows and lengths of batches; two replicas have unequal shares of some.
+SIZES = [(4, 20), (6, 23), (5, 31), (8, 17), (7, 27), (9, 12), (4, 33), (7, 19), (6, 11), (10, 9)]
+SIZES += [(5, 22), (6, 30)]
+
+
+@pytest.fixture(autouse=True)
+def flag():
+    yield
+    fluid.set_flags({"FLAGS_dynamic_shapes": True, "FLAGS_shape_buckets": ""})
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that grows with each program that XLA compiles, or reads from its cache."""
+    found = []
+
+    def note(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+def feeds():
+    random = np.random.RandomState(0)
+    return [
+        {
+            "x": random.randn(count, length, 4).astype("float32"),
+            "label": random.randint(0, 3, (count, 1)),
+        }
+        for count, length in SIZES
+    ]
+
+
+def network():
+    """A loss over sequences of any number and length; batch norm has statistics of the batch."""
+    x, label = fluid.data("x", [None, None, 4]), fluid.data("label", [None, 1], "int64")
+    hidden = layers.fc(x, 4, num_flatten_dims=2, act="relu", bias_attr=False)
+    whole = layers.batch_norm(layers.reduce_mean(hidden, dim=1))
+    given = layers.softmax(layers.fc(whole, 3, bias_attr=False))
+    loss = layers.mean(layers.cross_entropy(given, label))
+    return loss, given, hidden
+
+
+def trained(run, padded):
+    """What `run(program, test clone, executor, variables)` yields, the state after it, and how many
+    programs were compiled.
+    """
+    fluid.set_flags({"FLAGS_dynamic_shapes": padded})
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    main.random_seed = startup.random_seed = 7
+    with (
+        fluid.program_guard(main, startup),
+        fluid.unique_name.guard(),
+        fluid.scope_guard(scope),
+    ):
+        variables = network()
+        test = main.clone(for_test=True)
+        fluid.optimizer.SGD(0.1).minimize(variables[0])
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        with compilations() as compiled:
+            found = list(run(main, test, executor, variables))
+        names = sorted(v.name for v in main.list_vars() if v.persistable)
+        state = [np.array(scope.find_var(n).get_tensor()) for n in names if scope.find_var(n)]
+    return [*found, state], len(compiled)
+
+
+def alone(main, test, executor, variables):
+    for feed in feeds():
+        yield executor.run(main, feed=feed, fetch_list=variables)
+
+
+def in_replicas(main, test, executor, variables, settings=lambda build: None):
+    build = fluid.BuildStrategy()
+    settings(build)
+    program = fluid.CompiledProgram(main).with_data_parallel(
+        variables[0].name, build_strategy=build, places=fluid.cpu_places(2)
+    )
+    for feed in feeds():
+        yield executor.run(program, feed=feed, fetch_list=variables[:2])
+
+
+@functools.cache
+def exactly(run):
+    """What a run gives with exact shapes."""
+    found, compiled = trained(run, False)
+    assert compiled >= len(SIZES)
+    return found
+
+
+def hold(found, expected):
+    assert len(found) == len(expected)
+    for step, (values, others) in enumerate(zip(found, expected)):
+        for value, other in zip(values, others, strict=True):
+            assert np.shape(value) == np.shape(other)
+            np.testing.assert_allclose(value, other, 5e-4, 1e-4, err_msg=f"step {step}")
+
+
+def test_replicas_with_unequal_shares():
+    found, compiled = trained(in_replicas, True)
+    assert compiled <= MOST
+    hold(found, exactly(in_replicas))
+
+
+def test_replicas_that_reduce_and_share_the_statistics_of_the_batch():
+    def reduced(*given):
+        def settings(build):
+            build.reduce_strategy = build.ReduceStrategy.Reduce
+            build.sync_batch_norm = True
+
+        return in_replicas(*given, settings)
+
+    found, compiled = trained(reduced, True)
+    assert compiled <= MOST
+    hold(found, exactly(reduced))
+
+
+def test_replicas_whose_own_batches_have_other_lengths():
+    def run(main, test, executor, variables):
+        program = fluid.CompiledProgram(test).with_data_parallel(places=fluid.cpu_places(2))
+        every = feeds()
+        for pair in zip(every[::2], every[1::2]):
+            (found,) = executor.run(program, feed=list(pair), fetch_list=variables[1:2])
+            own = [executor.run(test, feed=feed, fetch_list=variables[1:2])[0] for feed in pair]
+            np.testing.assert_allclose(found, np.concatenate(own), 5e-4, 1e-5)
+        yield []
+
+    _, compiled = trained(run, True)
+    assert compiled <= 2 * MOST
+
+
+def test_a_compiled_program_beside_a_test_clone():
+    def run(main, test, executor, variables):
+        program = fluid.CompiledProgram(main)
+        for feed in feeds():
+            (tested,) = executor.run(test, feed=feed, fetch_list=variables[1:2])
+            assert tested.shape == (len(feed["label"]), 3)
+            yield executor.run(program, feed=feed, fetch_list=variables)
+
+    found, compiled = trained(run, True)
+    assert compiled <= 2 * MOST
+    hold(found, exactly(alone))
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_loaders(iterable):
+    def run(main, test, executor, variables):
+        block = main.global_block()
+        loader = fluid.io.DataLoader.from_generator(
+            feed_list=[block.var("x"), block.var("label")], capacity=4, iterable=iterable
+        )
+        loader.set_batch_generator(
+            lambda: ([f["x"], f["label"]] for f in feeds()), fluid.cpu_places(1)
+        )
+        if iterable:
+            for feed in loader():
+                yield executor.run(main, feed=feed, fetch_list=variables)
+            return
+        loader.start()
+        with pytest.raises(fluid.core.EOFException):
+            while True:
+                yield executor.run(main, fetch_list=variables)
+        loader.reset()
+
+    found, compiled = trained(run, True)
+    assert compiled <= MOST
+    hold(found, exactly(alone))
+
+
+def test_a_saved_model_that_threads_run(tmp_path):
+    def run(main, test, executor, variables):
+        fluid.io.save_inference_model(
+            str(tmp_path), ["x"], [variables[1]], executor, main_program=test
+        )
+        program, names, fetches = fluid.io.load_inference_model(str(tmp_path), executor)
+        config = AnalysisConfig(str(tmp_path))
+        config.disable_gpu()
+        predictor = create_paddle_predictor(config)
+        inputs = [feed["x"] for feed in feeds()]
+        expected = [executor.run(program, feed={names[0]: x}, fetch_list=fetches) for x in inputs]
+        found = {}
+
+        def predict(own, at):
+            for i in at:
+                own.get_input_tensor("x").copy_from_cpu(inputs[i])
+                own.zero_copy_run()
+                output = own.get_output_tensor(own.get_output_names()[0])
+                found[i] = output.copy_to_cpu()
+
+        each = [predictor.clone(), predictor.clone()]
+        shares = [range(0, len(inputs), 2), range(1, len(inputs), 2)]
+        threads = [threading.Thread(target=predict, args=a) for a in zip(each, shares)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i, (value,) in enumerate(expected):
+            np.testing.assert_allclose(found[i], value, 5e-4, 1e-5)
+        yield [value for (value,) in expected]
+
+    found, compiled = trained(run, True)
+    assert compiled <= 2 * MOST
+    assert [v.shape for v in found[0]] == [(count, 3) for count, _ in SIZES]
+
+
+def test_sizes_that_the_script_says():
+    fluid.shape_buckets({"x": {1: [16, 24, 40]}})
+
+    def run(main, test, executor, variables):
+        yield from alone(main, test, executor, variables)
+        *_, step = executor.engine._steps.values()
+        buckets = step.segments[-1].call._traced.buckets._known
+        lengths = {SIZES[0][1], SIZES[1][1]}
+        assert {16, 24, 40} == {size for b in buckets for size in b.values()} & {16, 24, 40}
+        assert all({16, 24, 40} & set(b.values()) for b in buckets), lengths
+
+    found, compiled = trained(run, True)
+    assert compiled <= MOST
+    hold(found, exactly(alone))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([32], "a mapping of the names of feeds"),
+        ({"x": [32]}, "x: expected a mapping of dimensions to sizes"),
+        ({"x": {"one": [32]}}, "x: expected the number of a dimension"),
+        ({"x": {1: [32, 0]}}, "x, dimension 1: expected sizes, whole numbers from 1 on, found 0"),
+    ],
+)
+def test_sizes_that_are_none(sizes, expected):
+    with pytest.raises(fluid.errors.AttributeTypeError, match=expected):
+        fluid.shape_buckets(sizes)
+
+
+def test_a_placement_without_padding_says_so():
+    def run(main, test, executor, variables):
+        fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
+        with pytest.warns(RuntimeWarning, match="FLAGS_cpu_replicas_joined") as said:
+            for feed, _ in zip(in_replicas(main, test, executor, variables), range(5)):
+                yield feed
+        assert len([w for w in said if "each new shape" in str(w.message)]) == 1
+
+    try:
+        with warnings.catch_warnings():
+            trained(run, True)
+    finally:
+        fluid.set_flags({"FLAGS_cpu_replicas_joined": True})

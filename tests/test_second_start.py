@@ -1,0 +1,35 @@
+"""A second process runs what the first one has compiled, in every mode."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Which values shapes follow from is found by tracing, up to the operator that asks for one.
+TRACED = ("known_values",)
+# Operators of the user: nothing says when they change.
+NOT_KEPT = ("declarative",)
+
+
+def start(folder):
+    """What `tests.every_mode` prints in a process of its own."""
+    others = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {n: v for n, v in os.environ.items() if n not in others}
+    environment["FLAGS_compilation_cache_dir"] = str(folder)
+    command = [sys.executable, "-m", "tests.every_mode"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.process
+def test_a_second_process_compiles_nothing(tmp_path):
+    first, second = start(tmp_path), start(tmp_path)
+    for before, after in zip(first, second, strict=True):
+        assert before["compiled"] and before["lowered"], before
+        assert after["losses"] == before["losses"], (before, after)
+        if after["mode"] not in NOT_KEPT:
+            assert not after["compiled"], after
+            assert not after["lowered"] or after["mode"] in TRACED, after
