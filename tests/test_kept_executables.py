@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jfluid as fluid
 from jfluid import kept_files
 from jfluid.compile import kept_executables, loaded_ahead, memory, trace
-from jfluid.machine_code import convolution_kernels, functions
+from jfluid.machine_code import functions
 from jfluid.ops import registry
 
 
@@ -271,9 +271,6 @@ def _looks_up():
         return exe.run(main, feed={"x": np.arange(500) % 9}, fetch_list=[loss])[0]
 
 
-@pytest.mark.skipif(
-    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-)
 @pytest.mark.parametrize(
     "run, name",
     [
@@ -283,6 +280,8 @@ def _looks_up():
     ],
 )
 def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
+    if not getattr(functions, name)():
+        pytest.skip("no machine code of this kind is made for this processor")
     expected, asked = run(), []
     monkeypatch.setattr(functions, name, lambda: asked.append(1) or True)
     traced.clear()

@@ -28,7 +28,7 @@ def start(folder):
 def test_a_second_process_compiles_nothing(tmp_path):
     first, second = start(tmp_path), start(tmp_path)
     for before, after in zip(first, second, strict=True):
-        assert before["compiled"] and before["lowered"], before
+        assert before["compiled"], before
         assert after["losses"] == before["losses"], (before, after)
         if after["mode"] not in NOT_KEPT:
             assert not after["compiled"], after
