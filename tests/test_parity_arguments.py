@@ -1,5 +1,6 @@
 """Types and dtypes that layers accept and refuse as the real Fluid does (tests/golden/arguments.json)."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
+from jfluid.layers import argument_types
 from tests.parity.arguments import CALLS, probe
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "arguments.json").read_text())
@@ -59,6 +61,22 @@ def test_a_layer_refuses_the_dtypes_that_fluid_refuses(layer):
 def test_wrong_types_are_named(call, message):
     with pytest.raises(TypeError, match=message):
         call(fluid.data("x", [2, 3]))
+
+
+def test_each_rule_is_of_an_argument_of_a_layer():
+    lines = Path(argument_types.__file__).with_suffix(".txt").read_text("ascii").splitlines()
+    assert len(lines) > 500
+    for line in lines:
+        name, argument = line.split()[0], line.split()[2]
+        layer = getattr(layers, name, None) or getattr(fluid.nets, name)
+        assert argument in inspect.signature(layer).parameters, line
+
+
+def test_numbers_stand_for_lists_where_fluid_allows_it():
+    x = fluid.data("x", [2, 3])
+    assert layers.roll(x, 1, 0).shape == (2, 3)
+    with pytest.raises(TypeError, match="flip, dims: expected list, found int"):
+        layers.flip(x, 0)
 
 
 def test_none_stands_for_an_optional_argument_and_imperative_mode_checks_nothing():

@@ -12,75 +12,78 @@ import inspect
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
 
 from jfluid.ir.program import default_main_program
-from jfluid.ir.types import HELD, np_dtype
+from jfluid.ir.types import HELD, np_dtype, var_type
 from jfluid.ir.variable import Variable
 
 # Numbers of NumPy count as Python's, and tuples as lists, which Fluid does not allow everywhere.
-_KINDS: dict[str, Any] = {
-    "Variable": Variable,
+_KINDS: dict[str, tuple[type, ...]] = {
+    "Variable": (Variable,),
     "bool": (bool, np.bool_),
-    "dict": dict,
+    "dict": (dict,),
     "float": (float, np.floating),
     "int": (int, np.integer),
     "list": (list, tuple),
-    "ndarray": np.ndarray,
-    "None": type(None),
-    "str": str,
+    "ndarray": (np.ndarray,),
+    "None": (type(None),),
+    "str": (str,),
     "tuple": (list, tuple),
 }
 _MISSING = object()
 
 
-class _Rule(NamedTuple):
+class _Rule:
     """What one argument of a layer may be; no types or no dtypes: any."""
 
-    layer: str
-    argument: str
-    each: bool
-    types: tuple[str, ...]
-    dtypes: tuple[str, ...]
+    def __init__(
+        self, layer: str, argument: str, each: bool, types: Sequence[str], dtypes: Sequence[str]
+    ) -> None:
+        self.layer = layer
+        self.argument = argument
+        self._each = each
+        self._types = types
+        self._dtypes = dtypes
+        self._is_dtype = types == ["dtype"]  # the argument is a dtype itself
+        self._classes = () if self._is_dtype else tuple(c for t in types for c in _KINDS[t])
+        # Fluid has no bfloat16: it goes where float32 does.
+        known = [*dtypes, "bfloat16"] if "float32" in dtypes else dtypes
+        # "int" is a name that Fluid allows somewhere, and no dtype
+        self._kinds = tuple(var_type(d) for d in known if d != "int")
 
-    def _parts(self, value: Any) -> Sequence[Any]:
-        return value if self.each and isinstance(value, (list, tuple)) else (value,)
-
-    def hold_type(self, value: Any) -> None:
-        """Raise TypeError for a value of a type that Fluid refuses."""
-        if not self.types or self.types == ("dtype",):
+    def hold(self, value: Any) -> None:
+        """Raise TypeError for a value that Fluid refuses."""
+        if self._is_dtype:
+            if var_type(value) not in self._kinds:
+                self._refuse_dtype(value, "")
             return
-        for v in self._parts(value):
-            if not any(isinstance(v, _KINDS[t]) for t in self.types):
+        for v in value if self._each and isinstance(value, (list, tuple)) else (value,):
+            if self._classes and not isinstance(v, self._classes):
                 raise TypeError(
-                    f"layers.{self.layer}, {self.argument}: expected {_either(self.types)}, "
+                    f"layers.{self.layer}, {self.argument}: expected {_either(self._types)}, "
                     f"found {type(v).__name__} ({v!r:.60})"
                 )
+            if (
+                self._kinds
+                and isinstance(v, Variable)
+                and v.dtype not in self._kinds
+                and v.dtype in HELD
+            ):
+                self._refuse_dtype(v.dtype, f" (variable {v.name}); use layers.cast")
 
-    def hold_dtype(self, value: Any) -> None:
-        """Raise TypeError for a dtype, or a Variable of a dtype, that Fluid refuses."""
-        if self.types == ("dtype",):
-            self._hold_dtype(np_dtype(value).name, "")
-        elif self.dtypes:
-            for v in self._parts(value):
-                if isinstance(v, Variable) and v.dtype in HELD:
-                    whose = f" (variable {v.name}); use layers.cast"
-                    self._hold_dtype(np_dtype(v.dtype).name, whose)
-
-    def _hold_dtype(self, name: str, whose: str) -> None:
-        # Fluid has no bfloat16: it goes where float32 does.
-        if name not in self.dtypes and not (name == "bfloat16" and "float32" in self.dtypes):
-            raise TypeError(
-                f"layers.{self.layer}, {self.argument}: expected dtype {_either(self.dtypes)}, "
-                f"found {name}{whose}"
-            )
+    def _refuse_dtype(self, dtype: Any, whose: str) -> NoReturn:
+        raise TypeError(
+            f"layers.{self.layer}, {self.argument}: expected dtype {_either(self._dtypes)}, "
+            f"found {np_dtype(dtype).name}{whose}"
+        )
 
 
-def _either(names: tuple[str, ...]) -> str:
+def _either(names: Sequence[str]) -> str:
     spoken = {"tuple": "list", "Variable": "a Variable"}
-    names = tuple(dict.fromkeys(spoken.get(n, n) for n in names))
+    names = list(dict.fromkeys(spoken.get(n, n) for n in names))
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
@@ -92,38 +95,31 @@ def _table() -> dict[str, list[_Rule]]:
     for line in text.splitlines():
         layer, argument, types, dtypes = (part.strip() for part in line.split("|"))
         name, _, each = argument.partition(" ")
-        rule = _Rule(layer, name, bool(each), tuple(types.split()), tuple(dtypes.split()))
+        rule = _Rule(layer, name, bool(each), types.split(), dtypes.split())
         found.setdefault(layer, []).append(rule)
     return found
 
 
-def _checked(function: Callable[..., Any], rules: list[_Rule]) -> Callable[..., Any]:
-    """`function`, held to rules: first to those of types, Variables before others."""
-    rules = sorted(rules, key=lambda rule: "Variable" not in rule.types)
+def _checked(function: Callable[..., Any], rules: Sequence[_Rule]) -> Callable[..., Any]:
+    """`function`, whose arguments are held to rules, the first argument first."""
 
     @functools.cache  # when the layer is first used
-    def wanted() -> list[tuple[_Rule, int, bool]]:
-        """Each rule, the place of its argument, and whether None stands for no argument."""
+    def wanted() -> list[tuple[int, str, bool, _Rule]]:
+        """The place and the name of each argument, whether None stands for no argument, a rule."""
         known = inspect.signature(function).parameters
-        places = list(known)
-        return [
-            (r, places.index(r.argument), known[r.argument].default is None)
-            for r in rules
-            if r.argument in known
+        places = {name: place for place, name in enumerate(known)}
+        found = [
+            (places[r.argument], r.argument, known[r.argument].default is None, r) for r in rules
         ]
+        return sorted(found, key=lambda argument: argument[0])
 
     @functools.wraps(function)
     def layer(*args: Any, **kwargs: Any) -> Any:
         if not default_main_program().eager:
-            given = []
-            for rule, place, optional in wanted():
-                value = args[place] if place < len(args) else kwargs.get(rule.argument, _MISSING)
+            for place, name, optional, rule in wanted():
+                value = args[place] if place < len(args) else kwargs.get(name, _MISSING)
                 if value is not _MISSING and not (value is None and optional):
-                    given.append((rule, value))
-            for rule, value in given:
-                rule.hold_type(value)
-            for rule, value in given:
-                rule.hold_dtype(value)
+                    rule.hold(value)
         return function(*args, **kwargs)
 
     return layer

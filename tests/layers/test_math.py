@@ -115,7 +115,7 @@ CASES = {
         [X - 1, np.full(1, 0.4, "float32")],
         np.clip(X - 1, 0, 0.4),
     ),
-    "clip_by_norm": (lambda x: layers.clip_by_norm(x, 1), [X], X / np.linalg.norm(X)),
+    "clip_by_norm": (lambda x: layers.clip_by_norm(x, 1.0), [X], X / np.linalg.norm(X)),
     "addcmul": (lambda x, y: layers.addcmul(x, x, y, value=0.5), [X, Y], X + 0.5 * X * Y),
     "mul": (
         lambda x, y: layers.mul(x, y, x_num_col_dims=2, y_num_col_dims=1),

@@ -37,11 +37,17 @@ ELEMENTWISE = "add div sub mul max min pow mod floordiv".split()
 MADE = {
     "_elementwise_op": (["elementwise_" + n for n in ELEMENTWISE], ("x", "y")),
     "_logical_op": (["logical_" + n for n in ("and", "or", "xor", "not")], ("x", "y")),
-    "_tril_triu_op": (["tril", "triu"], ("x",)),
+    "_tril_triu_op": (["tril", "triu"], ("input",)),
     "diag_embed.__check_input": (["diag_embed"], ("input",)),
     "trace.__check_input": (["trace"], ("input",)),
     "matmul.__check_input": (["matmul"], ("x", "y")),
 }
+# Layers that are no part of fluid.layers, and the argument that a maker's other layers have.
+PRIVATE = set(
+    "array_to_lod_tensor cross_entropy2 lod_rank_table lod_tensor_to_array merge_lod_tensor"
+    " select_input select_output split_lod_tensor".split()
+)
+ABSENT = {("logical_not", "y")}
 # Checks that another argument decides about: arrays alone, no `dtype`.
 DEPENDENT = {("stack", "x"), ("log_softmax", "input")}
 
@@ -83,6 +89,7 @@ class Reader(ast.NodeVisitor):
 
     def __init__(self):
         self.functions, self.loops, self.tests, self.found = [], [], [], []
+        self.wrapped = set()  # (layer, argument) whose number becomes a list of it before the check
 
     def visit_FunctionDef(self, node):
         kept, self.loops = self.loops, []
@@ -101,6 +108,8 @@ class Reader(ast.NodeVisitor):
 
     def visit_If(self, node):
         self.tests.append(ast.unparse(node.test))
+        if self.tests[-1].startswith("type(") and self.tests[-1].endswith(") == int"):
+            self.wrapped.add((self.functions[-1].name, self.tests[-1][5:-8]))
         self.generic_visit(node)
         self.tests.pop()
 
@@ -167,10 +176,11 @@ def main(folder):
             if "." in layer:
                 print("left out:", layer, argument, allowed, file=sys.stderr)
                 continue
-            if (layer, argument) in DEPENDENT:
+            if layer in PRIVATE or (layer, argument) in DEPENDENT | ABSENT:
                 continue
             rule = rules.setdefault((layer, argument, each), [None, None])
-            rule[0] = list(dict.fromkeys([*(rule[0] or []), *(types or [])])) or None
+            number = ["int"] if (layer, argument) in reader.wrapped else []
+            rule[0] = list(dict.fromkeys([*(rule[0] or []), *(types or []), *number])) or None
             rule[1] = allowed if rule[1] is None else rule[1]
     for name, allowed in activations(folder):
         rules[name, "x", ""] = [["Variable"], allowed]
