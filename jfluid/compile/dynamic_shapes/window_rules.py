@@ -13,6 +13,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     constant,
     is_constant,
     leads,
+    size_of,
 )
 from jfluid.compile.dynamic_shapes.interpreter import (
     RULES,
@@ -38,16 +39,14 @@ def _window_dim(
     found = run.table.find(result)
     if found is not None and leads(found):
         return found
-    if len(dim) > 1 or len(dim[0]) > 1:
+    if not leads(dim):
         raise NoRule("windows over a dimension that is padded between its data")
     before, after = common([p[at] for p in operation.each("padding")], "the padding of windows")
     stride = operation.params["window_strides"][at]
     holes = _dilations(operation)[at]
-    factor = dim[0][0]
-    assert isinstance(factor, Symbol)  # the result varies, and windows do not
 
     def size(of: Any) -> Any:
-        return ((factor.size(of) - 1) * holes + 1 + before + after - window) // stride + 1
+        return ((size_of(dim, of) - 1) * holes + 1 + before + after - window) // stride + 1
 
     return run.table.learn(((Symbol(result, size),),))
 
