@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid.ir.variable import Variable
+from jfluid.layers import argument_types
 from jfluid.layers.embedding import hot, look_up
 from jfluid.layers.io import declare
 
@@ -52,3 +53,6 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
     Arguments and errors are those of `layers.one_hot`.
     """
     return hot("one_hot_v2", input, depth, allow_out_of_range, stop_gradient=False)
+
+
+argument_types.install(globals())

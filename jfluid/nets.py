@@ -5,6 +5,7 @@ from typing import Any
 
 from jfluid import errors, layers
 from jfluid.ir.variable import Variable
+from jfluid.layers import argument_types
 
 __all__ = [
     "glu",
@@ -216,3 +217,6 @@ def scaled_dot_product_attention(
         return out
     out = layers.transpose(out, [0, 2, 1, 3])
     return layers.reshape(out, [0, 0, out.shape[2] * out.shape[3]])
+
+
+argument_types.install(globals())

@@ -6,12 +6,13 @@ program runs. "Rows with a LoD" are the rows of all sequences, one after the oth
 [rows, ...] that knows where each sequence ends. A parameter `name` names the result, or is the
 prefix of its parameters' names; None generates a name.
 
-Every layer raises TypeError for an argument that is no Variable where one is expected. Where
+While a program is built every layer raises TypeError for an argument of a type or dtype that Fluid
+refuses (`argument_types`), and always for one that is no Variable where one is expected. Where
 shapes, dtypes or attributes do not fit, it raises a ProgramError, such as ShapeError or
 AttributeTypeError, that names the operator and the user's line.
 """
 
-from jfluid.layers import math_op_patch
+from jfluid.layers import argument_types, math_op_patch
 from jfluid.layers.activation import *
 from jfluid.layers.arrays import *
 from jfluid.layers.beam_search import *
@@ -55,3 +56,4 @@ from jfluid.layers.static_rnn import *
 from jfluid.layers.tensor import *
 
 math_op_patch.install()
+argument_types.install(globals())

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jfluid import errors
@@ -31,10 +32,22 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
             f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}"
         )
     integer_ids("look-up", ids)
+    if isinstance(table, SelectedRows):
+        return _held_rows_at(table, ids, padding_idx)
     rows = _rows_at(table, ids)
     if padding_idx == -1:
         return rows
     return jnp.where((ids == padding_idx)[..., None], jnp.zeros((), table.dtype), rows)
+
+
+def _held_rows_at(table: SelectedRows, ids: Array, padding_idx: int) -> Array:
+    """Return the rows at `ids` of a table that holds some of its rows."""
+    flat = np.asarray(static_values.ints(ids, "look-up: Ids"), np.int64)
+    padded = flat == padding_idx if padding_idx != -1 else np.zeros(flat.shape, bool)
+    rows = jnp.zeros((len(flat), table.values.shape[1]), table.values.dtype)
+    places = table.places(flat[~padded], "look-up: Ids")
+    rows = rows.at[np.flatnonzero(~padded)].set(table.values[places])
+    return rows.reshape(*ids.shape, table.values.shape[1])
 
 
 def _rows_at(table: Array, ids: Array) -> Array:
@@ -60,6 +73,7 @@ _SERVERS = Reach("network", ("epmap",), (("epmap",), ("remote_prefetch", "is_dis
     reaches=_SERVERS,
     rows="map",
     examples=("Ids",),
+    sparse=True,
 )
 def lookup_table(
     w: Array,
@@ -87,6 +101,7 @@ def lookup_table(
     reaches=_SERVERS,
     rows="map",
     examples=("Ids",),
+    sparse=True,
 )
 def lookup_table_v2(
     w: Array,

@@ -5,6 +5,7 @@ the same, because for beta2 = 0.999 the difference is 1e-5 of the second moment.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -46,6 +47,17 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
     return tuple(grad.put(t, new) for t, new in zip(tables, update(first, grad.values, *rest)))
 
 
+def _descended_rows(param: SelectedRows, rate: Array, grad: Array | SelectedRows) -> SelectedRows:
+    """Return the rows of a parameter, less the rate times their gradient."""
+    if not isinstance(grad, SelectedRows):
+        raise errors.ShapeError(
+            "sgd: a Param of SelectedRows is updated by a Grad of SelectedRows alone"
+        )
+    step = _scalar(rate, param.values) * grad.values
+    values = param.values.at[param.places(grad.rows, "sgd: Grad")].add(-step)
+    return replace(param, values=values)
+
+
 @op(
     "sgd",
     ins=("Param", "LearningRate", "Grad"),
@@ -54,8 +66,14 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
     inplace={"ParamOut": "Param"},
     sparse=True,
 )
-def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
-    """Return param - learning_rate * grad."""
+def sgd(
+    param: Array | SelectedRows, learning_rate: Array, grad: Array | SelectedRows
+) -> Array | SelectedRows:
+    """Return param - learning_rate * grad. A parameter that holds some rows of a table must have
+    those of the gradient.
+    """
+    if isinstance(param, SelectedRows):
+        return _descended_rows(param, learning_rate, grad)
     if isinstance(grad, SelectedRows):
         return grad.added_to(param, -_scalar(learning_rate, param))
     return param - _scalar(learning_rate, param) * grad

@@ -152,16 +152,34 @@ def _average_pool(
     total = windows.window_sum(windows.pad(x, axes, pads, 0), axes, kernel, strides, out)
     if not exclusive:
         return total / math.prod(kernel)
-    count = np.ones((1,) * x.ndim)
-    for axis, k, s, n, (low, _) in zip(axes, kernel, strides, out, pads):
-        start = np.arange(n) * s - low
-        inside = np.minimum(start + k, x.shape[axis]) - np.maximum(start, 0)
-        count = count * np.expand_dims(
-            np.maximum(inside, 1), [a for a in range(x.ndim) if a != axis]
-        )
-    return total / (
-        int(count.flat[0]) if (count == count.flat[0]).all() else jnp.asarray(count, x.dtype)
-    )
+    return total / _counts(x, axes, kernel, strides, pads, out)
+
+
+def _counts(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: windows.Pairs,
+    out: Sequence[int],
+) -> int | Array:
+    """Return how many elements of the input each window has; a number where nothing is padded.
+
+    What differs follows from the places of windows inside the step, so that a trace holds for other
+    sizes.
+    """
+    number, differing = 1, []
+    for axis, k, s, n, pad in zip(axes, kernel, strides, out, pads):
+        if not any(pad):
+            number *= k
+            continue
+        start = lax.iota(np.int32, n) * s - pad[0]
+        count = jnp.minimum(start + k, x.shape[axis]) - jnp.maximum(start, 0)
+        places = [a for a in range(x.ndim) if a != axis]
+        differing.append(jnp.expand_dims(jnp.maximum(count, 1), places))
+    if not differing:
+        return number
+    return (number * functools.reduce(jnp.multiply, differing)).astype(x.dtype)
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:

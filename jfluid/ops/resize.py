@@ -191,13 +191,16 @@ def _interpolate(
     if static_values.inference() is not None:  # shapes alone, of which some are placeholders
         shape = dict(enumerate(x.shape)) | dict(zip(axes, wanted))
         return jnp.zeros(tuple(shape.values()), x.dtype)
+    kind = x.dtype
+    if interp_method != "nearest" and not jnp.issubdtype(kind, jnp.floating):
+        x = x.astype(jnp.float32)  # weights are fractions; the result is cut off, as in Fluid
     for axis, size, out in zip(axes, current, wanted):
         taps = _taps(size, out, interp_method, align_corners, align_mode)
         if times := taps.repeats():
             x = x if times == 1 else jnp.repeat(x, times, axis)
         else:
             x = _along(x, axis, taps)
-    return x
+    return x.astype(kind)
 
 
 table(

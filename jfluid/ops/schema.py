@@ -1,5 +1,6 @@
 """What the IR asks the registry: checks, defaults, shape inference, gradient slots."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,10 +98,14 @@ class RegistrySchema:
         for name, value in list(op.attrs.items()):
             kind = definition.attr_kind(name) or op.attr_kinds.get(name)
             if kind is None:
-                raise errors.AttributeTypeError(
-                    f"operator {op.type} has no attribute {name}"
-                    + errors.close_to(name, definition.attrs)
+                warnings.warn(
+                    f"operator {op.type} has no attribute {name}, which has no effect, as in Fluid"
+                    + errors.close_to(name, definition.attrs),
+                    RuntimeWarning,
+                    stacklevel=2,
                 )
+                del op.attrs[name]
+                continue
             op.attrs[name] = _normalised(op, name, value, kind)
             registry.refuse_fused(op.type, name, op.attrs[name])
         _check_required(op, definition)

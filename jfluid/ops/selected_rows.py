@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jfluid import errors
-from jfluid.ops import table_rows
+from jfluid.ops import static_values, table_rows
 from jfluid.ops.ragged import Ragged
 
 
@@ -113,6 +114,20 @@ class SelectedRows:
             ).astype(jnp.int32)
         places = jnp.where(jnp.arange(real.shape[0]) < count, places, places[0])
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
+
+    def places(self, ids: Any, what: str) -> Any:
+        """Return which of the values belongs to each id [n], for a table that holds some of its rows.
+
+        Raises ShapeError for an id without a row; `what` names the ids.
+        """
+        held = np.asarray(static_values.ints(self.rows, "rows of a table"), np.int64)
+        wanted = np.asarray(static_values.ints(ids, what), np.int64)
+        order = np.argsort(held, kind="stable")
+        at = np.minimum(np.searchsorted(held[order], wanted), max(len(held) - 1, 0))
+        missing = wanted[held[order][at] != wanted] if len(held) else wanted
+        if len(missing):
+            raise errors.ShapeError(f"{what}: the table has no row {missing[0]}")
+        return order[at] if len(held) else at
 
     def of(self, table: Any) -> Any:
         """Return [n, ...]: these rows of another table of this height (any row where one is to be

@@ -168,6 +168,32 @@ def test_sizes_that_data_does_not_keep():
     assert len(same(build, feeds)._exact) == 2
 
 
+def images(random, height, width):
+    return {"image": random.randn(2, 3, height, width).astype("float32")}
+
+
+def detector():
+    """A net of windows with strides, whose coarse features are enlarged beside finer ones."""
+    image = fluid.data("image", [None, 3, None, None])
+    image.stop_gradient = False
+    fine = layers.batch_norm(layers.conv2d(image, 4, 3, 2, 1), act="relu")
+    coarse = layers.pool2d(layers.conv2d(fine, 4, 3, 1, 1), 2, "max", 2)
+    coarse = layers.pool2d(coarse, 3, "avg", 1, 1) + layers.conv2d(coarse, 4, 1)
+    both = layers.concat([layers.resize_nearest(coarse, scale=2.0), fine], axis=1)
+    out = layers.conv2d(both, 5, 1)
+    loss = layers.reduce_mean(layers.square(out))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    return [loss, out, "image@GRAD"]
+
+
+def test_images_whose_height_and_width_vary():
+    random = np.random.RandomState(0)
+    sizes = [(16, 24), (24, 24), (40, 16), (32, 48), (24, 40), (48, 32), (16, 48)]
+    stream = same(detector, [images(random, *size) for size in sizes])
+    assert len(stream._exact) == 2
+    assert stream._refused is None
+
+
 def test_a_threshold_of_the_program_is_kept():
     """A slice that is longer than some batches, and not than others."""
 

@@ -146,7 +146,7 @@ def test_prelu(mode, shape):
     ("build", "error", "match"),
     [
         (lambda x: layers.relu(3), TypeError, "relu, x: expected a Variable"),
-        (lambda x: layers.relu(layers.cast(x, "int64")), TypeError, "found INT64"),
+        (lambda x: layers.relu(layers.cast(x, "int64")), TypeError, "found int64"),
         (lambda x: layers.prelu(x, "row"), ValueError, "found 'row'"),
         (lambda x: layers.mish(x, threshold=0), ValueError, "positive"),
         (lambda x: layers.maxout(x, 2, axis=2), ValueError, "found 2"),

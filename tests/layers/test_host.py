@@ -138,7 +138,7 @@ def test_py_func_may_only_look():
 def test_py_func_refuses_wrong_arguments():
     for build, error, message in (
         (lambda x: layers.py_func(3, x, None), TypeError, "must be functions"),
-        (lambda x: layers.py_func(len, X, None), TypeError, "expected a Variable"),
+        (lambda x: layers.py_func(len, X, None), TypeError, "expected list, a Variable or None"),
         (
             lambda x: layers.py_func(len, None, None, len, x),
             ValueError,

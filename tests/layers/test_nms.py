@@ -64,7 +64,7 @@ def test_retinanet_detection_output():
     rows, lod = run(out, feed)
     np.testing.assert_allclose(rows, [[1, 0.3, 1, 1, 4.5, 7]], rtol=1e-6)
     assert lod == [[0, 1]]
-    with pytest.raises(TypeError, match="bboxes: expected a list"):
+    with pytest.raises(TypeError, match="bboxes: expected list, found Variable"):
         layers.retinanet_detection_output(out, [out], [out], out)
 
 

@@ -134,4 +134,5 @@ def test_the_number_of_classes_is_needed():
         pytest.raises(errors.AttributeTypeError, match="class_nums"),
     ):
         box = layers.data("box", [4], lod_level=1)
-        layers.generate_proposal_labels(box, box, box, box, box)
+        classes = layers.data("classes", [1], dtype="int32", lod_level=1)
+        layers.generate_proposal_labels(box, classes, classes, box, box)

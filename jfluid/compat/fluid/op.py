@@ -98,7 +98,10 @@ class Operator:
                 trace.lower(items, env, key)
         for name in self._op.output_arg_names:
             if name in env:
-                _write(scope, name, padding.trimmed(env[name]))
+                _write(scope, name, padding.trimmed(env[name]), self._op.type in _FILL_ROWS)
+
+
+_FILL_ROWS = ("fill_constant", "uniform_random")
 
 
 def _fresh_bits() -> np.ndarray:
@@ -127,8 +130,12 @@ def _value(scope: Scope, name: str) -> Any:
     return padding.padded(tensor) if tensor.lod() else np.asarray(tensor)
 
 
-def _write(scope: Scope, name: str, value: Any) -> None:
-    """Give a variable of the scope, or of one around it, what an operator wrote."""
+def _write(scope: Scope, name: str, value: Any, fills_rows: bool) -> None:
+    """Give a variable of the scope, or of one around it, what an operator wrote.
+
+    Args:
+        fills_rows: whether it gives values of the rows of a variable that holds SelectedRows.
+    """
     var = scope.find_var(name) or scope.var(name)
     if isinstance(value, SelectedRows):
         found = var.get_selected_rows()
@@ -140,6 +147,9 @@ def _write(scope: Scope, name: str, value: Any) -> None:
         raise errors.UnsupportedError(
             f"variable {name}: arrays of tensors are not kept in scopes: build a Program and run it"
         )
+    if fills_rows and var.holds_selected_rows():
+        var.get_selected_rows().get_tensor().set(np.asarray(value))
+        return
     tensor = var.get_tensor()
     tensor.set(np.asarray(value))
     tensor.set_lod(value.lod() if isinstance(value, LoDTensor) else [])

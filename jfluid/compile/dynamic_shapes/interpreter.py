@@ -6,6 +6,8 @@ matrices, a sort) first gets its neutral element in the padding, by a mask. Padd
 NaN among them: nothing of it reaches data.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
@@ -23,6 +25,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     Table,
     constant,
     is_constant,
+    leads,
     merged,
     samples_of,
 )
@@ -105,6 +108,9 @@ class Interpreter:
 
     def __init__(self, table: Table, sizes: Sizes, platform: str):
         self.table, self.sizes, self.platform = table, sizes, platform
+        self._masks: dict[tuple[Any, ...], Array] = {}
+        # arrays by themselves, dimensions and fill: the array, which keeps its number, and the masked one
+        self._masked: dict[tuple[Any, ...], tuple[Any, Array]] = {}
 
     def run(self, traces: Sequence[Any], arguments: Sequence[Padded]) -> list[Padded]:
         """Evaluate closed jaxprs, one for each sample, on padded arguments. Raises NoRule."""
@@ -170,15 +176,43 @@ class Interpreter:
 
     def masked(self, value: Padded, axes: Sequence[int], fill: Any) -> Any:
         """Return the array with `fill` in the padding of some of its dimensions."""
-        mask: Any = None
-        for axis in axes:
-            dim = value.dims[axis]
-            if not is_constant(dim):
-                own = along(self.sizes.mask(dim), axis, len(value.dims))
-                mask = own if mask is None else mask & own
-        if mask is None:
+        varying = [axis for axis in axes if not is_constant(value.dims[axis])]
+        if not varying:
             return value.array
-        return jnp.where(mask, value.array, jnp.asarray(fill, value.array.dtype))
+        known = isinstance(fill, int | float) and (
+            id(value.array),
+            *((axis, value.dims[axis]) for axis in varying),
+            float(fill),
+        )
+        if known and known in self._masked:
+            return self._masked[known][1]
+        mask = functools.reduce(
+            lax.bitwise_and, (self._mask(value.dims[a], a, value.array.shape) for a in varying)
+        )
+        other = lax.full_like(value.array, fill)
+        found = lax.select(mask, jnp.asarray(value.array), other)
+        if known:
+            self._masked[known] = value.array, found
+        return found
+
+    def _mask(self, dim: Dim, axis: int, shape: tuple[int, ...]) -> Array:
+        """Return which elements of an array hold data, as to one of its dimensions."""
+        vector, whole = (dim,), (dim, axis, shape)
+        if vector not in self._masks:
+            self._masks[vector] = self.sizes.mask(dim)
+        if whole not in self._masks:
+            self._masks[whole] = lax.broadcast_in_dim(self._masks[vector], shape, (axis,))
+        return self._masks[whole]
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Evaluate under a trace of its own, such as of a loop's body: nothing made in it is used outside."""
+        outer = self._masks, self._masked
+        self._masks, self._masked = dict(self._masks), dict(self._masked)
+        try:
+            yield
+        finally:
+            self._masks, self._masked = outer
 
     def laid_out(self, value: Padded, dims: Sequence[Dim]) -> Any:
         """Return an array whose padding lies as `dims` have it. Raises NoRule for other sizes."""
@@ -188,6 +222,9 @@ class Interpreter:
                 continue
             if samples_of(own, self.table.count) != samples_of(dim, self.table.count):
                 raise NoRule("arrays of different sizes in one operation")
+            if leads(own) and leads(dim):
+                array = resized(array, axis, self.sizes.padded(dim))
+                continue
             index = self.sizes.padded_index(own, self.sizes.true_index(dim))
             array = jnp.take(array, index, axis=axis, mode="clip")
         return array
@@ -274,6 +311,15 @@ def shapes_at_samples(arrays: Sequence[Any]) -> list[Samples]:
 def along(vector: Array, axis: int, rank: int) -> Array:
     """Return a vector as an array of `rank` dimensions that varies along one axis."""
     return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def resized(array: Any, axis: int, size: int) -> Any:
+    """Return an array with more places at the end of a dimension, or fewer."""
+    missing = size - array.shape[axis]
+    if missing <= 0:
+        return lax.slice_in_dim(array, 0, size, axis=axis) if missing else array
+    changes = [(0, missing if i == axis else 0, 0) for i in range(array.ndim)]
+    return lax.pad(array, jnp.zeros((), array.dtype), changes)
 
 
 def lowest(dtype: Any) -> Any:

@@ -35,7 +35,8 @@ def _condition(run: Interpreter, operation: Operation, values: Sequence[Padded])
 
     def branch(traces: Sequence[Any]) -> Any:
         def compute(*arrays: Any) -> list[Any]:
-            results = run.inline(traces, _wrapped(arrays, dims))
+            with run.inside():
+                results = run.inline(traces, _wrapped(arrays, dims))
             found.append([v.dims for v in results])
             return _arrays(results)
 
@@ -61,11 +62,13 @@ def _while(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> 
 
     def test(arrays: Sequence[Any]) -> Any:
         given = [*test_given, *_wrapped(arrays, dims)]
-        return run.inline(operation.each("cond_jaxpr"), given)[0].array
+        with run.inside():
+            return run.inline(operation.each("cond_jaxpr"), given)[0].array
 
     def body(arrays: Sequence[Any]) -> list[Any]:
         given = [*body_given, *_wrapped(arrays, dims)]
-        return _hold(run, run.inline(operation.each("body_jaxpr"), given), dims)
+        with run.inside():
+            return _hold(run, run.inline(operation.each("body_jaxpr"), given), dims)
 
     return _wrapped(lax.while_loop(test, body, _arrays(state)), dims)
 
@@ -90,8 +93,9 @@ def _scan(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> A
     def step(arrays: Sequence[Any], at: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         number, row = at
         inner = [*given, *_wrapped(arrays, dims), *_wrapped(row, own)]
-        results = run.inline(operation.each("jaxpr"), inner)
-        after = _hold(run, results[: len(state)], dims)
+        with run.inside():
+            results = run.inline(operation.each("jaxpr"), inner)
+            after = _hold(run, results[: len(state)], dims)
         if not is_constant(length):  # steps beyond the data change nothing
             after = [jnp.where(number < count, new, old) for new, old in zip(after, arrays)]
         made[:] = [v.dims for v in results[len(state) :]]

@@ -33,6 +33,7 @@ from jfluid.compile.dynamic_shapes.interpreter import (
     along,
     highest,
     lowest,
+    resized,
     rule,
 )
 from jfluid.compile.primitives import CALLS, ELEMENTWISE
@@ -316,6 +317,11 @@ def _taken(
     if place is not None:
         last = place + (run.sizes.padded(part) - 1) * step + 1 if run.sizes.padded(part) else place
         return Padded(lax.slice_in_dim(value.array, place, last, step, axis), dims)
+    if leads(dim) and leads(part) and len(set(begin)) == 1:
+        size = run.sizes.padded(part)
+        reach = max(min(begin[0] + (size - 1) * step + 1, run.sizes.padded(dim)), begin[0])
+        array = lax.slice_in_dim(value.array, begin[0], reach, step, axis)
+        return Padded(resized(array, axis, size), dims)
     first = run.number(begin, np.dtype(np.int64))
     index = run.sizes.padded_index(dim, run.sizes.true_index(part) * step + first)
     return Padded(jnp.take(value.array, index, axis=axis, mode="clip"), dims)
@@ -429,14 +435,21 @@ def _spread(
 ) -> Padded:
     """Pad one dimension in any way, by the index of each place of the result."""
     dim, new = value.dims[axis], run.table.named(result)
+    dims = (*value.dims[:axis], new, *value.dims[axis + 1 :])
     step = common([c[2] for c in config], "padding between places") + 1
+    if leads(dim) and leads(new) and len({c[0] for c in config}) == 1:
+        begin = int(config[0][0])
+        covered = begin + (run.sizes.padded(dim) - 1) * step + 1
+        changes = [(0, 0, 0)] * len(value.dims)
+        changes[axis] = begin, run.sizes.padded(new) - covered, step - 1
+        return Padded(lax.pad(run.masked(value, (axis,), fill), fill, changes), dims)
     before = run.number([int(c[0]) for c in config], np.dtype(np.int64))
     index = run.sizes.true_index(new) - before
     place = run.sizes.padded_index(dim, jnp.maximum(index // step, 0))
     known = (index >= 0) & (index % step == 0) & (index // step < run.sizes.true(dim))
     array = jnp.take(value.array, place, axis=axis, mode="clip")
     array = jnp.where(along(known, axis, len(value.dims)), array, fill)
-    return Padded(array, (*value.dims[:axis], new, *value.dims[axis + 1 :]))
+    return Padded(array, dims)
 
 
 @rule("rev")

@@ -14,6 +14,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     constant,
     is_constant,
     leads,
+    size_of,
 )
 from jfluid.compile.dynamic_shapes.interpreter import (
     RULES,
@@ -39,22 +40,18 @@ def _window_dim(
     found = run.table.find(result)
     if found is not None and leads(found):
         return found
-    if len(dim) > 1 or len(dim[0]) > 1:
+    if not leads(dim):
         raise NoRule("windows over a dimension that is padded between its data")
     before, after = common([p[at] for p in operation.each("padding")], "the padding of windows")
     stride = operation.params["window_strides"][at]
     holes = _dilations(operation)[at]
-    factor = dim[0][0]
-    assert isinstance(factor, Symbol)  # the result varies, and windows do not
     more = 1 + before + after - window
-    size = functools.partial(_number_of_windows, factor, holes, more, stride)
+    size = functools.partial(_number_of_windows, dim, holes, more, stride)
     return run.table.learn(((Symbol(result, size),),))
 
 
-def _number_of_windows(
-    factor: Symbol, holes: int, more: int, stride: int, of: Mapping[str, Any]
-) -> Any:
-    return ((factor.size(of) - 1) * holes + more) // stride + 1
+def _number_of_windows(dim: Dim, holes: int, more: int, stride: int, of: Mapping[str, Any]) -> Any:
+    return ((size_of(dim, of) - 1) * holes + more) // stride + 1
 
 
 def _dilations(operation: Operation) -> Sequence[int]:

@@ -5,7 +5,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops.detection.suppress import best, greedy, in_sequences
-from jfluid.ops.ragged import Ragged
+from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.registry import Float, Int, op
 
 
@@ -20,7 +20,7 @@ def retinanet_detection_output(
     deltas: list[Array],
     scores: list[Array],
     anchors: list[Array],
-    image_info: Array,
+    image_info: Value,
     *,
     score_threshold: Float,
     nms_top_k: Int,
@@ -33,6 +33,7 @@ def retinanet_detection_output(
 
     `nms_top_k` candidates of each level count; on the last level those of any score above 0.
     """
+    image_info = rows_of(image_info)[: scores[0].shape[0]]  # with a lod perhaps, as Fluid's tests
     _check(deltas, scores, anchors, image_info)
     found = []
     for level, parts in enumerate(zip(deltas, scores, anchors)):

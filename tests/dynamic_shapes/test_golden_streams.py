@@ -1,0 +1,32 @@
+"""Streams of shapes against the real Fluid (tests/golden/shape_streams.json)."""
+
+import json
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from tests.parity import shape_streams
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shape_streams.json").read_text())
+_COMPILED: list[float] = []
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _note(event: str, seconds: float, **_: object) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _COMPILED.append(seconds)
+
+
+@pytest.mark.parametrize("build", shape_streams.STREAMS, ids=lambda build: build.__name__)
+def test_losses_of_a_stream_are_fluids(build):
+    before = len(_COMPILED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as one that a program is compiled for each shape
+        found = shape_streams.run(fluid, build)
+    np.testing.assert_allclose(found, GOLDEN[build.__name__], 5e-4)
+    # of twelve shapes two are compiled as they are, and the startup program is
+    assert len(_COMPILED) - before <= 9
