@@ -20,7 +20,6 @@ from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
     Sizes,
-    Symbol,
     Table,
     constant,
     first_line,
@@ -28,11 +27,14 @@ from jfluid.compile.dynamic_shapes.dims import (
 )
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     SAMPLES,
-    SMALLEST,
     FeedSymbols,
+    Sampled,
     Shapes,
+    is_large,
     padded_array,
-    samples_between,
+    ranges,
+    symbols_in,
+    symbols_of,
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
@@ -78,7 +80,7 @@ class Segment(Protocol):
         """
 
 
-class Traced:
+class Traced(Sampled):
     """A segment that was traced at samples of the sizes that vary.
 
     Args:
@@ -95,33 +97,13 @@ class Traced:
         high: Mapping[str, int],
         record: Record,
     ):
-        self.symbols, self.samples = symbols, samples_between(symbols, low, high)
-        self.factors = {
-            name: Symbol(own, lambda of, name=name: of[name])  # type: ignore[misc]
-            for name, own in self.samples.items()
-        }
-        self.fed = symbols.dims_of(self.factors)
+        super().__init__(symbols, low, high)
         self.buckets = Buckets(symbols.work, symbols.unit)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.results: list[tuple[Dim, ...]] = []
-        at_low, at_high = self._recorded(record, 0), self._recorded(record, SAMPLES - 1)
+        at_low, at_high = record(self.shapes(0)), record(self.shapes(SAMPLES - 1))
         compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        self._traces = [at_low, self._recorded(record, 1), at_high]
-
-    def _recorded(self, record: Record, sample: int) -> Any:
-        sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
-        return record(tuple(sizes.shape(dims) for dims in self.fed))
-
-    def sizes(self, shapes: Shapes) -> dict[str, int] | None:
-        """Return the sizes of a batch; None for a batch that the traces do not hold for."""
-        sizes = self.symbols.sizes(shapes)
-        if sizes is None:
-            return None
-        for name, size in sizes.items():
-            low, *_, high = self.samples[name]
-            if not low <= size <= high or size % self.symbols.unit[name]:
-                return None
-        return sizes
+        self._traces = [at_low, record(self.shapes(1)), at_high]
 
     def evaluate(
         self,
@@ -145,7 +127,7 @@ class Traced:
             for name, symbol in self.factors.items()
         }
         fed = self.symbols.dims_of(factors)
-        table = Table(factors.values(), SAMPLES + 1)
+        table = Table(symbols_in(fed), SAMPLES + 1)
         for dim in (d for dims in fed for d in dims if not is_constant(d)):
             table.learn(dim)
         values = [
@@ -231,16 +213,14 @@ class ShapeStream:
             return
         self._traced_times += 1
         try:
-            symbols = self._symbols()
-            if symbols is None or not _is_large(symbols.sizes(shapes)):
+            symbols = symbols_of(self._observed)
+            if symbols is None or not is_large(symbols.sizes(shapes)):
                 self._traced_times -= 1
                 return
-            wide = {n: max(SMALLEST, s // 2) for n, s in symbols.low.items()}  # and twice the most
-            far = {n: 2 * s for n, s in symbols.high.items()}
         except NoRule as error:
             self._refused = error
             return
-        for low, high in ((wide, far), (symbols.low, symbols.high)):
+        for low, high in ranges(symbols):
             try:
                 traced = Traced(symbols, low, high, self._record(donated, kept, key))
             except NoRule as error:
@@ -251,19 +231,6 @@ class ShapeStream:
             self._traced = traced
             yield traced, sizes
         self._refused_times += 1
-
-    def _symbols(self) -> FeedSymbols | None:
-        """Return the symbols of the shapes that have come, without sizes of 0 and 1, which programs
-        treat in another way; None for too few shapes.
-        """
-        observed = list(self._observed)
-        while len(observed) > 1:
-            symbols = FeedSymbols.of(observed)
-            kept = [s for s in observed if _is_large(symbols.sizes(s))]
-            if len(kept) == len(observed):
-                return symbols
-            observed = kept
-        return None
 
     def _run_padded(
         self,
@@ -346,7 +313,3 @@ class ShapeStream:
             line = getattr(ops.get(position), "callsite", "")
             return f" (operator {kind}{f', made at {line}' if line else ''})"
         return ""
-
-
-def _is_large(sizes: Mapping[str, int] | None) -> bool:
-    return sizes is not None and all(size >= SMALLEST for size in sizes.values())
