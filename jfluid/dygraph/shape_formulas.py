@@ -92,8 +92,8 @@ class ShapeFormulas:
         if symbols is None or not is_large(symbols.sizes(shapes)):
             return None
         for low, high in ranges(symbols):
-            sampled = Sampled(symbols, low, high)
             try:
+                sampled = Sampled(symbols, low, high)
                 found = _Formulas(sampled, self._inferred(sampled, avals, infer))
             except (NoRule, errors.JFluidError):  # an attribute that holds for a size, for one
                 continue

@@ -6,6 +6,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, layers
+from jfluid.compile.dynamic_shapes.dims import NoRule
+from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, Longer, Sampled
 
 
 @pytest.fixture
@@ -100,3 +102,13 @@ def test_an_attribute_that_holds_for_one_size(inferred):
                     layers.reshape(given(n, 37), [2, -1])
             else:
                 assert layers.reshape(given(n, 37), [2, -1]).shape == [2, n * 37 // 2]
+
+
+def test_sizes_that_are_longer_than_others():
+    symbols = FeedSymbols.of([((n, n + 8, m),) for n, m in [(2, 12), (4, 11), (3, 10)]])
+    assert symbols.dims == ((("n0",), Longer("n0", 8), ("n2",)),)
+    assert symbols.sizes(((7, 15, 9),)) == {"n0": 7, "n2": 9}
+    assert symbols.sizes(((7, 14, 9),)) is None
+    assert Sampled(symbols, symbols.low, {"n0": 9, "n2": 40}).fed
+    with pytest.raises(NoRule, match="do not tell apart"):
+        Sampled(symbols, symbols.low, symbols.high)

@@ -117,6 +117,8 @@ class Sampled:
         samples: sizes of each symbol, by name.
         factors: the symbols of these samples, by name.
         fed: the dimensions of each feed.
+
+    Raises NoRule where two sizes are the same at each sample.
     """
 
     def __init__(self, symbols: FeedSymbols, low: Mapping[str, int], high: Mapping[str, int]):
@@ -126,6 +128,9 @@ class Sampled:
             for name, own in self.samples.items()
         }
         self.fed = symbols.dims_of(self.factors)
+        longer = {dim for own in symbols.dims for dim in own if isinstance(dim, Longer)}
+        if len(symbols_in(self.fed)) < len(symbols.names) + len(longer):
+            raise NoRule("sizes that the samples do not tell apart")
 
     def shapes(self, sample: int) -> Shapes:
         """Return the shapes of the feeds at a sample."""
