@@ -19,10 +19,11 @@ from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.dygraph import released
 from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, program
 from jfluid.dygraph.values import in_order
+from jfluid.ops.registry import is_local
 
 FLAG = "FLAGS_dynamic_shapes"
 _MOST = 32
-_FEWEST = 4  # calls of a step that is worth it
+_FEWEST = 4  # calls of a step that is worth it, unless one of them is a Program
 
 
 class EagerSegment:
@@ -100,7 +101,9 @@ class EagerStreams:
             kinds: of the arrays.
             live: numbers of the results.
         """
-        if len(records) < _FEWEST or not flags.get(FLAG):
+        if not flags.get(FLAG):
+            return None
+        if len(records) < _FEWEST and not any(is_local(r.call.definition.type) for r in records):
             return None
         if not all(aval.plain for aval, _ in kinds):
             return None
