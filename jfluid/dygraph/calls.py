@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.lru_cache import LruCache
-from jfluid.dygraph import released
+from jfluid.dygraph import released, shape_formulas
 from jfluid.dygraph.values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -110,7 +110,7 @@ class Call:
 
         def inferred() -> Any:
             try:
-                return self.infer(avals)
+                return shape_formulas.outputs(self.number, avals, self.infer)
             except static_values.Unknown:
                 return None
 
@@ -183,6 +183,10 @@ class Call:
             if row[0]:
                 text = f"operator {self.definition.type} failed: {rule.error(row.tolist())}"
                 raise errors.OperandError(text)
+
+    def with_attrs(self, attrs: Mapping[str, Any]) -> "Call":
+        """Return the call with other attributes."""
+        return call_of(self.definition.type, self._inputs, self._wanted, attrs, self.shared)
 
     def specialised(self, constants: Mapping[int, np.ndarray]) -> "Call":
         """Return the call for which some inputs are known numbers."""

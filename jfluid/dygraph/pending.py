@@ -406,7 +406,7 @@ class Pending:
     ) -> list[Any] | None:
         """Run a step whose calls have come with other shapes before; None where it runs as it is."""
         with jax.enable_x64(True), jax.default_device(self.device):
-            return self._streams.run(point.records(), arrays, kinds, list(holders), seeds_of(draws))
+            return self._streams.run(point, arrays, kinds, list(holders), seeds_of(draws))
 
     def _step(
         self,

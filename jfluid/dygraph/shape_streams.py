@@ -1,7 +1,9 @@
 """Steps of imperative mode whose arrays change shape: the same calls, with other sizes, share executables.
 
 See `jfluid.compile.dynamic_shapes`, which does this for programs. A step belongs to a stream by its calls: those of
-a loop whose batches have other lengths are the same, unless an attribute follows from a length.
+a loop whose batches have other lengths are the same, unless an attribute follows from a length. Where the number of
+calls follows from a length, because the script calls a cell for each word, a step belongs to a stream by its
+outline (see `rolling`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,28 +20,44 @@ from jfluid.compile.kept_executables import Beside, entry_of_items
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
+from jfluid.compile.plan import Item
 from jfluid.dygraph import released
+from jfluid.dygraph.calls import Call
+from jfluid.dygraph.points import Point
+from jfluid.dygraph.rolled_steps import RolledStep, arguments, ops_of
+from jfluid.dygraph.rolling import Outline, form_of, outline_of, spans_of
 from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.values import in_order
+from jfluid.ops.registry import is_local
 
 FLAG = "FLAGS_dynamic_shapes"
 _MOST = 32
-_FEWEST = 4  # calls of a step that is worth it
+_MOST_OUTLINES = 256
+_FEWEST = 4  # calls of a step that is worth it, unless one of them is a Program
 
 
-class EagerSegment:
-    """The calls of a step, as a stream sees them (see `stream.Segment`).
+class _Segment:
+    """A step, as a stream sees it (see `stream.Segment`).
 
-    Args:
-        live: numbers of the results that somebody holds.
+    Attributes:
+        live: names of its results.
     """
 
-    def __init__(
-        self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device
-    ):
-        self.items, self._drawing, self._constants = program(records)
-        self.kept = [f"l{i}" for i in range(leaves)]
-        self._live, self._device = [f"v{number}" for number in live], device
+    def __init__(self, items: list[Item], kept: list[str], live: list[str], device: jax.Device):
+        self.items, self.kept, self.live, self._device = items, kept, live, device
+
+    def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
+        """Trace the step as it stands; returns its results.
+
+        Args:
+            env: the arguments by name.
+            seeds: of its random numbers.
+        """
+        raise NotImplementedError
+
+    def outline(self) -> Any:
+        """Return what tells the step from others in all processes; None for one that is not kept on disk."""
+        return None
 
     def recorded(
         self,
@@ -50,16 +68,11 @@ class EagerSegment:
     ) -> Any:
         """See `stream.Segment.recorded`."""
 
-        def run(env: dict[str, Any], seeds: Any) -> list[Any]:
-            keys = {at: key_of(seeds[place]) for at, place in self._drawing}
-            found = trace.recorded(self.items, env | self._constants, keys=keys)
-            return [trace.dense(name, found.get(name)) for name in self._live]
-
         given = {
             name: jax.ShapeDtypeStruct(shapes.get(i, np.shape(value)), value.dtype)
             for i, (name, value) in enumerate(zip(self.kept, kept))
         }
-        return trace.jaxpr_of(run, given, key)
+        return trace.jaxpr_of(self.results, given, key)
 
     def padded(
         self,
@@ -68,11 +81,11 @@ class EagerSegment:
         beside: Beside,
     ) -> Any:
         """See `stream.Segment.padded`."""
-        on_cpu, live, items = self._device.platform == "cpu", self._live, self.items
+        on_cpu, live, items = self._device.platform == "cpu", self.live, self.items
 
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
             *values, true = kept
-            env = dict(zip([f"l{i}" for i in range(len(values))], values))
+            env = dict(zip(self.kept, values))
 
             def compute(given: dict[str, Any]) -> dict[str, Any]:
                 arrays = {name: given[name] for name in sorted(given)}
@@ -82,10 +95,57 @@ class EagerSegment:
             found = trace.laid_out(compute, items, env, on_cpu, wanted=live)
             return tuple([found[name] for name in live]), ()
 
-        whole = "padded", outline(items, self._drawing, self._constants), self.kept, live, identity
-        entry = entry_of_items(items, whole, self._device, options(self._device), beside)
+        entry, own = None, self.outline()
+        if own is not None:
+            whole = "padded", own, self.kept, live, identity
+            entry = entry_of_items(items, whole, self._device, options(self._device), beside)
         interprets = device_of_interpreter(self._device)
         return Executables(lambda: jitted(run, self._device), entry, interprets)
+
+
+class EagerSegment(_Segment):
+    """The calls of a step.
+
+    Args:
+        live: numbers of the results that somebody holds.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device
+    ):
+        items, self._drawing, self._constants = program(records)
+        names = [f"l{i}" for i in range(leaves)]
+        super().__init__(items, names, [f"v{number}" for number in live], device)
+
+    def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
+        """See `_Segment`."""
+        keys = {at: key_of(seeds[place]) for at, place in self._drawing}
+        found = trace.recorded(self.items, env | self._constants, keys=keys)
+        return [trace.dense(name, found.get(name)) for name in self.live]
+
+    def outline(self) -> Any:
+        """See `_Segment`."""
+        return outline(self.items, self._drawing, self._constants)
+
+
+class RolledSegment(_Segment):
+    """The calls and loops of a step whose lengths differ.
+
+    Args:
+        calls: of the step that the outline was made of.
+        names: of its arguments.
+    """
+
+    def __init__(
+        self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device
+    ):
+        items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
+        super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
+        self._step = RolledStep(outline, calls)
+
+    def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
+        """See `_Segment`."""
+        return [trace.dense(n, v) for n, v in zip(self.live, self._step(env), strict=True)]
 
 
 class EagerStreams:
@@ -93,11 +153,14 @@ class EagerStreams:
 
     def __init__(self, device: jax.Device):
         self._device = device
-        self._streams = LruCache[tuple[EagerSegment, ShapeStream]](_MOST)
+        self._streams = LruCache[tuple[_Segment, ShapeStream]](_MOST)
+        # by forms of steps: the first lengths of their loops, and the places of those whose lengths differ
+        self._lengths = LruCache[tuple[list[int], set[int]]](_MOST)
+        self._outlines = LruCache[Outline | None](_MOST_OUTLINES)
 
     def run(
         self,
-        records: Sequence[Record],
+        point: Point,
         arrays: Sequence[Any],
         kinds: Sequence[Kind],
         live: Sequence[int],
@@ -109,35 +172,82 @@ class EagerStreams:
             kinds: of the arrays.
             live: numbers of the results.
         """
-        if len(records) < _FEWEST or not flags.get(FLAG):
+        records = point.records()
+        if not flags.get(FLAG):
+            return None
+        if len(records) < _FEWEST and not any(is_local(r.call.definition.type) for r in records):
             return None
         if not all(aval.plain for aval, _ in kinds):
             return None
-        outline = (
+        given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
+        outline = self._outline(point, live)
+        if outline is not None:
+            return self._rolled(outline, records, given, live, seeds)
+        form = (
             tuple([(record.call.number, record.inputs) for record in records]),
             tuple([aval.dtype for aval, _ in kinds]),
             tuple(live),
             flags.get("FLAGS_cpu_kernels"),
         )
         _, stream = self._streams.get_or_make(
-            outline, lambda: self._stream(records, len(arrays), live)
+            form, lambda: self._stream(EagerSegment(records, len(arrays), live, self._device))
         )
-        given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
         found = stream.padded((), given, seeds[0] if seeds else None)
-        if found is None:
-            return None
-        results, _ = found
-        return [r if isinstance(r, jax.Array) else jax.device_put(r, self._device) for r in results]
+        return None if found is None else [self._here(v) for v in found[0]]
 
     def forget_released(self) -> None:
-        """Forget the streams of steps with operators that were released."""
+        """Forget the streams of steps with operators that were released, and the outlines of all."""
+        self._outlines.clear()  # by points, which have calls
         for key, (segment, _) in list(self._streams.items()):
             if any(released.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
 
-    def _stream(
-        self, records: Sequence[Record], leaves: int, live: Sequence[int]
-    ) -> tuple[EagerSegment, ShapeStream]:
-        segment = EagerSegment(records, leaves, live, self._device)
+    def _here(self, value: Any) -> Any:
+        return value if isinstance(value, jax.Array) else jax.device_put(value, self._device)
+
+    def _stream(self, segment: _Segment) -> tuple[_Segment, ShapeStream]:
         platform = "cpu" if self._device.platform == "cpu" else "gpu"
         return segment, ShapeStream(segment, None, (), platform)
+
+    def _rolled(
+        self,
+        outline: Outline,
+        records: Sequence[Record],
+        arrays: Sequence[Any],
+        live: Sequence[int],
+        seeds: Seeds,
+    ) -> list[Any] | None:
+        """Run a step whose loops have had other lengths before; None where it runs as it is."""
+        names, given = arguments(outline, arrays, seeds[0] if seeds else None)
+        dtypes = tuple([v.dtype for v in given])
+        _, stream = self._streams.get_or_make(
+            (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
+            lambda: self._stream(
+                RolledSegment(outline, [r.call for r in records], names, self._device)
+            ),
+        )
+        found = stream.padded((), given, None)
+        if found is None:
+            return None
+        results: dict[int, Any] = {}
+        for numbers, name, value in zip(outline.held, outline.results, found[0], strict=True):
+            rows = value if name[0] == "whole" else [value]
+            results.update(zip(numbers, rows, strict=True))
+        return [self._here(results[number]) for number in live]
+
+    def _outline(self, point: Point, live: Sequence[int]) -> Outline | None:
+        """Return the outline of a step whose loops have had other lengths before; None for another one."""
+        key = point, tuple(live)
+        if key in self._outlines:
+            return self._outlines[key]
+        ops = ops_of(point)
+        spans = spans_of(ops)
+        if not spans:
+            return None
+        lengths = [span.times for span in spans]
+        first, differ = self._lengths.get_or_make(form_of(ops, spans), lambda: (lengths, set()))
+        differ.update(i for i, (a, b) in enumerate(zip(first, lengths)) if a != b)
+        own = [span for i, span in enumerate(spans) if i in differ]
+        if not own:
+            return None
+        return self._outlines.get_or_make(key, lambda: outline_of(ops, own, live))

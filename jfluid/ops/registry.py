@@ -149,6 +149,11 @@ def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> OpDef:
     return found
 
 
+def is_local(type_: str) -> bool:
+    """Return whether an operator is one of this process alone."""
+    return type_ in _LOCAL
+
+
 def _add(
     type_: str,
     fn: Callable[..., Any] | None,

@@ -108,6 +108,27 @@ def test_what_is_kept_does_not_grow_with_the_signatures():
     assert some(200) == before and before[0] == 2
 
 
+def test_programs_of_other_sizes_share_an_operator_that_goes_with_the_last_of_them():
+    types, found = set(), []
+    for size in range(2, 8):
+        x = to_variable(np.arange(size, dtype="float32"))
+        x.stop_gradient = False
+        function(x, 3.0).backward()
+        np.testing.assert_allclose(x.gradient(), 6 * np.arange(size), rtol=1e-6)
+        types |= set(ProgramTranslator().get_program_cache().last().layer._types.values())
+        found.append(last())
+    del x
+    run_something()
+    assert len(types) == 2  # with gradients, and without
+    assert len(ProgramTranslator().get_program_cache()) == 2
+    assert alive(found) == 3  # two, and that of the operator
+    assert types <= set(registry._LOCAL)
+    ProgramTranslator.reset()
+    run_something()
+    assert alive(found) == 0
+    assert not types & set(registry._LOCAL)
+
+
 def test_the_programs_that_were_used_last_stay():
     for number in (1.0, 2.0, 1.0, 3.0):
         function(to_variable(X), number).numpy()

@@ -1,8 +1,10 @@
 """Which sizes of a segment's feeds vary, and which vary together, from the shapes that have come."""
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,19 @@ from jfluid.compile.dynamic_shapes.dims import (
 )
 
 Shapes = tuple[tuple[int, ...], ...]
-# A fed dimension: a constant size, or names of symbols whose product it is.
-FedDim = int | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Longer:
+    """A fed dimension that is by some places longer than a symbol, as a sentence with its end."""
+
+    name: str
+    by: int
+
+
+# A fed dimension: a constant size, names of symbols whose product it is, or one that is longer.
+FedDim = int | tuple[str, ...] | Longer
+_SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
 SMALLEST = 2  # programs treat a size of 1 in another way: it is broadcast
 
@@ -51,10 +64,11 @@ class FeedSymbols:
             raise NoRule("feeds change their ranks")
         sizes = [list(zip(*(shapes[i] for shapes in observed))) for i in range(len(observed[0]))]
         varying = [s for own in sizes for s in own if len(set(s)) > 1]
-        known: dict[tuple[int, ...], tuple[str, ...]] = {}
+        known: dict[tuple[int, ...], tuple[str, ...] | Longer] = {}
         for samples in sorted(set(varying), key=lambda s: (max(s), s)):
-            known[samples] = _product(samples, known) or (f"n{len(known)}",)
-        single = {names[0]: samples for samples, names in known.items() if len(names) == 1}
+            found = _longer(samples, known) or _product(samples, known)
+            known[samples] = found or (f"n{len(known)}",)
+        single = {names[0]: samples for samples, names in _single(known)}
         dims = tuple(tuple(s[0] if s not in known else known[s] for s in own) for own in sizes)
         low = {name: min(samples) for name, samples in single.items()}
         high = {name: max(samples) for name, samples in single.items()}
@@ -65,6 +79,7 @@ class FeedSymbols:
         """Return the size of each symbol for one batch, or None if the batch contradicts the symbols."""
         found: dict[str, int] = {}
         products = []
+        longer = []
         for shape, dims in zip(shapes, self.dims):
             if len(shape) != len(dims):
                 return None
@@ -72,22 +87,21 @@ class FeedSymbols:
                 if isinstance(dim, int):
                     if size != dim:
                         return None
+                elif isinstance(dim, Longer):
+                    longer.append((size, dim))
                 elif len(dim) > 1:
                     products.append((size, dim))
                 elif found.setdefault(dim[0], size) != size:
                     return None
         if any(size != math.prod(found[n] for n in names) for size, names in products):
             return None
+        if any(size != found[dim.name] + dim.by for size, dim in longer):
+            return None
         return found
 
     def dims_of(self, symbols: Mapping[str, Symbol]) -> list[tuple[Dim, ...]]:
         """Return the dimensions of each feed."""
-        return [
-            tuple(
-                constant(d) if isinstance(d, int) else (tuple(symbols[n] for n in d),) for d in own
-            )
-            for own in self.dims
-        ]
+        return [tuple(_dim_of(d, symbols) for d in own) for own in self.dims]
 
     def said(
         self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]
@@ -109,6 +123,10 @@ class FeedSymbols:
                 own = dims[at]
                 if isinstance(own, int):
                     continue  # all batches have this size
+                if isinstance(own, Longer):
+                    own_sizes = [size - own.by for size in sizes if size > own.by]
+                    found.setdefault(own.name, set()).update(own_sizes)
+                    continue
                 if len(own) > 1:
                     raise errors.FeedError(
                         f"shape_buckets: dimension {at} of {name} is the product of other sizes that vary: give "
@@ -119,17 +137,124 @@ class FeedSymbols:
 
     def work(self, sizes: Mapping[str, int]) -> int:
         """Return how many elements the feeds have at these sizes."""
-        return sum(
-            math.prod(d if isinstance(d, int) else math.prod(sizes[n] for n in d) for d in own)
-            for own in self.dims
-        )
+        return sum(math.prod(_size_of(d, sizes) for d in own) for own in self.dims)
 
 
-def _product(
-    samples: tuple[int, ...], known: Mapping[tuple[int, ...], tuple[str, ...]]
-) -> tuple[str, ...] | None:
+class Sampled:
+    """The samples at which a computation is traced, or its shapes are inferred.
+
+    Args:
+        low, high: sizes of each symbol between which what the samples show holds.
+
+    Attributes:
+        symbols: as given.
+        samples: sizes of each symbol, by name.
+        factors: the symbols of these samples, by name.
+        fed: the dimensions of each feed.
+
+    Raises NoRule where two sizes are the same at each sample.
+    """
+
+    def __init__(self, symbols: FeedSymbols, low: Mapping[str, int], high: Mapping[str, int]):
+        self.symbols, self.samples = symbols, samples_between(symbols, low, high)
+        self.factors = {
+            name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()
+        }
+        self.fed = symbols.dims_of(self.factors)
+        longer = {dim for own in symbols.dims for dim in own if isinstance(dim, Longer)}
+        if len(symbols_in(self.fed)) < len(symbols.names) + len(longer):
+            raise NoRule("sizes that the samples do not tell apart")
+
+    def shapes(self, sample: int) -> Shapes:
+        """Return the shapes of the feeds at a sample."""
+        sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
+        return tuple(sizes.shape(dims) for dims in self.fed)
+
+    def sizes(self, shapes: Shapes) -> dict[str, int] | None:
+        """Return the sizes of a batch; None for a batch that the samples do not hold for."""
+        sizes = self.symbols.sizes(shapes)
+        if sizes is None:
+            return None
+        for name, size in sizes.items():
+            low, *_, high = self.samples[name]
+            if not low <= size <= high or size % self.symbols.unit[name]:
+                return None
+        return sizes
+
+
+def symbols_in(fed: Iterable[Sequence[Dim]]) -> list[Symbol]:
+    """Return the symbols of fed dimensions, each once."""
+    factors = [f for dims in fed for dim in dims for segment in dim for f in segment]
+    return list(dict.fromkeys([f for f in factors if isinstance(f, Symbol)]))
+
+
+def is_large(sizes: Mapping[str, int] | None) -> bool:
+    """True for sizes that are symbols': programs treat those of 0 and 1 in another way."""
+    return sizes is not None and all(size >= SMALLEST for size in sizes.values())
+
+
+def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
+    """Return the symbols of batches of these shapes, without those that have sizes of 0 and 1; None for too
+    few. Raises NoRule if ranks differ.
+    """
+    observed = list(shapes)
+    while len(observed) > 1:
+        symbols = FeedSymbols.of(observed)
+        kept = [s for s in observed if is_large(symbols.sizes(s))]
+        if len(kept) == len(observed):
+            return symbols
+        observed = kept
+    return None
+
+
+def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
+    """Yield the least and the most sizes between which to trace: wide ones, and those that have come."""
+    yield (
+        {name: max(SMALLEST, size // 2) for name, size in symbols.low.items()},
+        {name: 2 * size for name, size in symbols.high.items()},
+    )
+    yield symbols.low, symbols.high
+
+
+_Known = Mapping[tuple[int, ...], tuple[str, ...] | Longer]
+
+
+def _dim_of(dim: FedDim, symbols: Mapping[str, Symbol]) -> Dim:
+    if isinstance(dim, int):
+        return constant(dim)
+    if isinstance(dim, Longer):
+        own, by = symbols[dim.name], dim.by
+        samples = tuple(n + by for n in own.samples)
+        return ((Symbol(samples, functools.partial(_longer_size, own, by)),),)
+    return (tuple(symbols[n] for n in dim),)
+
+
+def _longer_size(own: Symbol, by: int, of: Mapping[str, Any]) -> Any:
+    return own.size(of) + by
+
+
+def _size_of(dim: FedDim, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    return sizes[dim.name] + dim.by if isinstance(dim, Longer) else math.prod(sizes[n] for n in dim)
+
+
+def _single(known: _Known) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+    return [(own, d) for own, d in known.items() if not isinstance(d, Longer) and len(d) == 1]
+
+
+def _longer(samples: tuple[int, ...], known: _Known) -> Longer | None:
+    """Return the symbol that a size is longer than by the same in each batch."""
+    for own, names in _single(known):
+        more = {size - n for size, n in zip(samples, own)}
+        if len(more) == 1 and (len(samples) > 2 or max(more) <= _SLIGHTLY):
+            return Longer(names[0], more.pop())
+    return None
+
+
+def _product(samples: tuple[int, ...], known: _Known) -> tuple[str, ...] | None:
     """Return two symbols whose product a size is in each batch."""
-    single = [(own, names) for own, names in known.items() if len(names) == 1]
+    single = _single(known)
     for (a, names), (b, others) in itertools.permutations(single, 2):
         if len(samples) > 2 and all(x * y == s for x, y, s in zip(a, b, samples)):
             return names + others

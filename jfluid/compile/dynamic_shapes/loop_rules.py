@@ -85,8 +85,7 @@ def _scan(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> A
     if not is_constant(length) and not (leads(length) and len(length[0]) == 1):
         raise NoRule("a loop over a dimension that is padded between its data")
     dims, own = [v.dims for v in state], [v.dims[1:] for v in rows]
-    if any(v.dims[0] != length for v in rows):
-        raise NoRule("a loop over arrays that are padded in different ways")
+    rows = [Padded(run.laid_out(v, (length, *d)), (length, *d)) for v, d in zip(rows, own)]
     made: list[tuple[Dim, ...]] = []
     count = run.sizes.true(length)
 

@@ -6,7 +6,6 @@ masked. A segment for which that is not possible is compiled for each shape, and
 """
 
 import functools
-import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
     Sizes,
-    Symbol,
     Table,
     constant,
     first_line,
@@ -31,12 +29,15 @@ from jfluid.compile.dynamic_shapes.dims import (
 )
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     SAMPLES,
-    SMALLEST,
     FeedSymbols,
+    Sampled,
     Shapes,
     filled_array,
+    is_large,
     padded_array,
-    samples_between,
+    ranges,
+    symbols_in,
+    symbols_of,
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
@@ -110,7 +111,7 @@ class Replicas(Protocol):
         """Raise FeedError for feeds, by name, that only run padded."""
 
 
-class Traced:
+class Traced(Sampled):
     """A segment that is traced at samples of the sizes that vary, when it is first evaluated.
 
     Args:
@@ -130,11 +131,7 @@ class Traced:
         record: Record,
         said: Mapping[str, Sequence[int]],
     ):
-        self.symbols, self.samples = symbols, samples_between(symbols, low, high)
-        self.factors = {
-            name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()
-        }
-        self.fed = symbols.dims_of(self.factors)
+        super().__init__(symbols, low, high)
         self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.results: list[tuple[Dim, ...]] = []
@@ -160,24 +157,10 @@ class Traced:
     @functools.cached_property
     def _traces(self) -> list[Any]:
         """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
-        at_low, at_high = self._recorded(0), self._recorded(SAMPLES - 1)
+        at_low = self._record(self.shapes(0))
+        at_high = self._record(self.shapes(SAMPLES - 1))
         compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        return [at_low, self._recorded(1), at_high]
-
-    def _recorded(self, sample: int) -> Any:
-        sizes = Sizes({name: own[sample] for name, own in self.samples.items()}, {})
-        return self._record(tuple(sizes.shape(dims) for dims in self.fed))
-
-    def sizes(self, shapes: Shapes) -> dict[str, int] | None:
-        """Return the sizes of a batch; None for a batch that the traces do not hold for."""
-        sizes = self.symbols.sizes(shapes)
-        if sizes is None:
-            return None
-        for name, size in sizes.items():
-            low, *_, high = self.samples[name]
-            if not low <= size <= high or size % self.symbols.unit[name]:
-                return None
-        return sizes
+        return [at_low, self._record(self.shapes(1)), at_high]
 
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""
@@ -207,7 +190,7 @@ class Traced:
             for name, symbol in self.factors.items()
         }
         fed = self.symbols.dims_of(factors)
-        table = Table(factors.values(), SAMPLES + 1)
+        table = Table(symbols_in(fed), SAMPLES + 1)
         for dim in (d for dims in fed for d in dims if not is_constant(d)):
             table.learn(dim)
         values = [
@@ -326,37 +309,27 @@ class ShapeStream:
             return
         self._traced_times += 1
         try:
-            symbols = self._symbols()
-            if symbols is None or not all(_is_large(symbols.sizes(own)) for own in batch):
+            symbols = symbols_of(self._observed)
+            if symbols is None or not all(is_large(symbols.sizes(own)) for own in batch):
                 self._traced_times -= 1
                 return
-            wide = {n: max(SMALLEST, s // 2) for n, s in symbols.low.items()}  # and twice the most
-            far = {n: 2 * s for n, s in symbols.high.items()}
         except NoRule as error:
             self._refused = error
             return
-        for low, high in ((wide, far), (symbols.low, symbols.high)):
-            record = self._record(shares, donated, kept, key)
-            traced = Traced(symbols, low, high, record, symbols.said(self._names, self._said))
+        record = self._record(shares, donated, kept, key)
+        said = symbols.said(self._names, self._said)
+        for low, high in ranges(symbols):
+            try:
+                traced = Traced(symbols, low, high, record, said)
+            except NoRule as error:
+                self._refused = error
+                continue
             sizes = traced.each(batch)
             if sizes is None:  # it came after the last one that was observed
                 continue
             self._traced = traced
             yield traced, sizes
         self._refused_times += 1
-
-    def _symbols(self) -> FeedSymbols | None:
-        """Return the symbols of the shapes that have come, without sizes of 0 and 1, which programs
-        treat in another way; None for too few shapes.
-        """
-        observed = list(self._observed)
-        while len(observed) > 1:
-            symbols = FeedSymbols.of(observed)
-            kept = [s for s in observed if _is_large(symbols.sizes(s))]
-            if len(kept) == len(observed):
-                return symbols
-            observed = kept
-        return None
 
     def _run_padded(
         self,
@@ -506,10 +479,6 @@ def _warn(because: str) -> None:
 def _run_together(batch: Batch) -> bool:
     """Return whether shares of a batch differ in their rows alone: then they run without padding."""
     return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
-
-
-def _is_large(sizes: Mapping[str, int] | None) -> bool:
-    return sizes is not None and all(size >= SMALLEST for size in sizes.values())
 
 
 def _shapes_of(value: Any) -> Any:

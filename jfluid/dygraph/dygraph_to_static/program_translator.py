@@ -21,6 +21,7 @@ from jfluid.dygraph.dygraph_to_static.partial_program import (
     PartialProgramLayer,
     Unknown,
 )
+from jfluid.dygraph.dygraph_to_static.same_programs import same_but_sizes
 from jfluid.dygraph.dygraph_to_static.structures import is_container, leaves, mapped
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.varbase import VarBase, tracer
@@ -92,6 +93,25 @@ class ConcreteProgram:
     def bytes(self) -> int:
         return _BYTES * sum(len(block.ops) for block in self.main_program.blocks)
 
+    def does_as(self, other: "ConcreteProgram") -> bool:
+        """Return whether another program does the same, for arguments of other sizes."""
+        ours, theirs = self.main_program, other.main_program
+        return (
+            [v.name for v in self.inputs] == [v.name for v in other.inputs]
+            and [v.name for v in self.outputs] == [v.name for v in other.outputs]
+            and ours.captured.keys() == theirs.captured.keys()
+            and all(v is theirs.captured[name] for name, v in ours.captured.items())
+            and same_but_sizes(ours, theirs)
+        )
+
+    def add_layer(self) -> None:
+        """Make what runs it in dygraph mode, or say why there is none."""
+        main = self.main_program
+        try:
+            self.layer = PartialProgramLayer(main, self.inputs, self.outputs, main.captured)
+        except NotOneOperator as error:
+            self.why = str(error)
+
 
 @dataclass(frozen=True)
 class _Output:
@@ -156,11 +176,22 @@ class ProgramCache:
         found = self._programs.get(key)
         if found is None:
             found = _made(function, args, kwargs)
+            self._give_layer(found)
             self._objects[key] = same
         self._last = self._programs.get_or_make(key, lambda: found)
         for dropped in self._objects.keys() - self._programs.keys():
             del self._objects[dropped]
         return found
+
+    def _give_layer(self, program: ConcreteProgram) -> None:
+        """Give a program what runs it: that of one which differs in sizes alone, so that the steps of all sizes
+        are of one stream of shapes, or its own.
+        """
+        alike = next((p for p in reversed(self._programs.values()) if program.does_as(p)), None)
+        if alike is None:
+            program.add_layer()
+        else:
+            program.layer, program.why = alike.layer, alike.why
 
     def _kind(self, value: Any, same: list[_Same]) -> Any:
         """What of an argument a program depends on.
@@ -247,12 +278,7 @@ def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Concr
         return _Output(len(outputs) - 1)
 
     result = mapped(leave, found)
-    concrete = ConcreteProgram(main, startup, inputs, outputs, result, None)
-    try:
-        concrete.layer = PartialProgramLayer(main, inputs, outputs, main.captured)
-    except NotOneOperator as error:
-        concrete.why = str(error)
-    return concrete
+    return ConcreteProgram(main, startup, inputs, outputs, result, None)
 
 
 class ProgramTranslator:
@@ -261,7 +287,8 @@ class ProgramTranslator:
 
     Conditions, loops, `break`, `continue`, `return`, `print`, `assert` and lists may depend on
     tensors. A function is made anew for other shapes, types, Python arguments and modes of a layer
-    (`train`, `eval`); values that it takes from elsewhere are those of the first call.
+    (`train`, `eval`); values that it takes from elsewhere are those of the first call. Programs that
+    differ in sizes alone run as one operator: XLA compiles a few of their shapes (see `shape_streams`).
     """
 
     _instance: Optional["ProgramTranslator"] = None

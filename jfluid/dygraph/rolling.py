@@ -1,0 +1,481 @@
+"""Loops of a script that were unrolled into the calls of a step, found again.
+
+A step that calls a cell for each word of a sentence, or each step of an episode, records as many calls as there
+are words, and other lengths are other records. Here the part that repeats is found, forward and backward, and
+the record becomes an outline that is the same for all lengths: calls, and loops of calls.
+
+Only numbers decide: an iteration is the same calls upon inputs of the same kinds, each of which is the same in all
+iterations, comes from the same place of this iteration or of the one before, or is one of a row: inputs of the
+step, or what iterations of an earlier loop gave.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+FEWEST = 3  # iterations of a loop, and elements of a row
+_EDGE = 3  # places from an end of a row that have a name
+_MOST_PERIODS = 6  # distances to calls of the same kind that are tried
+_WIDEST = 4  # calls, of which a loop is worth it even in a long step
+
+# A name of a value: ("leaf", number), ("out", call, place), ("row", row, place from an end), or None.
+Name = tuple[Any, ...] | None
+# Values one after the other: ("one", name), ("leaves", number), ("part", row, step, left out, left out).
+Stretch = tuple[Any, ...]
+# A row: ("loop", number, output of an iteration).
+Row = tuple[Any, ...]
+
+
+class CannotRoll(Exception):
+    """A step has no outline without lengths."""
+
+
+class Op(NamedTuple):
+    """A call of a step.
+
+    Attributes:
+        kind: of the call, without the numbers that a loop counts.
+        inputs: numbers of outputs from 0, of inputs of the step by -1 and less; None for a missing one.
+        forms: of the inputs: their shapes and dtypes, by number.
+        first: the number of its first output.
+        outputs: how many it has.
+        starts: the numbers that a loop counts.
+        listed: "sum" for an operator whose inputs may be as many as a loop has iterations; else "".
+        draw: the place of its random numbers; -1 for none.
+    """
+
+    kind: int
+    inputs: tuple[int | None, ...]
+    forms: tuple[Any, ...]
+    first: int
+    outputs: int
+    starts: tuple[int, ...] = ()
+    listed: str = ""
+    draw: int = -1
+
+
+class Span(NamedTuple):
+    """Where a loop lies: its first call, how many an iteration has, and how many iterations there are."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.times
+
+
+class CallNode(NamedTuple):
+    """A call outside of loops.
+
+    Attributes:
+        inputs: names; of a call with a list that has a row, stretches.
+        listed: the operator, where inputs are stretches; else "".
+    """
+
+    kind: int
+    inputs: tuple[Any, ...]
+    listed: str
+    starts: bool
+    draws: bool
+
+
+class LoopNode(NamedTuple):
+    """A loop.
+
+    Attributes:
+        kinds: of the calls of an iteration.
+        inputs: of each call: ("own", output), ("before", number), ("same", number), ("each", number), or None.
+        carried: for each value of the iteration before: the output that it is, and its first value.
+        same: names of the values that all iterations read.
+        rows: of the values that each iteration has one of, stretches.
+        starts: which calls have numbers that the loop counts.
+        draws: which calls draw.
+    """
+
+    kinds: tuple[int, ...]
+    inputs: tuple[tuple[Any, ...], ...]
+    carried: tuple[tuple[int, Name], ...]
+    same: tuple[Name, ...]
+    rows: tuple[tuple[Stretch, ...], ...]
+    starts: tuple[int, ...]
+    draws: tuple[int, ...]
+
+
+@dataclass
+class Outline:
+    """A step without its lengths, and what of it has them.
+
+    Attributes:
+        nodes: calls and loops, one after the other.
+        results: for each result its name, or the row of a loop whose elements are all results.
+        places: of each node: the place of the call, or of the first call of the loop.
+        leaves: the inputs of the step that are read by name.
+        stacks: those that are elements of one row, for each such row.
+        starts: the numbers that are counted, for each call that has some: those of a loop one after the other.
+        draws: the places of random numbers, likewise.
+        counts: of iterations.
+        held: for each result the numbers of the outputs that it holds.
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    leaves: list[int] = field(default_factory=list)
+    stacks: list[list[int]] = field(default_factory=list)
+    starts: list[list[tuple[int, ...]]] = field(default_factory=list)
+    draws: list[list[int]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    held: list[list[int]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Any:
+        """What is equal for steps that differ in lengths alone."""
+        return tuple(self.nodes), tuple(self.results), len(self.leaves), len(self.stacks)
+
+
+def spans_of(ops: Sequence[Op]) -> list[Span]:
+    """Return the loops of a step, one after the other."""
+    numbers: dict[Any, int] = {}
+    tokens = [numbers.setdefault((op.kind, op.forms), len(numbers)) for op in ops]
+    after = _next_ones(tokens)
+    found, at = [], 0
+    while at < len(tokens):
+        best = max(_spans_at(tokens, after, at), key=_worth, default=None)
+        if best is None:
+            at += 1
+        else:
+            found.append(best)
+            at = best.end
+    return found
+
+
+def _next_ones(tokens: Sequence[int]) -> list[int]:
+    """Return for each place the next one with the same token; -1 for none."""
+    after, last = [-1] * len(tokens), dict[int, int]()
+    for at in range(len(tokens) - 1, -1, -1):
+        after[at] = last.get(tokens[at], -1)
+        last[tokens[at]] = at
+    return after
+
+
+def _worth(span: Span) -> tuple[int, int]:
+    return span.period * span.times, -span.period
+
+
+def _spans_at(tokens: Sequence[int], after: Sequence[int], at: int) -> list[Span]:
+    found, other = [], at
+    for _ in range(_MOST_PERIODS):
+        other = after[other]
+        if other < 0:
+            break
+        period, same = other - at, 0
+        while other + same < len(tokens) and tokens[at + same] == tokens[other + same]:
+            same += 1
+        count = same // period + 1
+        if count >= FEWEST and period * count >= _WIDEST:
+            found.append(Span(at, period, count))
+    return found
+
+
+def form_of(ops: Sequence[Op], spans: Sequence[Span]) -> Any:
+    """Return what is equal for steps that may have the same outline: the kinds of their calls, those of loops
+    once.
+    """
+    found: list[Any] = []
+    at = 0
+    for span in spans:
+        found += [op.kind for op in ops[at : span.start]]
+        body = ops[span.start : span.start + span.period]
+        found.append(tuple([op.kind for op in body]))
+        at = span.end
+    found += [op.kind for op in ops[at:]]
+    return tuple(found)
+
+
+def outline_of(ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]) -> Outline | None:
+    """Return the outline of a step in which some loops are loops; None where their iterations differ.
+
+    Args:
+        live: numbers of the results.
+    """
+    for first, last in ((0, 0), (1, 0), (0, 1), (1, 1)):  # iterations at an end that may differ
+        own = [Span(s.start + first * s.period, s.period, s.times - first - last) for s in spans]
+        if any(span.times < FEWEST for span in own):
+            break
+        try:
+            return Roller(ops, own, live).outline
+        except CannotRoll:
+            continue
+    return None
+
+
+class Roller:
+    """Makes the outline of a step.
+
+    Args:
+        ops: the calls.
+        spans: the loops among them that become loops.
+        live: numbers of the results.
+
+    Raises CannotRoll for a loop whose iterations are not alike.
+    """
+
+    def __init__(self, ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]):
+        self._ops, self._spans = ops, spans
+        self._leaves: dict[int, int] = {}
+        self._homes: dict[
+            int, tuple[Any, ...]
+        ] = {}  # of outputs: (row, place), or ("out", call, place)
+        self._lengths: dict[Row, int] = {}
+        self.outline = Outline()
+        at = 0
+        for span in spans:
+            for i in range(at, span.start):
+                self._call(i)
+            self._loop(span)
+            at = span.end
+        for i in range(at, len(ops)):
+            self._call(i)
+        self._results(live)
+        self.outline.leaves = list(self._leaves)
+
+    # ---- names --------------------------------------------------------------------------------------
+
+    def _leaf(self, number: int) -> Name:
+        return "leaf", self._leaves.setdefault(number, len(self._leaves))
+
+    def _name(self, source: int | None) -> Name:
+        """Return the name of a value."""
+        if source is None:
+            return None
+        if source < 0:
+            return self._leaf(source)
+        home = self._homes[source]
+        if home[0] == "out":
+            return home
+        row, place = home
+        return "row", row, self._from_an_end(row, place)
+
+    def _from_an_end(self, row: Row, place: int) -> int:
+        left = self._lengths[row] - place
+        if left <= _EDGE:
+            return -left
+        if place < _EDGE:
+            return place
+        raise CannotRoll("an iteration in the middle of a loop that is read alone")
+
+    def _stretches(self, sources: Sequence[int | None]) -> tuple[Stretch, ...]:
+        """Return values one after the other as stretches: rows of earlier loops, inputs of the step, and
+        single ones.
+        """
+        found: list[Stretch] = []
+        at = 0
+        while at < len(sources):
+            row, step, end = self._stretch(sources, at)
+            if end - at < FEWEST:
+                if sources[at] is None:
+                    raise CannotRoll("a row with missing values")
+                found.append(("one", self._name(sources[at])))
+                at += 1
+                continue
+            if row is None:
+                stacks = self.outline.stacks
+                stacks.append([-1 - s for s in sources[at:end] if s is not None])
+                found.append(("leaves", len(stacks) - 1))
+            else:
+                first, last = (self._homes[sources[i]][1] for i in (at, end - 1))  # type: ignore[index]
+                low, high = min(first, last), max(first, last)
+                before, behind = low, self._lengths[row] - 1 - high
+                if max(before, behind) >= _EDGE:
+                    raise CannotRoll("a part of a loop")
+                found.append(("part", row, step, before, behind))
+            at = end
+        return tuple(found)
+
+    def _stretch(self, sources: Sequence[int | None], at: int) -> tuple[Row | None, int, int]:
+        """Return which row values from a place on are elements of, in which direction, and where they end;
+        no row for inputs of the step.
+        """
+        first, end = sources[at], at + 1
+        if first is None:
+            return None, 0, end
+        if first < 0:
+            while end < len(sources) and (other := sources[end]) is not None and other < 0:
+                end += 1
+            return None, 0, end
+        home, step = self._homes[first], 0
+        if home[0] == "out":
+            return None, 0, end
+        while end < len(sources) and (other := sources[end]) is not None and other >= 0:
+            own = self._homes[other]
+            if own[0] != home[0]:
+                break
+            moved = own[1] - home[1]
+            if step == 0 and moved in (-1, 1):
+                step = moved
+            if not step or moved != step * (end - at):
+                break
+            end += 1
+        return home[0], step, end
+
+    # ---- calls --------------------------------------------------------------------------------------
+
+    def _call(self, at: int) -> None:
+        op, outline = self._ops[at], self.outline
+        number = len(outline.nodes)
+        given: tuple[Any, ...] = self._listed(op) if op.listed else ()
+        listed = op.listed if given else ""
+        if not given:
+            given = tuple([self._name(source) for source in op.inputs])
+        outline.nodes.append(CallNode(op.kind, given, listed, bool(op.starts), op.draw >= 0))
+        outline.places.append(at)
+        if op.starts:
+            outline.starts.append([op.starts])
+        if op.draw >= 0:
+            outline.draws.append([op.draw])
+        for i in range(op.outputs):
+            self._homes[op.first + i] = ("out", number, i)
+
+    def _listed(self, op: Op) -> tuple[Stretch, ...]:
+        """Return the inputs of a sum, which may be in any order, as stretches; none for a list without a row."""
+        own = sorted([s for s in op.inputs if s is not None], key=self._rank)
+        if len(set(op.forms)) > 1:
+            return ()
+        stacks = len(self.outline.stacks)
+        found = self._stretches(own)
+        if all(stretch[0] == "one" for stretch in found):
+            del self.outline.stacks[stacks:]
+            return ()
+        return found
+
+    def _rank(self, source: int) -> Any:
+        if source < 0:
+            return 0, -source, 0
+        home = self._homes[source]
+        return (1, source, 0) if home[0] == "out" else (2, str(home[0]), home[1])
+
+    # ---- loops --------------------------------------------------------------------------------------
+
+    def _loop(self, span: Span) -> None:
+        outline = self.outline
+        body = [
+            self._ops[span.start + k * span.period : span.start + (k + 1) * span.period]
+            for k in range(span.times)
+        ]
+        firsts = [ops[0].first for ops in body]
+        stride = firsts[1] - firsts[0]
+        loop = _Loop(self, firsts, stride)
+        inputs = tuple(
+            [
+                tuple(
+                    [loop.input([ops[j].inputs[i] for ops in body]) for i in range(len(op.inputs))]
+                )
+                for j, op in enumerate(body[0])
+            ]
+        )
+        starts = [j for j, op in enumerate(body[0]) if op.starts]
+        draws = [j for j, op in enumerate(body[0]) if op.draw >= 0]
+        outline.starts += [[ops[j].starts for ops in body] for j in starts]
+        outline.draws += [[ops[j].draw for ops in body] for j in draws]
+        number = len(outline.counts)
+        outline.counts.append(span.times)
+        outline.nodes.append(
+            LoopNode(
+                tuple([op.kind for op in body[0]]),
+                inputs,
+                tuple(loop.carried),
+                tuple(loop.same),
+                tuple(loop.rows),
+                tuple(starts),
+                tuple(draws),
+            )
+        )
+        outline.places.append(span.start)
+        for q in range(stride):
+            row: Row = ("loop", number, q)
+            self._lengths[row] = span.times
+            for k, first in enumerate(firsts):
+                self._homes[first + q] = (row, k)
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    def _results(self, live: Sequence[int]) -> None:
+        rows: dict[Row, list[int]] = {}
+        single = []
+        for number in sorted(live):
+            home = self._homes[number]
+            if home[0] == "out":
+                single.append(number)
+            else:
+                rows.setdefault(home[0], []).append(number)
+        for row, numbers in rows.items():
+            if len(numbers) == self._lengths[row]:
+                numbers.sort(key=lambda n: int(self._homes[n][1]))
+                self.outline.results.append(("whole", row))
+                self.outline.held.append(numbers)
+            else:
+                single += numbers
+        for number in sorted(single):
+            self.outline.results.append(self._name(number))
+            self.outline.held.append([number])
+
+
+class _Loop:
+    """What the iterations of a loop read.
+
+    Args:
+        firsts: the number of the first output of each iteration.
+        stride: how many outputs an iteration has.
+    """
+
+    def __init__(self, roller: Roller, firsts: Sequence[int], stride: int):
+        self._roller, self._firsts, self._stride = roller, firsts, stride
+        self.carried: list[tuple[int, Name]] = []
+        self.same: list[Name] = []
+        self.rows: list[tuple[Stretch, ...]] = []
+        self._known: dict[tuple[int | None, ...], Any] = {}
+
+    def input(self, sources: Sequence[int | None]) -> Any:
+        """Return what an input of a call is, from its sources in all iterations."""
+        key = tuple(sources)
+        if key not in self._known:
+            self._known[key] = self._input(key)
+        return self._known[key]
+
+    def _input(self, sources: tuple[int | None, ...]) -> Any:
+        first, second = sources[:2]
+        if second is None or first is None:
+            if any(s is not None for s in sources):
+                raise CannotRoll("an input that some iterations have")
+            return None
+        if all(s == first for s in sources):
+            if first >= self._firsts[0]:
+                raise CannotRoll("a value of the first iteration in others")
+            return self._add(self.same, "same", self._roller._name(first))
+        if all(
+            self._place(s, k) == self._place(first, 0) is not None for k, s in enumerate(sources)
+        ):
+            return "own", self._place(first, 0)
+        place = self._place(second, 0)
+        if place is not None:
+            if any(self._place(s, k - 1) != place for k, s in enumerate(sources) if k):
+                raise CannotRoll("iterations that differ in what they read of earlier ones")
+            if first >= self._firsts[0]:
+                raise CannotRoll("a value of an iteration before the last one")
+            return self._add(self.carried, "before", (place, self._roller._name(first)))
+        if any(s is None or s >= self._firsts[0] for s in sources):
+            raise CannotRoll("iterations that differ in what they read")
+        return self._add(self.rows, "each", self._roller._stretches(sources))
+
+    def _place(self, source: int | None, iteration: int) -> int | None:
+        """Return which output of an iteration a value is; None for another value."""
+        if source is None:
+            return None
+        place = source - self._firsts[iteration]
+        return place if 0 <= place < self._stride else None
+
+    def _add(self, values: list[Any], kind: str, value: Any) -> Any:
+        values.append(value)
+        return kind, len(values) - 1

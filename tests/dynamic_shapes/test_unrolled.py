@@ -1,0 +1,135 @@
+"""Imperative steps that call a cell as often as a sentence has words."""
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import dygraph, layers
+from jfluid.dygraph import rolling
+from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.shape_streams import RolledSegment
+from jfluid.initializer import NumpyArrayInitializer
+
+# The last one is padded; others are compiled as they are, once for both runs.
+LENGTHS = [5, 6, 7, 9]
+WIDTH, WORDS, BATCH = 5, 11, 3
+
+
+@pytest.fixture(autouse=True)
+def flag():
+    yield
+    fluid.set_flags({"FLAGS_dynamic_shapes": True})
+
+
+def linear(random, rows, columns, act=None):
+    weight = random.randn(rows, columns).astype("float32") * 0.4
+    return dygraph.Linear(rows, columns, param_attr=NumpyArrayInitializer(weight), act=act)
+
+
+class Cell:
+    """A recurrent cell over words, and the parameters of all that a step calls."""
+
+    def __init__(self, random):
+        table = random.randn(WORDS, WIDTH).astype("float32")
+        self.table = dygraph.Embedding([WORDS, WIDTH], param_attr=NumpyArrayInitializer(table))
+        self.cell = linear(random, 2 * WIDTH, WIDTH, "tanh")
+        self.out = linear(random, WIDTH, WORDS)
+        parts = (self.table, self.cell, self.out)
+        self.parameters = [p for part in parts for p in part.parameters()]
+
+    def states(self, words):
+        x = self.table(dygraph.to_variable(words))
+        h = layers.zeros([BATCH, WIDTH], "float32")
+        found = []
+        for i in range(words.shape[1]):
+            h = self.cell(layers.concat([x[:, i], h], 1))
+            found.append(h)
+        return found
+
+
+def language_model(net, words):
+    """The loss of each word as it comes; labels are given word by word."""
+    loss = 0.0
+    for i, h in enumerate(net.states(words)):
+        label = dygraph.to_variable(words[:, i : i + 1])
+        loss = loss + layers.mean(layers.softmax_with_cross_entropy(net.out(h), label))
+    return loss, [loss]
+
+
+def both_directions(net, words):
+    """A loss that a loop back over the states of another adds up; the script holds all states."""
+    states, loss = net.states(words), 0.0
+    back = layers.zeros([BATCH, WIDTH], "float32")
+    for h in reversed(states):
+        back = net.cell(layers.concat([h, back], 1))
+        loss = loss + layers.mean(net.out(back + h))
+    return loss, [loss, back, *states]
+
+
+def trained(step, lengths, padded):
+    """What steps over sentences of these lengths give, and how many steps were compiled as they are."""
+    fluid.set_flags({"FLAGS_dynamic_shapes": padded})
+    pending = pending_on(fluid.CPUPlace().device())
+    random, found = np.random.RandomState(0), []
+    with dygraph.guard(fluid.CPUPlace()):
+        net = Cell(random)
+        for p in net.parameters:
+            p.numpy()
+        before = pending.compiled
+        for length in lengths:
+            words = random.randint(0, WORDS, (BATCH, length))
+            loss, held = step(net, words)
+            loss.backward()
+            found += [v.numpy() for v in held] + [p.gradient() for p in net.parameters]
+            for p in net.parameters:
+                p.clear_gradient()
+        return found, pending.compiled - before
+
+
+def rolled():
+    """The streams of steps with loops."""
+    streams = pending_on(fluid.CPUPlace().device())._streams._streams.values()
+    return [stream for segment, stream in streams if isinstance(segment, RolledSegment)]
+
+
+@pytest.mark.parametrize("step", [language_model, both_directions])
+def test_steps_of_every_length(step):
+    before = len(rolled())
+    found, compiled = trained(step, LENGTHS, True)
+    new = rolled()[before:]
+    assert len(new) == 1, [s._refused for s in new]
+    assert new[0]._refused is None
+    assert compiled <= 3
+    assert 1 <= len(new[0]._traced.executables) <= 3
+    expected, _ = trained(step, LENGTHS, False)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def calls(number, lag=1, listed=()):
+    """Calls of a loop of two, in which the first reads what an iteration before gave."""
+    found = [rolling.Op(9, (), (), 0, 1)]
+    for i in range(number):
+        before = max(2 * (i - lag) + 2, 0)
+        found.append(rolling.Op(1, (before,), ("f",), 2 * i + 1, 1))
+        found.append(rolling.Op(2, (2 * i + 1, -1), ("f", "f"), 2 * i + 2, 1))
+    inputs = tuple(2 * i + 2 for i in range(number) if i not in listed)
+    found.append(rolling.Op(3, inputs, ("f",) * len(inputs), 2 * number + 1, 1, (), "sum"))
+    return found
+
+
+def outline(*args, **kwargs):
+    ops = calls(*args, **kwargs)
+    return rolling.outline_of(ops, rolling.spans_of(ops), [ops[-1].first])
+
+
+def test_loops_are_found():
+    assert rolling.spans_of(calls(7)) == [rolling.Span(1, 2, 7)]
+    assert outline(7).key == outline(11).key
+    assert outline(7).counts == [7]
+
+
+def test_iterations_that_have_no_outline():
+    assert outline(7, lag=2) is None  # reads two iterations before
+    assert outline(9, listed=[4]) is None  # one in the middle is left out
+    assert rolling.spans_of(calls(2)) == []
