@@ -84,16 +84,16 @@ def one_device(
 
 
 class _Lowering:
-    """A jitted segment that is also lowered for `cuda`, once, when it is lowered."""
+    """A jitted segment that is also lowered for `cuda`, once, when it is traced."""
 
     def __init__(self, jitted: Any, names: list[str]):
         self._jitted, self._names = jitted, names
 
-    def lower(self, *arguments: Any) -> Any:
+    def trace(self, *arguments: Any) -> Any:
         if self._jitted.__name__ not in self._names:
             self._names.append(self._jitted.__name__)
             lowered_for_cuda(self._jitted, arguments)
-        return self._jitted.lower(*arguments)
+        return self._jitted.trace(*arguments)
 
 
 @pytest.fixture
