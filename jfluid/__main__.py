@@ -1,6 +1,6 @@
 """`python -m jfluid script.py [arguments]` runs a script as `python script.py` does; `import paddle`
 finds jfluid there, and in what the script starts. `python -m jfluid doctor ...` is the command
-`jfluid doctor ...`.
+`jfluid doctor ...`, as with each subcommand.
 """
 
 import sys
@@ -9,6 +9,6 @@ from jfluid import command
 from jfluid.compat import scripts
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in command.SUBCOMMANDS:
+    if sys.argv[1:2] and (sys.argv[1] in command.SUBCOMMANDS or sys.argv[1] == "--version"):
         sys.exit(command.main())
     scripts.run(sys.argv[1:])

@@ -63,7 +63,8 @@ LAYERS = (
     {"fleet", "install_check", "serving"},
     {"compat"},
     {"__init__"},
-    {"check_device", "command"},
+    {"check_device"},
+    {"command"},
     {"__main__"},
 )
 

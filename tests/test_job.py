@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
-KEYS = "script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
+KEYS = "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,7 @@ def args(text):
 
 def test_defaults():
     assert read("script: train.py").model_dump() == {
+        "module": False,
         "script": "train.py",
         "name": "train",
         "mode": "local",
@@ -50,6 +51,16 @@ def test_defaults():
         "stall_timeout": None,
         "max_restarts": 0,
     }
+
+
+def test_a_module_in_place_of_a_script():
+    job = read("script: news.train\nmodule: true\nargs: {epochs: 3}")
+    assert job.command() == [sys.executable, "-m", "news.train", "--epochs", "3"]
+    assert job.name == "train" and read(job.to_yaml()) == job
+    assert mistakes("script: news/train.py\nmodule: true") == [
+        "job.yaml:1:1: script: with module: true it must be a module's name, such as news.train, "
+        "found 'news/train.py'"
+    ]
 
 
 def test_arguments_from_a_mapping():

@@ -46,6 +46,11 @@ _SOURCES = {
     "jfluid inspect": "jfluid/command/inspect.py",
     "jfluid export": "jfluid/command/export.py",
     "jfluid serve": "jfluid/command/serve.py",
+    "jfluid launch": "jfluid/launch/command.py",
+    "jfluid demo": "jfluid/command/demo.py",
+    "jfluid completion": "jfluid/command/completion.py",
+    "jfluid check-device": "jfluid/check_device/__main__.py",
+    "jfluid bench": "benchmarks/bench.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }
@@ -225,6 +230,16 @@ def _commands(page):
 def _stale(words):
     """What a command line has that there is not."""
     program, *rest = words
+    if words[:2] == ["jfluid", "launch"]:
+        program, rest = "jfluid-launch", rest[1:]
+    elif words[:2] == ["jfluid", "run"]:
+        program, rest = "python", ["-m", "jfluid", *rest[1:]]
+    elif words in (
+        ["jfluid", "--version"],
+        ["jfluid", "--help"],
+        ["jfluid", "SUBCOMMAND", "--help"],
+    ):
+        return []
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         return [
@@ -290,6 +305,9 @@ def test_stale_commands_are_found():
     assert _stale(["python", "-m", "jfluid.ps_server", "--gone"]) == ["--gone"]
     assert _stale(["python", "-m", "jfluid", "gone.py", "--epochs"]) == ["gone.py"]
     assert _stale(["python", "-m", "jfluid", "-m", "paddle.gone", "train.py"]) == ["paddle.gone"]
+    assert _stale(["jfluid", "run", "gone.py", "--epochs"]) == ["gone.py"]
+    assert _stale(["jfluid", "launch", "--gone", "train.py"]) == ["--gone"]
+    assert _stale(["jfluid", "gone", "train.py"]) == ["jfluid gone"]
     assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(
         ["make", "gone"]
     ) == ["gone"]

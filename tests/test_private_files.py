@@ -24,6 +24,7 @@ SHARED = {
     "check_device.report": "a report that the user asked for",
     "check_device.trainer": "in a temporary folder",
     "command.install_alias": "a package, for whoever uses the environment",
+    "command.demo": "examples, which are public",
     "command.limited_run": "in a temporary folder of the doctor",
     "compat.dataset.common": "public data, and samples that the user splits",
     "compat.dataset.image": "beside an archive of the user's",

@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,10 +42,10 @@ MINUTES, QUICK_MINUTES = 10.0, 2.0
 _COLOURS = {"right": "green", "wrong": "bold red", "left out": "yellow"}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the checks; returns the exit code."""
+def arguments_parser(name: str) -> argparse.ArgumentParser:
+    """Return what the arguments are. `name` is what usage and errors call the command."""
     parser = argparse.ArgumentParser(
-        "python -m jfluid.check_device",
+        name,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,7 +59,14 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="SECTION",
         help=", ".join(SECTIONS),
     )
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(
+    arguments: Sequence[str] | None = None, name: str = "python -m jfluid.check_device"
+) -> int:
+    """Run the checks; returns the exit code. `name` is what usage and errors call the command."""
+    given = arguments_parser(name).parse_args(arguments)
     clock = Clock(60 * (QUICK_MINUTES if given.quick else MINUTES))
     checked = devices.found(given.cpu, given.quick, clock)
     kind = f"{len(checked.places)} x {checked.first.device_kind}"

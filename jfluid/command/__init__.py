@@ -1,12 +1,7 @@
-"""The command `jfluid`:
+"""The command `jfluid`: its subcommands are the modules beside this one.
 
-    jfluid doctor PATH...                                   # what happens to scripts and models here
-    jfluid inspect MODEL_DIR                                # what a saved model holds
-    jfluid export MODEL_DIR --to stablehlo|jax|onnx
-    jfluid serve MODEL_DIR --port N
-    jfluid install-alias                                    # `import paddle` finds jfluid for good
-
-`jfluid SUBCOMMAND --help` has the options of each. `python -m jfluid SUBCOMMAND` is the same.
+Each has `main`, which takes the arguments and returns the exit code, and `arguments_parser`, which says what
+they are, where it has options of its own.
 """
 
 import importlib
@@ -14,8 +9,22 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-SUBCOMMANDS = ("doctor", "inspect", "export", "serve", "install-alias")
+# Each with its line of help.
+SUBCOMMANDS = {
+    "run": "a script as it is: `import paddle.fluid` finds jfluid there",
+    "launch": "a job file or a script in several processes, with logs, progress and restarts",
+    "demo": "an example, the click model with parameter servers unless another is named",
+    "doctor": "what happens to scripts and models here, before they run",
+    "inspect": "what a saved model holds",
+    "export": "a saved model as StableHLO, JAX or ONNX",
+    "serve": "a saved model over HTTP",
+    "install-alias": "`import paddle` finds jfluid for good, in this environment",
+    "check-device": "what works on this machine's devices, and how fast",
+    "bench": "the figures of the performance page, in a checkout",
+    "completion": "what completes all this in bash, zsh or fish",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,10 +39,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print(__doc__.strip())
+        print(usage())
+        return 0
+    if name == "--version":
+        print(version())
         return 0
     if name not in SUBCOMMANDS:
-        print(f"jfluid: expected one of {', '.join(SUBCOMMANDS)}, found {name!r}", file=sys.stderr)
+        print(f"jfluid: {_wrong(name)}", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"jfluid.command.{name.replace('-', '_')}").main(rest)
+    code: int = module_of(name).main(rest)
     return code
+
+
+def module_of(name: str) -> ModuleType:
+    """Return the module of a subcommand."""
+    return importlib.import_module(f"jfluid.command.{name.replace('-', '_')}")
+
+
+def usage() -> str:
+    """Return the help of the command as a whole."""
+    width = max(map(len, SUBCOMMANDS))
+    return "\n".join(
+        [
+            "usage: jfluid SUBCOMMAND [arguments]",
+            "       jfluid --version",
+            "",
+            *(f"  {name:{width}}  {summary}" for name, summary in SUBCOMMANDS.items()),
+            "",
+            "`jfluid SUBCOMMAND --help` has the options of each. `python -m jfluid SUBCOMMAND` is the same.",
+        ]
+    )
+
+
+def version() -> str:
+    """Return a line with the versions that a report of a fault needs."""
+    from importlib import metadata
+
+    from jfluid.installation import FLUID_VERSION, VERSION
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"jfluid {VERSION} (Fluid {FLUID_VERSION}, JAX {metadata.version('jax')}, Python {python})"
+    )
+
+
+def _wrong(name: str) -> str:
+    """What is wrong with a word that is no subcommand."""
+    if name.endswith((".py", ".yaml", ".yml")) or os.path.exists(name):
+        instead = "run" if name.endswith(".py") or os.path.isdir(name) else "launch"
+        return f"{name} is no subcommand; to start it: jfluid {instead} {name}"
+    from jfluid.errors import close_to
+    from jfluid.printable import printable
+
+    likely = close_to(name, SUBCOMMANDS)
+    return printable(f"expected one of {', '.join(SUBCOMMANDS)}, found {name!r}{likely}")

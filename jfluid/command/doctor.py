@@ -15,7 +15,7 @@ from jfluid.printable import printable
 
 def main(arguments: Sequence[str]) -> int:
     """Examine what the arguments name; returns the exit code."""
-    parser = _parser()
+    parser = arguments_parser()
     given = list(arguments)
     cut = given.index("--") if "--" in given else len(given)
     options = parser.parse_args(given[:cut])
@@ -81,7 +81,8 @@ def _fix_python2(paths: Sequence[str], apply: bool) -> int:
     return 1 if found and not apply else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid doctor",
         description="Says what happens to scripts, packages, notebooks and saved models of Fluid "

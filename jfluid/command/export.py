@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     """Export a model; returns the exit code: 0; 1 where it cannot be exported or the export differs;
     2 where it cannot be read.
     """
-    options = _parser().parse_args(arguments)
+    options = arguments_parser().parse_args(arguments)
     name = os.path.basename(os.path.abspath(options.model)) + _ENDINGS[options.to]
     path = options.output or name
     try:
@@ -57,7 +57,8 @@ def _exported(model: LoadedModel, to: str) -> tuple[bytes, float]:
     return stablehlo.to_stablehlo(model) if to == "stablehlo" else stablehlo.to_jax_artifact(model)
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid export",
         description="Writes a saved model in another format, and holds that against what the model "

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print what a model holds; returns the exit code: 0; 1 where its files have faults, or an
     operator is not here or acts; 2 where it cannot be read.
     """
-    options = _parser().parse_args(arguments)
+    options = arguments_parser().parse_args(arguments)
     try:
         model = read_saved_model(options.model, options.model_filename, options.params_filename)
         if options.svg:
@@ -141,7 +141,8 @@ def add_allow_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid inspect",
         description="Says what a saved model holds: feeds, fetches, operators, parameters, sizes.",

@@ -28,7 +28,7 @@ importlib.import_module("paddle")
 
 def main(arguments: Sequence[str]) -> int:
     """Write the package, or remove it; returns the exit code, 1 where another `paddle` is there."""
-    options = _parser().parse_args(arguments)
+    options = arguments_parser().parse_args(arguments)
     folder = Path(options.target or sysconfig.get_path("purelib"))
     package = folder / "paddle"
     found = PathFinder.find_spec("paddle", [str(folder)])
@@ -51,7 +51,8 @@ def _is_alias(file: Path) -> bool:
     return file.exists() and file.read_text(errors="replace").startswith(startup.ALIAS)
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid install-alias", description="Have `import paddle` find jfluid for good."
     )

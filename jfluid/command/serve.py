@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve a model until the process is ended; returns the exit code, 2 where the model cannot be
     read or the port is taken, 1 where it cannot be served.
     """
-    options = _parser().parse_args(arguments)
+    options = arguments_parser().parse_args(arguments)
     try:
         place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
         model = LoadedModel(
@@ -65,7 +65,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"{host}:{port}: {error}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid serve",
         description="Serves a saved model over HTTP: POST /predict with JSON or .npz, GET /health, "

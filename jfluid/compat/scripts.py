@@ -7,22 +7,28 @@ from collections.abc import Sequence
 
 from jfluid.compat import paddle
 
-USAGE = """usage: python -m jfluid script.py [arguments of the script]
-       python -m jfluid -m module [arguments of the module]"""
+_USAGE = """usage: {name} script.py [arguments of the script]
+       {name} -m module [arguments of the module]"""
 
 
-def run(command: Sequence[str]) -> None:
+def run(command: Sequence[str], name: str = "python -m jfluid") -> None:
     """Run `script.py arguments` or `-m module arguments`; what it raises passes through.
 
     Raises SystemExit with status 2 when there is nothing to run, and its message on stderr.
+
+    Args:
+        name: what usage and errors call the command.
     """
+    if command[:1] in (["-h"], ["--help"]):
+        print(_USAGE.format(name=name))
+        raise SystemExit(0)
     as_module = command[:1] == ["-m"]
     words = list(command[as_module:])
     if not words or (not as_module and words[0].startswith("-")):
-        _refuse(USAGE)
+        _refuse(_USAGE.format(name=name))
     target = words[0]
     if not as_module and not _can_be_run(target):
-        _refuse(f"python -m jfluid: {target}: expected a script, or a folder with __main__.py")
+        _refuse(f"{name}: {target}: expected a script, or a folder with __main__.py")
     paddle.install()
     sys.argv[:] = words
     if as_module:

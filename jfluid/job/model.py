@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from jfluid import known_sizes
@@ -47,9 +54,15 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    script: PathText = Field(description="the script, relative to the folder that you launch from")
+    module: bool = Field(
+        default=False,
+        description="whether `script` names a module, which runs as `python -m` runs it",
+    )
+    script: PathText = Field(
+        description="the script, relative to the folder that you launch from; or a module"
+    )
     name: JobName = Field(
-        default_factory=lambda data: Path(data.get("script", "")).stem,
+        default_factory=lambda data: _short_name(data.get("script", ""), data.get("module", False)),
         description="the job's name (the script's without it)",
     )
     mode: Mode = Field(
@@ -91,8 +104,11 @@ class Job(BaseModel):
 
     @field_validator("script")
     @classmethod
-    def _is_a_file(cls, script: str) -> str:
-        if not os.path.isfile(script):  # nor one that no file can have
+    def _is_a_file(cls, script: str, info: ValidationInfo) -> str:
+        if info.data.get("module"):
+            if not all(part.isidentifier() for part in script.split(".")):
+                raise ValueError("with module: true it must be a module's name, such as news.train")
+        elif not os.path.isfile(script):  # nor one that no file can have
             raise ValueError(f"there is no such file (looked in {Path.cwd()})")
         return script
 
@@ -142,7 +158,7 @@ class Job(BaseModel):
 
     def command(self) -> list[str]:
         """Return the command line that runs the job."""
-        return [sys.executable, self.script, *self.arguments()]
+        return [sys.executable, *(["-m"] if self.module else []), self.script, *self.arguments()]
 
     def to_yaml(self) -> str:
         """Return the job as YAML that reads back as the same job, below a comment with its command
@@ -158,6 +174,11 @@ class Job(BaseModel):
             c if c.isprintable() else c.encode("unicode_escape").decode() for c in command
         )
         return f"# {visible}\n{text}"
+
+
+def _short_name(script: str, is_module: bool) -> str:
+    """A job's name where it has none of its own."""
+    return script.rpartition(".")[2] if is_module else Path(script).stem
 
 
 class GangJob(Job):

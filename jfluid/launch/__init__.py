@@ -2,6 +2,7 @@
 
     jfluid-launch [options] job.yaml [--set args.epochs=3] [--dry-run]
     jfluid-launch [options] script.py [arguments of the script]
+    jfluid-launch [options] -m module [arguments of the module]
     jfluid-launch --gpus 4 script.py                     # four processes that train together, each with a GPU
     jfluid-launch --cpus 2 --ips 10.0.0.1,10.0.0.2 script.py        # on each of two hosts
     jfluid-launch --servers 2 --trainers 4 script.py     # parameter servers and trainers

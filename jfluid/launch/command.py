@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jfluid.installation import VERSION
 from jfluid.job import Job, JobError, address, read_job, script_job
 from jfluid.launch.nodes import NodeOptions
 
 _USAGE = """%(prog)s [options] job.yaml
-       %(prog)s [options] script.py [arguments of the script]"""
+       %(prog)s [options] script.py [arguments of the script]
+       %(prog)s [options] -m module [arguments of the module]"""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,13 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
+def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
+    """Return what the arguments are: the options, and what they apply to.
+
+    Args:
+        with_target: whether a job file or a script is among them.
+        name: what usage and errors call the command.
+    """
     parser = argparse.ArgumentParser(
         prog=name,
         description="Run a training job: a job file or a script.",
@@ -236,7 +244,15 @@ def _parser(with_target: bool, name: str = "jfluid-launch") -> argparse.Argument
     for option in ("--print_config", "--log_level"):
         group.add_argument(option, help="--dry-run prints a job" if option[2] == "p" else None)
     if with_target:
-        add("target", help="a job file (.yaml or .yml), or a Python script")
+        add("--version", action="version", version=f"jfluid {VERSION}")
+        add(
+            "-m",
+            "--module",
+            action="store_true",
+            dest="as_module",
+            help="the target is a module, and runs as python -m runs it",
+        )
+        add("target", help="a job file (.yaml or .yml), a Python script, or with -m a module")
         add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     return parser
 
@@ -250,10 +266,12 @@ def parse(
         defaults: keys of the job where no option sets them.
         name: what usage and errors call the command.
     """
-    options = _parser(with_target=True, name=name).parse_args(arguments)
-    is_job_file = re.search(r"\.ya?ml$", options.target) is not None
+    options = arguments_parser(with_target=True, name=name).parse_args(arguments)
+    is_job_file = not options.as_module and re.search(r"\.ya?ml$", options.target) is not None
     if is_job_file:
-        _, unknown = _parser(with_target=False).parse_known_args(options.arguments, options)
+        _, unknown = arguments_parser(with_target=False).parse_known_args(
+            options.arguments, options
+        )
         if unknown:
             raise JobError(
                 f"jfluid-launch: {' '.join(unknown)}: not an option of the launcher; "
@@ -262,6 +280,8 @@ def parse(
         job = read_job(options.target, options.overrides, options.job_options)
     else:
         keys = {key: (name, value) for key, value in defaults.items()} | options.job_options
+        if options.as_module:
+            keys["module"] = ("-m", True)
         job = script_job(options.target, options.arguments, options.overrides, keys)
     node = NodeOptions(options.node_rank, options.node_ip, options.use_paddlecloud)
     if node != NodeOptions() and job.mode == "local":

@@ -46,7 +46,7 @@ def test_wrong_paths_are_named(tmp_path, capsys, name, says):
 
 def test_an_unknown_subcommand_is_named(capsys):
     assert command.main(["docter"]) == 2
-    assert "expected one of doctor" in capsys.readouterr().err
+    assert "did you mean doctor" in capsys.readouterr().err
 
 
 def test_files_that_are_no_source(tmp_path):

@@ -1,0 +1,245 @@
+"""The command as a whole: its subcommands, versions, completion and colours."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import jfluid as fluid
+from jfluid import command, launch
+from jfluid.command import completion
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments, folder, **environment):
+    """The command as a process."""
+    return subprocess.run(
+        [sys.executable, "-m", "jfluid", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_every_subcommand_is_there_and_in_the_help_and_on_the_page(capsys):
+    assert command.main([]) == 0
+    shown, page = capsys.readouterr().out, (ROOT / "docs" / "commands.md").read_text()
+    for name in command.SUBCOMMANDS:
+        assert callable(command.module_of(name).main)
+        assert re.search(rf"^  {name} ", shown, re.MULTILINE), name
+        assert f"jfluid {name}" in page, name
+
+
+def test_version(capsys):
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == (
+        f"jfluid {fluid.__version__} (Fluid 1.8.5, JAX {metadata.version('jax')}, "
+        f"Python {sys.version.split()[0]})\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"jfluid {fluid.__version__}\n"
+
+
+def test_a_word_that_is_no_subcommand_is_named_with_what_is_meant(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    for word, meant in (
+        ("lanch", "did you mean launch?"),
+        ("train.py", "jfluid run train.py"),
+        ("job.yaml", "jfluid launch job.yaml"),
+        ("project", "jfluid run project"),
+    ):
+        assert command.main([word]) == 2
+        assert meant in capsys.readouterr().err
+
+
+# ---- run and launch
+
+
+SCRIPT = """
+import sys
+import paddle.fluid as fluid
+print(__name__, fluid.__name__, sys.argv[1:])
+sys.exit(int(sys.argv[-1]))
+"""
+
+
+@pytest.mark.process
+def test_run_is_as_python_runs_it(tmp_path):
+    (tmp_path / "news").mkdir()
+    (tmp_path / "news" / "train.py").write_text(SCRIPT)
+    for target in (["news/train.py"], ["-m", "news.train"]):
+        done = run("run", *target, "--epochs", "7", folder=tmp_path)
+        assert (done.stdout, done.returncode) == ("__main__ jfluid ['--epochs', '7']\n", 7)
+    refused = run("run", "gone.py", folder=tmp_path)
+    assert refused.returncode == 2 and refused.stderr.startswith("jfluid run: gone.py: expected")
+
+
+@pytest.mark.process
+def test_launch_runs_a_module_in_each_process(tmp_path):
+    (tmp_path / "news").mkdir()
+    (tmp_path / "news" / "words.py").write_text("WORDS = 3\n")
+    (tmp_path / "news" / "train.py").write_text(
+        "import os, sys\n"
+        "from news.words import WORDS\n"
+        "import paddle.fluid as fluid\n"
+        "print(WORDS, os.environ['PADDLE_TRAINER_ID'], fluid.__name__, sys.argv[1:])\n"
+    )
+    done = run("launch", "--cpus", 2, "--console", "all", "-m", "news.train", "-m", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        said = (tmp_path / "mylog" / f"workerlog.{rank}").read_text()
+        assert said == f"3 {rank} jfluid ['-m']\n"
+
+
+# ---- completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_has_every_subcommand_and_option(shell, capsys):
+    assert command.main(["completion", shell]) == 0
+    shown = capsys.readouterr().out
+    for name in command.SUBCOMMANDS:
+        assert name in shown
+    for option in (
+        "stall-timeout",
+        "fix-python2",
+        "params-filename",
+        "max-held",
+        "quick",
+        "folder",
+    ):
+        assert option in shown, option
+
+
+COMPLETED = [
+    ("jfluid ser", "serve"),
+    ("jfluid export --to s", "stablehlo"),
+    ("jfluid launch --stall", "--stall-timeout"),
+    ("jfluid completion z", "zsh"),
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_bash_completes(line, expected):
+    words = line.split(" ")
+    script = (
+        f"{completion._bash()}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
+        "_jfluid; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    )
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (found.stdout.split(), found.stderr) == ([expected], "")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_fish_completes(line, expected):
+    script = f'{completion._fish()}\ncomplete -C "{line}"\n'
+    found = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=60)
+    assert [line.split("\t")[0] for line in found.stdout.splitlines()] == [expected]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_reads_its_functions(tmp_path):
+    (tmp_path / "completion").write_text(completion._zsh())
+    command_line = f"source {tmp_path}/completion && print $_comps[jfluid]"
+    found = subprocess.run(
+        ["zsh", "-fc", command_line], env={**os.environ, "ZDOTDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert found.stdout == "_jfluid\n" and found.returncode == 0, found.stderr
+
+
+# ---- colours
+
+
+@pytest.mark.process
+def test_no_color(tmp_path):
+    """On a terminal the doctor's table is in colours, unless NO_COLOR is set."""
+    (tmp_path / "train.py").write_text("import paddle.fluid as fluid\nfluid.layers.nothing()\n")
+    colour = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|9\d)")
+    seen = {}
+    for no_color in ("", "1"):
+        environment = {"NO_COLOR": no_color} if no_color else {}
+        done = run(
+            "doctor", "train.py", folder=tmp_path, FORCE_COLOR="1", TERM="xterm", **environment
+        )
+        seen[no_color] = colour.search(done.stdout) is not None
+        assert done.returncode == 1 and "nothing" in done.stdout
+    assert seen == {"": True, "1": False}
+
+
+# ---- examples
+
+
+def test_demo_lists_and_copies_the_examples(tmp_path, capsys):
+    assert command.main(["demo", "--list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    jobs = list((ROOT / "configs").glob("*.yaml")) + list((ROOT / "examples").rglob("*.yaml"))
+    assert len(shown) == len(jobs) and all(len(line.split()) > 4 for line in shown)
+    folder = tmp_path / "here"
+    assert command.main(["demo", "--copy", "--folder", str(folder)]) == 0
+    (folder / "examples" / "ctr_dnn.py").write_text("mine")
+    assert command.main(["demo", "gallery/din", "--copy", "--folder", str(folder)]) == 0
+    assert "jfluid launch examples/gallery/din.yaml" in capsys.readouterr().out
+    assert (folder / "examples" / "ctr_dnn.py").read_text() == "mine"
+    assert (folder / "configs" / "ctr_dnn.yaml").is_file()
+    assert command.main(["demo", "ctr_dn"]) == 2
+    assert "did you mean ctr_dnn" in capsys.readouterr().err
+
+
+def test_demo_says_which_libraries_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jfluid.command.demo._NEEDED", ("no_such_library",))
+    assert command.main(["demo", "--folder", str(tmp_path / "here")]) == 2
+    assert "needs no_such_library: pip install 'jfluid[demo]'" in capsys.readouterr().err
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_wheel_has_what_the_demo_needs(tmp_path):
+    """The wheel is built and installed by itself; its demo trains, and draws its picture."""
+    pytest.importorskip("setuptools", "77")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    source, wheels, target = tmp_path / "source", tmp_path / "wheels", tmp_path / "target"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info")
+    )
+    for step in (
+        ["wheel", source, "--no-build-isolation", "--no-deps", "-w", wheels],
+        [
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--find-links",
+            wheels,
+            "--target",
+            target,
+            "jfluid",
+        ],
+    ):
+        done = subprocess.run([*pip, *map(str, step)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    others = [path for path in sys.path if Path(path).resolve() != ROOT]
+    small = ("lines=10240", "test_lines=2048", "rows=5001", "epochs=1", "largest_gap=1")
+    done = run(
+        "demo",
+        *(word for change in small for word in ("--set", f"args.{change}")),
+        folder=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(target), *others]),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    picture = tmp_path / "jfluid-demo" / "output" / "ctr_dnn" / "ctr_dnn.png"
+    assert "test AUC" in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
