@@ -1,6 +1,6 @@
 """`jfluid doctor`: its options and exit codes.
 
-0: runs here, maybe with differences; 1: needs changes; 3: cannot run; 2: wrong paths or options.
+0: runs here, maybe with differences; 1: runs after changes; 3: does not run; 2: wrong paths or options.
 """
 
 import argparse
@@ -87,8 +87,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         prog="jfluid doctor",
         description="Says what happens to scripts, packages, notebooks and saved models of Fluid "
         "here, without running them.",
-        epilog="Exit codes: 0 runs (differences and notes included), 1 needs changes, 3 cannot "
-        "run, 2 wrong paths or options.",
+        epilog="Exit codes: 0 runs (differences and notes included), 1 runs after changes, 3 does "
+        "not run, 2 wrong paths or options.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file or a folder of them")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

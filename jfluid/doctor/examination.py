@@ -70,6 +70,10 @@ class Examination(Walker):
         self._values[id(node)] = node, self._scope, found
         return found
 
+    def forget(self) -> None:
+        """Let go of the tree, of which only what was found is needed from now on."""
+        self._values.clear()
+
     def _bind(self, name: str, value: Value, maybe: bool = False) -> None:
         """Let a name of this scope stand for a value; see `Scope.bind`."""
         self._scope.bind(name, value, maybe)

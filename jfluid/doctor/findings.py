@@ -83,7 +83,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0: runs (differences and notes included); 1: needs changes; 3: cannot run."""
+        """0: runs (differences and notes included); 1: runs after changes; 3: does not run."""
         if self.of(Severity.BLOCKER):
             return 3
         return 1 if self.of(Severity.CHANGE) else 0
@@ -94,13 +94,24 @@ class Diagnosis:
         blockers, changes = self.of(Severity.BLOCKER), self.of(Severity.CHANGE)
         differences = self.of(Severity.DIFFERENCE)
         if blockers:
-            return f"cannot run: {_reasons(blockers)}"
+            return f"does not run: {_reasons(blockers)}"
         if changes:
-            later = f"; then runs, with {_count(differences, 'difference')}" if differences else ""
-            return f"needs {_count(changes, 'change')}{later}"
+            later = f", with {_count(differences, 'difference')}" if differences else ""
+            return f"runs after {_count(changes, 'change')}{later}"
         if differences:
             return f"runs, with {_count(differences, 'difference')}"
         return "runs as it is" if self.fluid_files else "no use of Fluid found"
+
+    def foremost(self, most: int = 3) -> list[tuple[Finding, int]]:
+        """Return what stops the scripts, the worst and most frequent first, with the number of
+        places of each.
+        """
+        stops = self.of(Severity.BLOCKER) + self.of(Severity.CHANGE)
+        groups: dict[tuple[Severity, str, str], list[Finding]] = {}
+        for finding in stops:
+            groups.setdefault((finding.severity, finding.happens, finding.do), []).append(finding)
+        ordered = sorted(groups.values(), key=lambda group: (group[0].severity, -len(group)))
+        return [(group[0], len(group)) for group in ordered[:most]]
 
 
 def _count(found: Sequence[Finding], what: str) -> str:

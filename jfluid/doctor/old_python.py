@@ -4,17 +4,15 @@ import ast
 import builtins
 import functools
 import importlib.util
-import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from jfluid import errors
-from jfluid.doctor import parsing, python2, rules
+from jfluid.doctor import conditions, parsing, python2, python3, rules
 from jfluid.doctor.findings import Severity
 from jfluid.doctor.names import Module
 from jfluid.doctor.script import Script
-from jfluid.doctor.sources import Source
 from jfluid.doctor.walking import Walker
 
 
@@ -28,45 +26,29 @@ def readable(text: str) -> ast.Module | None:
         return None
 
 
-def local_modules(found: Iterable[Source]) -> frozenset[str]:
-    """Return names that imports may find among the sources themselves."""
-    names: set[str] = set()
-    for kind, path in found:
-        if kind == "script":
-            folder, name = os.path.split(os.path.abspath(path))
-            names.add(os.path.splitext(name)[0])
-            names.update(folder.split(os.sep)[-4:])
-            names.update(_neighbours(folder))
-    return frozenset(names)
-
-
-@functools.cache
-def _neighbours(folder: str) -> tuple[str, ...]:
-    """Modules beside a script, where only the script was named."""
-    try:
-        return tuple(name.removesuffix(".py") for name in os.listdir(folder))
-    except OSError:
-        return ()
-
-
-def examine(
-    script: Script,
-    trees: Sequence[tuple[int, ast.Module]],
-    text: str,
-    local: frozenset[str],
-) -> None:
+def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], text: str) -> None:
     """Note names that are gone, in all trees of one source, whose text is `text`."""
     table = rules.python()
     plain = _any_of("names").search(text) is not None  # few sources have such
     dotted = _any_of("methods", "numpy", "attributes").search(text) is not None
-    bound = {name for _, tree in trees for name in _bound(tree)} if plain or dotted else set()
+    bound = {name for _, tree in trees for name in _bound(tree)}
     for cell, tree in trees if plain or dotted else ():
         walker = _Walker(script, table, bound)
         script.at_cell(cell)
         walker.visit(tree)
+    python3.examine(script, trees, bound)
+
+
+def examine_imports(script: Script, local: Container[str], followed: bool) -> None:
+    """Note modules that a source imports and that are gone, or not installed.
+
+    Args:
+        local: names of the project's own modules.
+        followed: whether these are all that it may find.
+    """
     for cell, node, guarded in script.imported:
         script.at_cell(cell)
-        _check_import(script, node, guarded, table, local)
+        _check_import(script, node, guarded, rules.python(), local, followed)
 
 
 @functools.cache
@@ -101,7 +83,7 @@ class _Walker(Walker):
 
     def visit_Name(self, node: ast.Name) -> None:
         instead = self._table["names"].get(node.id)
-        if instead and isinstance(node.ctx, ast.Load) and not self._guarded:
+        if instead and isinstance(node.ctx, ast.Load):
             if node.id not in self._bound and not hasattr(builtins, node.id):
                 self._note(node, node.id, f"{node.id} is a name of Python 2", instead)
 
@@ -116,8 +98,8 @@ class _Walker(Walker):
                 self._supplied(node, "old-python", value.path, happens, instead)
             elif instead := self._table["attributes"].get(value.path):
                 self._note(node, value.path, f"{value.path} is no longer there", instead)
-        elif (instead := self._table["methods"].get(node.attr)) and not (
-            self._guarded or node.attr in self._bound  # a method of the script's own
+        elif (instead := self._table["methods"].get(node.attr)) and (
+            node.attr not in self._bound  # else a method of the script's own
         ):
             self._note(node, f".{node.attr}", f".{node.attr} is a method of Python 2", instead)
         self.generic_visit(node)
@@ -137,7 +119,8 @@ class _Walker(Walker):
         )
 
     def _note(self, node: ast.expr, subject: str, happens: str, instead: str) -> None:
-        self._script.add(Severity.CHANGE, node, "old-python", subject, happens, instead)
+        if not self._guarded:
+            self._script.add(Severity.CHANGE, node, "old-python", subject, happens, instead)
 
     def visit_Try(self, node: ast.Try) -> None:
         self._guarded += 1
@@ -145,7 +128,12 @@ class _Walker(Walker):
         self._guarded -= 1
 
     def visit_If(self, node: ast.If) -> None:
-        asks = "version_info" in (text := ast.dump(node.test)) or "PY2" in text or "PY3" in text
+        holds = conditions.of_python(node.test)
+        if holds is not None:
+            for statement in node.body if holds else node.orelse:
+                self.visit(statement)
+            return
+        asks = conditions.asks_first(node.test)
         self._guarded += asks
         self.generic_visit(node)
         self._guarded -= asks
@@ -156,7 +144,8 @@ def _check_import(
     node: ast.Import | ast.ImportFrom,
     guarded: bool,
     table: dict[str, dict[str, str]],
-    local: frozenset[str],
+    local: Container[str],
+    followed: bool,
 ) -> None:
     """Note modules that are gone, and those that are not installed."""
     if isinstance(node, ast.Import):
@@ -179,13 +168,16 @@ def _check_import(
     for path in paths if not guarded else ():
         top = path.partition(".")[0]
         if instead := table["modules"].get(path) or table["modules"].get(top):
-            if top not in local:
+            if top not in local and not _is_installed(top):  # distutils and imp are, before 3.12
                 happens = f"Python no longer has the module {path}"
                 script.add(Severity.CHANGE, node, "old-python", path, happens, instead)
         elif top not in local and not script.is_fluid(path) and not _is_installed(top):
             name = table["packages"].get(top, top)
             happens = f"the module {top} is not installed here"
-            script.add(Severity.CHANGE, node, "not-installed", top, happens, f"pip install {name}")
+            if not followed:
+                happens += ", unless it is in a folder that the script adds to sys.path"
+            severity = Severity.CHANGE if followed else Severity.NOTE
+            script.add(severity, node, "not-installed", top, happens, f"pip install {name}")
 
 
 @functools.cache

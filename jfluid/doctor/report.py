@@ -44,7 +44,7 @@ def as_json(diagnosis: Diagnosis, run: dict[str, Any] | None = None) -> str:
 
 
 def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
-    """Print a table by severity, and a line that sums up."""
+    """Print the verdict with the lines that matter most, a table by severity, and a line that sums up."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -53,6 +53,12 @@ def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
     console = Console(file=file or sys.stdout, soft_wrap=False, highlight=False)
     if not console.is_terminal:
         console = Console(file=file or sys.stdout, width=160, highlight=False)
+    if foremost := diagnosis.foremost():  # before the tables, which may be long
+        console.print(Text(printable(diagnosis.verdict, lines=False), style="bold"))
+        for finding, places in foremost:
+            more = f" (and {places - 1} more)" if places > 1 else ""
+            line = f"  {finding.place}{more}: {finding.happens}; {finding.do}"
+            console.print(Text(printable(line, lines=False)))
     for severity, found in diagnosis.by_severity():
         table = Table(box=box.SIMPLE_HEAD, title_justify="left", expand=False, pad_edge=False)
         table.add_column(_HEADINGS[severity], style=_COLOURS[severity], overflow="fold")

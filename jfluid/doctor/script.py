@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from jfluid import errors
-from jfluid.doctor import calls
+from jfluid.doctor import calls, conditions
 from jfluid.doctor.examination import Examination
 from jfluid.doctor.findings import Severity
 from jfluid.doctor.fluid_api import Api, shown
@@ -28,6 +28,7 @@ class Script(Examination):
         # imports with their cell, and whether a condition or `try` is around them
         self.imported: list[tuple[int, ast.Import | ast.ImportFrom, bool]] = []
         self.imports_paddle = False
+        self._tried = 0  # short `try` statements around the node, which go on without it
         self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = (
             deque()
         )
@@ -118,6 +119,10 @@ class Script(Examination):
     def _unknown(self, node: ast.AST, found: Unknown) -> None:
         """Say of a name that nobody has it."""
         path = f"{found.owner}.{found.name}".lstrip(".")
+        if self._tried:
+            happens = f"{path} is not here, and the script goes on without it"
+            self.add(Severity.NOTE, node, "unknown-name", path, happens)
+            return
         near = errors.close_to(found.name, found.known)
         if found.owner == "paddle" and found.name in _PADDLE_2:
             self.add(
@@ -212,16 +217,25 @@ class Script(Examination):
     def visit_Try(self, node: ast.Try) -> None:
         with_handlers = bool(node.handlers)
         self._branches += with_handlers
+        tried = conditions.tries(node)
+        self._tried += tried
         self._visit_all(node.body)
+        self._tried -= tried
         self._visit_all([s for handler in node.handlers for s in handler.body])
         self._branches -= with_handlers
         self._visit_all([*node.orelse, *node.finalbody])
 
     def visit_If(self, node: ast.If) -> None:
+        holds = conditions.of_python(node.test)
+        if holds is not None:
+            self._visit_all(node.body if holds else node.orelse)
+            return
         self.visit(node.test)
-        certain = self._is_true(node.test)
+        certain, asks = self._is_true(node.test), conditions.asks_first(node.test)
         self._branches += not certain
+        self._tried += asks
         self._visit_all(node.body)
+        self._tried -= asks
         self._branches += certain
         self._visit_all(node.orelse)
         self._branches -= 1

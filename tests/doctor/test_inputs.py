@@ -110,7 +110,7 @@ def test_json_has_everything_and_the_exit_code(tmp_path, capsys):
     (tmp_path / "train.py").write_text(SCRIPT + "fluid.layers.fc(x)\n")
     assert command.main(["doctor", "--json", str(tmp_path)]) == 1
     record = json.loads(capsys.readouterr().out)
-    assert record["verdict"] == "needs 1 change" and record["exit_code"] == 1
+    assert record["verdict"] == "runs after 1 change" and record["exit_code"] == 1
     assert record["examined"]["scripts"] == 1
     (finding,) = record["findings"]
     assert finding["line"] == 3 and finding["severity"] == "change"
@@ -123,7 +123,7 @@ def test_the_table_has_places_and_a_verdict(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "train.py:3" in said and "and 3 more places" in said
     assert said.rstrip().endswith(
-        "cannot run: fluid.load_op_library (8 places), fluid.contrib.Compressor"
+        "does not run: fluid.load_op_library (8 places), fluid.contrib.Compressor"
     )
 
 

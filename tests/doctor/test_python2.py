@@ -56,7 +56,7 @@ def test_a_diff_is_shown_and_nothing_is_written(tmp_path, capsys):
 def test_applying_keeps_the_old_script(tmp_path, capsys):
     script = tmp_path / "old.py"
     script.write_text(SCRIPT)
-    assert examine([str(script)]).verdict.startswith("needs")
+    assert examine([str(script)]).verdict.startswith("runs after")
     assert doctor.main([str(script), "--fix-python2", "--apply"]) == 0
     assert (tmp_path / "old.py.python2").read_text() == SCRIPT
     assert [f.code for f in examine([str(script)]).findings] == []
