@@ -1,14 +1,18 @@
-"""The named errors. Each says what was expected, what was found, where, and what to do."""
+"""The named errors. Each says what was expected, what was found, where, and what to do; a traceback
+ends with the address of its entry in docs/faq.md.
+"""
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jfluid.printable import printable
 
 # characters: names from elsewhere may have millions, and comparing them takes that squared
 _LONGEST_LIKENED = 512
 _LONGEST_TEXT = 20_000  # of an error
+_FAQ = "docs/faq.md"
 
 
 class JFluidError(Exception):
@@ -18,6 +22,17 @@ class JFluidError(Exception):
     """
 
     located = False  # whether its text says which operator of a program failed
+    address: ClassVar[str] = f"{_FAQ}#jfluiderror"  # where more is said of it
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:  # others have the entry of the one that they extend
+            cls.address = f"{_FAQ}#{cls.__name__.lower()}"
+
+    @functools.cached_property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # an attribute, made when it is asked for
+        """Lines that tracebacks show below the error; its text does not have them."""
+        return [f"What to do about it: {self.address}"]
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -56,7 +56,7 @@ class Job(BaseModel):
 
     module: bool = Field(
         default=False,
-        description="whether `script` names a module, which runs as `python -m` runs it",
+        description="whether `script` names a module, which runs as Python runs one",
     )
     script: PathText = Field(
         description="the script, relative to the folder that you launch from; or a module"

@@ -259,7 +259,7 @@ def test_a_failing_pipe_is_named_and_a_new_epoch_can_start(files, pipe, problem,
     with pytest.raises(errors.DataError, match="a.txt: the command") as caught:
         run()
     assert problem in str(caught.value)
-    assert "steps of this epoch were done before" in caught.value.__notes__[0]
+    assert "steps of this epoch were done before" in caught.value.__notes__[-1]
     made.set_pipe_command("cat")
     run()
     assert not [t for t in threading.enumerate() if t.name.startswith("jfluid-producer")]
