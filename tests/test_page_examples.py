@@ -57,6 +57,9 @@ _SOURCES = {
 _OTHER_PROGRAMS = {"pip", "pytest", "mkdocs"}
 
 
+# Libraries that recipes use and that no extra brings: what needs them runs where they are installed.
+_UNTOLD = ("datasets", "grain", "pandas", "pyarrow", "safetensors", "torch")
+
 # What the launcher tells the only process of a job; examples that train together run as such.
 ENVIRONMENT = {
     "CPU_NUM": "2",
@@ -142,13 +145,22 @@ def _read(stream, processes):
     return said
 
 
+def _lacks(text):
+    """Whether an example imports a library that is not installed here."""
+    return any(
+        re.search(rf"^import {name}\b", text, re.MULTILINE)
+        and importlib.util.find_spec(name) is None
+        for name in _UNTOLD
+    )
+
+
 def run_page(page):
     """Run the blocks of a page without a title, top to bottom."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
     names = {"__name__": "example"}
     for line, title, text in blocks(page, "python"):
-        if not title:
+        if not title and not _lacks(text):
             with served("\n" * (line - 1) + text) as code:
                 exec(compile(code, page, "exec"), names)
     for name in [name for name in names if name.startswith("test_")]:
