@@ -1,6 +1,7 @@
 """One script: what its syntax tree says of names, calls and settings of Fluid."""
 
 import ast
+import os
 from collections import deque
 from collections.abc import Sequence
 
@@ -106,6 +107,8 @@ class Script(Examination):
             return
         self.uses_fluid = True
         name, entry = shown(value.path), value.entry
+        if used and value.path.startswith("paddle.dataset."):
+            self._check_data_set(node, value.path.split(".")[2])
         if entry.kind == "missing" and used:
             self.add(
                 Severity.BLOCKER,
@@ -115,6 +118,18 @@ class Script(Examination):
                 f"{name}: {entry.says or 'it is not in this release'}",
                 "rewrite it with layers that are here",
             )
+
+    def _check_data_set(self, node: ast.AST, name: str) -> None:
+        """Say where the files of a data set have to lie, unless some are there."""
+        folder = os.path.join("~/.cache/paddle/dataset", name)
+        try:
+            there = bool(os.listdir(os.path.expanduser(folder)))
+        except OSError:
+            there = False
+        if name not in ("common", "image") and not there:
+            happens = f"paddle.dataset.{name} has no files in {folder}: they are downloaded"
+            do = f"without a network put them into {folder}"
+            self.add(Severity.NOTE, node, "data-set", f"paddle.dataset.{name}", happens, do)
 
     def _unknown(self, node: ast.AST, found: Unknown) -> None:
         """Say of a name that nobody has it."""

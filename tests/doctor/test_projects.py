@@ -139,6 +139,28 @@ def test_modules_that_import_each_other_end(project):
     assert project({"a.py": "import b\n", "b.py": "import a\n"}, "a.py").scripts == 2
 
 
+# ---- data sets
+
+
+def test_data_sets_without_files_are_named(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    script = (
+        "import paddle\nimport paddle.dataset.cifar as cifar\n"
+        "paddle.dataset.mnist.train()\nreader = cifar.train10()\n"
+        "paddle.dataset.common.DATA_HOME\n"
+    )
+    found = project({"train.py": script}).findings
+    assert [(f.line, f.code, f.severity) for f in found] == [
+        (3, "data-set", Severity.NOTE),
+        (4, "data-set", Severity.NOTE),
+    ]
+    assert found[0].do == "without a network put them into ~/.cache/paddle/dataset/mnist"
+    files = tmp_path / "home" / ".cache" / "paddle" / "dataset" / "mnist"
+    files.mkdir(parents=True)
+    (files / "train-images-idx3-ubyte.gz").touch()
+    assert [f.line for f in project({}).findings] == [4]
+
+
 # ---- Python 3
 
 
