@@ -9,6 +9,6 @@ from jfluid import command
 from jfluid.compat import scripts
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and (sys.argv[1] in command.SUBCOMMANDS or sys.argv[1] == "--version"):
+    if {*sys.argv[1:2]} & {*command.SUBCOMMANDS, "--version", "-h", "--help"}:
         sys.exit(command.main())
     scripts.run(sys.argv[1:])

@@ -94,9 +94,10 @@ def _path(node: ast.expr, file: str, names: dict[str, ast.expr], depth: int) -> 
     def of(part: ast.expr) -> str | None:
         return _path(part, file, names, depth - 1) if depth else None
 
+    text: str | None
     match node:
-        case ast.Constant(value=str() as text):
-            return text
+        case ast.Constant(value=str() as constant):
+            return constant
         case ast.Name(id="__file__"):
             return file
         case ast.Name(id=name) if name in names:

@@ -55,8 +55,8 @@ def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
         console = Console(file=file or sys.stdout, width=160, highlight=False)
     if foremost := diagnosis.foremost():  # before the tables, which may be long
         console.print(Text(printable(diagnosis.verdict, lines=False), style="bold"))
-        for finding, places in foremost:
-            more = f" (and {places - 1} more)" if places > 1 else ""
+        for finding, count in foremost:
+            more = f" (and {count - 1} more)" if count > 1 else ""
             line = f"  {finding.place}{more}: {finding.happens}; {finding.do}"
             console.print(Text(printable(line, lines=False)))
     for severity, found in diagnosis.by_severity():
