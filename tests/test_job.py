@@ -390,7 +390,7 @@ def test_an_option_makes_a_job_collective(folder):
     assert (job.mode, job.processes) == ("collective", 2)
     with pytest.raises(
         JobError,
-        match=r"^--cpus 0: processes: Input should be greater than or equal to 1, found 0$",
+        match=r"^--cpus 0: processes: Input should be greater than or equal to 1, found 0",
     ):
         read_job("job.yaml", options={"processes": ("--cpus 0", 0)})
 

@@ -43,6 +43,7 @@ from jfluid.job.model import (
     Snapshots,
 )
 from jfluid.job.read import Options, read_job, script_job
+from jfluid.job.schema import schema
 
 __all__ = [
     "JOBS",
@@ -58,5 +59,6 @@ __all__ = [
     "address",
     "read_job",
     "read_yaml",
+    "schema",
     "script_job",
 ]

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from jfluid import known_sizes
 from jfluid.endpoints import host_and_port
@@ -118,12 +118,28 @@ def _places(value: Any) -> Any:
     raise ValueError("must be a positive number, or a list of host:port")
 
 
+def _one_of(*kinds: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(kinds)})
+
+
+_NUMBER, _ALL = {"type": "integer", "minimum": 1}, {"const": "all"}
 Gpus = Annotated[
-    Any, AfterValidator(_gpus), Expected("a number from 1 on, a list such as `[0, 2]`, or `all`")
+    Any,
+    AfterValidator(_gpus),
+    Expected("a number from 1 on, a list such as `[0, 2]`, or `all`"),
+    _one_of(_NUMBER, {"type": "array", "minItems": 1, "uniqueItems": True}, _ALL, {"type": "null"}),
 ]
-Ranks = Annotated[Any, AfterValidator(_ranks), Expected("a list such as `[0, 3]`, or `all`")]
+Ranks = Annotated[
+    Any,
+    AfterValidator(_ranks),
+    Expected("a list such as `[0, 3]`, or `all`"),
+    _one_of({"type": "array", "items": {"type": "integer", "minimum": 0}}, _ALL),
+]
 Places = Annotated[
-    Any, AfterValidator(_places), Expected("a number from 1 on, or a list of `host:port`")
+    Any,
+    AfterValidator(_places),
+    Expected("a number from 1 on, or a list of `host:port`"),
+    _one_of(_NUMBER, {"type": "array", "minItems": 1, "items": {"type": "string"}}),
 ]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
 Host = Annotated[str, AfterValidator(address)]

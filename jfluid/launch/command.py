@@ -1,13 +1,14 @@
 """The command line of `jfluid-launch`."""
 
 import argparse
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jfluid.installation import VERSION
-from jfluid.job import Job, JobError, address, read_job, script_job
+from jfluid.job import Job, JobError, address, read_job, schema, script_job
 from jfluid.launch.nodes import NodeOptions
 
 _USAGE = """%(prog)s [options] job.yaml
@@ -49,6 +50,14 @@ class _Set(argparse.Action):
             for key, item in values.items()
             if key not in chosen or isinstance(item, list)
         }
+
+
+class _Schema(argparse.Action):
+    """Prints the schema of job files, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
+        print(json.dumps(schema(), indent=1))
+        parser.exit()
 
 
 def _agree(first: Any, second: Any) -> bool:
@@ -245,6 +254,12 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
         group.add_argument(option, help="--dry-run prints a job" if option[2] == "p" else None)
     if with_target:
         add("--version", action="version", version=f"jfluid {VERSION}")
+        add(
+            "--schema",
+            action=_Schema,
+            nargs=0,
+            help="print a JSON schema of job files, for editors",
+        )
         add(
             "-m",
             "--module",

@@ -15,6 +15,9 @@ _ABOUT = """# The job file
 the job as it would run. What is wrong (an unknown or missing key, a value that cannot be, keys that do not go together) is
 named with line and column, and the job does not start. YAML is read by its version 1.2 core rules, so that `no` is text and
 `1e-3` a number; duplicate keys, tags and aliases are refused.
+
+`jfluid launch --schema` prints a JSON schema, by which editors complete and check keys. Written to a file beside it,
+a job begins with `# yaml-language-server: $schema=FILE`.
 """
 _SECTIONS: list[tuple[str, type[BaseModel], type[BaseModel] | None]] = [
     ("Keys of all jobs", job.Job, None),
