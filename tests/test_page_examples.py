@@ -46,6 +46,7 @@ _SOURCES = {
     "jfluid inspect": "jfluid/command/inspect.py",
     "jfluid export": "jfluid/command/export.py",
     "jfluid serve": "jfluid/command/serve.py",
+    "jfluid install-alias": "jfluid/command/install_alias.py",
     "jfluid launch": "jfluid/launch/command.py",
     "jfluid demo": "jfluid/command/demo.py",
     "jfluid completion": "jfluid/command/completion.py",
