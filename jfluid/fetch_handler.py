@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, record
 
 
 class FetchHandler:
@@ -28,7 +28,7 @@ class FetchHandler:
 
     def handler(self, res_dict: dict[str, Any]) -> None:
         """Handle the values of the newest step: NumPy arrays by name, None before the first step.
-        This one prints them.
+        This one prints them. Those of one element go into the record, too (`jfluid.log`).
         """
         for name, value in res_dict.items():
             print(f"{name}: {value}")
@@ -50,6 +50,7 @@ class Watch:
     def __init__(self, handler: FetchHandler | None):
         self._handler, self._stop = handler, threading.Event()
         self._values: Sequence[Any] | None = None
+        self._step = 0
         self._error: BaseException | None = None
         self.fetches = [] if handler is None else list(handler.var_dict.values())
         self._thread = threading.Thread(target=self._run, name="jfluid-fetch-handler", daemon=True)
@@ -67,6 +68,7 @@ class Watch:
     def show(self, values: Sequence[Any]) -> None:
         """Take the values of a step. Raises what the handler raised."""
         self._values = values
+        self._step += 1
         if self._error is not None:
             raise self._error
 
@@ -75,11 +77,14 @@ class Watch:
         names = list(self._handler.var_dict)
         try:
             while not self._stop.wait(self._handler.period_secs):
+                step = self._step
                 values = (
                     [None] * len(names)
                     if self._values is None
                     else [np.array(v) for v in self._values]
                 )
+                numbers = {n: v for n, v in zip(names, values) if v is not None and v.size == 1}
+                record.log(step, **numbers)
                 self._handler.handler(dict(zip(names, values)))
         except BaseException as error:
             self._error = error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
-KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
+KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, record, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,7 @@ def test_defaults():
         "log_dir": "mylog",
         "log_max_bytes": 256 << 20,
         "log_backups": 1,
+        "record": True,
         "stall_timeout": None,
         "max_restarts": 0,
     }

@@ -75,6 +75,11 @@ class Job(BaseModel):
     log_backups: Natural = Field(
         default=1, description="how many such older files are kept of each process"
     )
+    record: bool = Field(
+        default=True,
+        description="`log_dir` gets a folder `record`, which has what the processes log and report, "
+        "for `jfluid dashboard`",
+    )
     stall_timeout: FiniteSeconds | None = Field(
         default=None, description="without a step for so long the job has failed"
     )
