@@ -46,6 +46,7 @@ LAYERS = (
     {"fetch_handler", "kept_files", "places", "progress", "snapshot_owner"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
+    {"dashboard"},
     {"launch", "ps_server", "scope"},
     {"core", "files", "param_attr"},
     {"debugger", "doctor", "ops"},

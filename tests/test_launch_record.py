@@ -25,7 +25,7 @@ def _in_a_folder(tmp_path, monkeypatch):
 
 
 def recorded(name, kind):
-    _, found = lines.Tail(Path("mylog/record") / f"{name}.jsonl").lines()
+    found = lines.Tail(Path("mylog/record") / f"{name}.jsonl").lines()
     return [line for line in found if line["kind"] == kind]
 
 

@@ -4,6 +4,7 @@
     jfluid inspect MODEL_DIR                                # what a saved model holds
     jfluid export MODEL_DIR --to stablehlo|jax|onnx
     jfluid serve MODEL_DIR --port N
+    jfluid dashboard LOG_DIR...                             # the page of jobs
 
 `jfluid SUBCOMMAND --help` has the options of each. `python -m jfluid SUBCOMMAND` is the same.
 """
@@ -14,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("doctor", "inspect", "export", "serve")
+SUBCOMMANDS = ("doctor", "inspect", "export", "serve", "dashboard")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -44,6 +44,8 @@ class JobRecord:
                 _remove(path.parent.glob(f"*{lines.SUFFIX}"))
             self._recorder = Recorder(path, False, start)
         except (OSError, Taken) as error:
+            if not self._folder.is_dir():
+                return  # there will be no logs either, which ends the job with an error
             reason = "another launcher writes it" if isinstance(error, Taken) else error.strerror
             say(
                 f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it"

@@ -78,36 +78,38 @@ def decode(data: bytes) -> Line | None:
 
 
 class Tail:
-    """Reads what a file has got since the last time, whole lines only.
-
-    A file that was thinned or begun anew since is read from its start.
-    """
+    """Reads what a file has got since the last time, whole lines only."""
 
     def __init__(self, path: Path):
         self.path = path
         self._identity: tuple[int, int] | None = None
         self._position = 0
 
-    def lines(self) -> tuple[bool, Iterator[Line]]:
-        """Return whether the file is another one than at the last call, and the new lines.
+    def is_another(self) -> bool:
+        """Whether the file is another one than was read: it was thinned, begun anew, or removed."""
+        if self._identity is None:
+            return False
+        try:
+            about = self.path.stat()
+        except OSError:
+            return True
+        return (about.st_dev, about.st_ino) != self._identity or about.st_size < self._position
 
-        Raises OSError where it cannot be read.
-        """
+    def lines(self) -> Iterator[Line]:
+        """Return the new lines. Raises OSError where the file cannot be read, or is another one now."""
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
             identity = about.st_dev, about.st_ino
-            anew = self._identity is not None and (
-                identity != self._identity or about.st_size < self._position
-            )
-            if anew or self._identity is None:
-                self._identity, self._position = identity, 0
+            if self._identity not in (None, identity):
+                raise FileNotFoundError(f"{self.path}: another file is in its place")
+            self._identity = identity
             file.seek(self._position)
             data = file.read()
         end = data.rfind(b"\n") + 1
         if not end and len(data) > _LONGEST_LINE:
             end = len(data)  # no line of ours is as long
         self._position += end
-        return anew, _decoded(data[:end])
+        return _decoded(data[:end])
 
 
 def _decoded(data: bytes) -> Iterator[Line]:
