@@ -17,7 +17,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.command import dashboard, main
-from jfluid.dashboard import application, exports, logs, runs, series
+from jfluid.dashboard import address, application, exports, logs, runs, series
 from jfluid.dashboard.runs import Run, Runs
 from jfluid.record import lines
 from tests.launch_case import LIMIT, wait_until
@@ -113,7 +113,7 @@ def job(tmp_path):
 @contextlib.contextmanager
 def served(found, key=None):
     """The address of a page that is served."""
-    with application.listen("127.0.0.1", 0) as listening:
+    with address.listen("127.0.0.1", 0) as listening:
         server = application.server(found, listening, key)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -402,8 +402,8 @@ def test_a_page_of_another_site_sees_nothing(read, host):
 
 
 def test_with_a_key_nobody_else_sees_anything(read):
-    key = application.key_of("a-secret-of-the-tests")
-    assert key != application.key_of("another-secret-of-tests") and "secret" not in key
+    key = address.key_of("a-secret-of-the-tests")
+    assert key != address.key_of("another-secret-of-tests") and "secret" not in key
     with served(read, key) as port:
         for path in (
             "/",
@@ -427,10 +427,8 @@ def test_with_a_key_nobody_else_sees_anything(read):
 
 
 def test_only_this_machine_needs_no_key():
-    assert not any(
-        map(application.needs_key, ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8"))
-    )
-    assert all(map(application.needs_key, ("0.0.0.0", "10.0.0.1", "::", "node")))
+    assert not any(map(address.needs_key, ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8")))
+    assert all(map(address.needs_key, ("0.0.0.0", "10.0.0.1", "::", "node")))
 
 
 # ---- what is kept --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
-KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, record, stall_timeout, max_restarts"
+KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, record, dashboard, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def test_defaults():
         "log_max_bytes": 256 << 20,
         "log_backups": 1,
         "record": True,
+        "dashboard": None,
         "stall_timeout": None,
         "max_restarts": 0,
     }

@@ -46,6 +46,7 @@ _SOURCES = {
     "jfluid inspect": "jfluid/command/inspect.py",
     "jfluid export": "jfluid/command/export.py",
     "jfluid serve": "jfluid/command/serve.py",
+    "jfluid dashboard": "jfluid/command/dashboard.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

@@ -39,17 +39,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(runs: Runs, options: argparse.Namespace) -> None:
-    from jfluid.dashboard import application
+    from jfluid.dashboard import address, application
     from jfluid.security import secret
 
     key = None
-    if application.needs_key(options.host):
-        key = application.key_of(secret.given() or secret.fresh())
+    if address.needs_key(options.host):
+        key = address.key_of(secret.given() or secret.fresh())
     with (
-        application.listen(options.host, options.port) as listening,
+        address.listen(options.host, options.port) as listening,
         contextlib.suppress(KeyboardInterrupt),  # how a server is ended by hand
     ):
-        print(f"the page is at {application.link(listening, key)}", flush=True)
+        print(f"the page is at {address.link(listening, key)}", flush=True)
         runs.watch()
         application.server(runs, listening, key).run(sockets=[listening])
 

@@ -17,7 +17,6 @@ from urllib.parse import parse_qs
 
 from jfluid.dashboard import exports, logs
 from jfluid.dashboard.runs import Runs
-from jfluid.security import secret
 
 try:
     import uvicorn
@@ -49,11 +48,6 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-
-
-def key_of(job_secret: str) -> str:
-    """Return what a link has: who knows it sees the page, and cannot take part in the job."""
-    return hmac.new(job_secret.encode(), b"jfluid dashboard", "sha256").hexdigest()
 
 
 class _Guarded:
@@ -186,28 +180,6 @@ async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
             yield ": still here\n\n"
             quiet = 0.0
         await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 is any free one. Raises OSError that names the address."""
-    bare = host.strip("[]")
-    try:
-        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-        return socket.create_server((bare, port), family=family, backlog=64)
-    except (OSError, OverflowError) as error:
-        raise OSError(f"{host}:{port}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def link(listening: socket.socket, key: str | None) -> str:
-    """Return the address of the page."""
-    host, port = listening.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/" + (f"?key={key}" if key else "")
-
-
-def needs_key(host: str) -> bool:
-    """Whether others than this machine can connect to an address."""
-    return not secret.is_loopback(host)
 
 
 def server(runs: Runs, listening: socket.socket, key: str | None) -> uvicorn.Server:

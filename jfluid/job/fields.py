@@ -108,12 +108,23 @@ def _places(value: Any) -> Any:
     raise ValueError("must be a positive number, or a list of host:port")
 
 
+def _page(value: Any) -> Any:
+    if type(value) is int and 0 <= value < 65536:
+        return value
+    if isinstance(value, str):
+        return _endpoint(value)
+    raise ValueError("must be a port (0: any free one), or host:port")
+
+
 Gpus = Annotated[
     Any, AfterValidator(_gpus), Expected("a number from 1 on, a list such as `[0, 2]`, or `all`")
 ]
 Ranks = Annotated[Any, AfterValidator(_ranks), Expected("a list such as `[0, 3]`, or `all`")]
 Places = Annotated[
     Any, AfterValidator(_places), Expected("a number from 1 on, or a list of `host:port`")
+]
+PageAddress = Annotated[
+    Any, AfterValidator(_page), Expected("a port (0: any free one), or `host:port`")
 ]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
 Host = Annotated[str, AfterValidator(address)]

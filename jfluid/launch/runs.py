@@ -19,6 +19,7 @@ from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_se
 from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
+from jfluid.launch.page import Page
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
@@ -41,6 +42,8 @@ def run(
             if isinstance(job, GangJob)
             else _alone(job, clock)
         )
+        if job.dashboard is not None and runner.host == 0:
+            stack.callback(Page(job, runner.secret).close)
         record = runner.record = JobRecord(job, runner.host)
         stack.callback(record.close)
         verdict = _recorded(runner.run_once(signals), record)
@@ -76,7 +79,7 @@ class _Runner:
     record: JobRecord
 
     def __init__(self, job: Job, clock: Callable[[], float], host: int = 0):
-        self.job, self.host = job, host
+        self.job, self.host, self.secret = job, host, secret.fresh()
         self._clock = clock
         self.attempt = -1
 
