@@ -158,7 +158,7 @@ def test_everything_of_a_run(read):
     ]
     assert [p[2] for p in run["series"][f"trainer 0\0{shown}"]] == [0, 1, 2, 3]
     assert run["series"]["trainer 0\0train: examples/s"] == [[1004, 4, 2.5]]
-    assert run["series"]["trainer 0\0memory (MB)"] == [[1002, 0, 5]]
+    assert run["series"]["trainer 0\0memory (MB)"] == [[1002, None, 5]]
     assert [(e["event"], e.get("rank")) for e in run["events"]] == [
         ("start", 0),
         ("start", 1),

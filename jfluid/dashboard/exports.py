@@ -84,7 +84,7 @@ def table(run: Run) -> Iterator[str]:
 
 
 def _numbers(line: lines.Line) -> Json:
-    if not isinstance(line.get("step", 0), int):
+    if not isinstance(line.get("step", 0), int | None):
         return {}
     if line["kind"] == "scalars":
         return lines.numbers(line.get("scalars"))

@@ -105,7 +105,7 @@ class Run:
     # ---- kinds of lines ------------------------------------------------------------------------------
 
     def _take_scalars(self, source: str, line: lines.Line, change: Json) -> None:
-        step = _count(line.get("step"))
+        step = None if line.get("step") is None else _count(line["step"])
         for name, value in lines.numbers(line.get("scalars")).items():
             self._point(source, name, (line["t"], step, value), change)
 
@@ -139,8 +139,8 @@ class Run:
                 size, seconds = map(lines.number, usage)
                 if size is not None and seconds is not None:
                     owner = self._of_label(label)
-                    self._point(owner, "memory (MB)", (line["t"], 0, size / 1e6), change)
-                    self._point(owner, "processor (s)", (line["t"], 0, seconds), change)
+                    self._point(owner, "memory (MB)", (line["t"], None, size / 1e6), change)
+                    self._point(owner, "processor (s)", (line["t"], None, seconds), change)
 
     def _of_label(self, label: str) -> str:
         """What the launcher calls `rank 0` writes as `trainer 0`."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jfluid.record import lines
 
-Point = tuple[float, int, float]  # seconds, step, value
+Point = tuple[float, int | None, float]  # seconds, step if it is of one, value
 
 
 class Series:
@@ -44,6 +44,6 @@ def fewer(points: Sequence[Point], most: int) -> list[Point]:
     return found if found[-1] == points[-1] else [*found, points[-1]]
 
 
-def written(points: Sequence[Point]) -> list[list[float | int | str]]:
+def written(points: Sequence[Point]) -> list[list[float | int | str | None]]:
     """Return points as JSON has them."""
     return [[round(time, 3), step, lines.written(value)] for time, step, value in points]

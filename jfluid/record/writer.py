@@ -26,7 +26,7 @@ _MOST_PENDING = 100_000
 _MOST_NAMES = 1000
 _SECONDS_TO_RETRY = 5.0
 _log = logging.getLogger("jfluid.record")
-Call = tuple[float, int, dict[str, float]]
+Call = tuple[float, int | None, dict[str, float]]
 
 
 class Taken(Exception):
@@ -69,8 +69,8 @@ class Recorder:
         self._thread.start()
         atexit.register(self.close)
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Add numbers by name. The dict is kept."""
+    def scalars(self, step: int | None, values: dict[str, float]) -> None:
+        """Add numbers by name, of a step or of the moment. The dict is kept."""
         if len(self._calls) < _MOST_PENDING:
             self._calls.append((time.time(), step, values))
         else:
@@ -129,7 +129,7 @@ class Recorder:
         found.sort(key=lambda item: item[0])
         return b"".join(line for _, line in found)
 
-    def _scalars_line(self, moment: float, step: int, values: Mapping[str, float]) -> bytes:
+    def _scalars_line(self, moment: float, step: int | None, values: Mapping[str, float]) -> bytes:
         fields = {name: lines.written(value) for name, value in values.items()}
         return lines.encode("scalars", moment, {"step": step, "scalars": fields})
 
