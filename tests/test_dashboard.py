@@ -10,6 +10,8 @@ import json
 import math
 import re
 import socket
+import struct
+import sys
 import threading
 import time
 
@@ -489,3 +491,52 @@ def test_a_run_without_a_launcher(tmp_path):
     put(tmp_path / "trainer.0.jsonl", ("scalars", 0, {"step": 0, "scalars": {"x": 1}}))
     run = Run(tmp_path, "x")
     assert list(run.look()) and run.job == {} and ("trainer 0", "x") in run.series
+
+
+def test_event_files_need_tensorboardx(job, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 1
+    assert "needs tensorboardX: pip install 'jfluid[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "events").exists()
+
+
+def records(path):
+    """The records of an event file: their lengths and check sums stand around them."""
+    data = path.read_bytes()
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack("<Q", data[at : at + 8])
+        yield data[at + 12 : at + 12 + size]
+        at += 16 + size
+
+
+def test_event_files(job, tmp_path):
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    put(
+        job / "record" / "trainer.0.jsonl",
+        ("histogram", 4, {"step": 3, "name": "wrong", "low": 0, "high": 1, "counts": ["x"]}),
+        ("image", 4, {"step": 3, "name": "wrong", "png": "no"}),
+        ("scalars", 5, {"step": 10**30, "scalars": {"far": 1}}),
+    )
+    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 0
+    (folder,) = (tmp_path / "events").iterdir()
+    (file,) = folder.iterdir()
+    assert folder.name == "trainer.0" and folder.stat().st_mode & 0o777 == 0o700
+    events = [event_pb2.Event.FromString(record) for record in records(file)]
+    found = [
+        (event.step, event.wall_time, value) for event in events for value in event.summary.value
+    ]
+    loss = [
+        (step, moment, value.simple_value) for step, moment, value in found if value.tag == "loss"
+    ]
+    assert loss[0] == (0, BEGIN, 3) and loss[3] == (3, BEGIN + 3, 1)
+    assert math.isnan(loss[1][2]) and loss[2][2] == math.inf
+    by_tag = {value.tag: value for _, _, value in found}
+    assert by_tag["x"].image.encoded_image_string == base64.b64decode("AAAA")
+    histogram = by_tag["w"].histo
+    assert (list(histogram.bucket), list(histogram.bucket_limit), histogram.num) == (
+        [1, 2],
+        [0.5, 1],
+        3,
+    )
+    assert "wrong" not in by_tag and by_tag["train: loss"].simple_value == 1 and by_tag["far"]

@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from jfluid import errors, private_files
-from jfluid.dashboard import exports
+from jfluid.dashboard import event_files, exports
 from jfluid.dashboard.runs import Runs
 from jfluid.printable import printable
 
@@ -27,10 +28,14 @@ def main(arguments: Sequence[str]) -> int:
             with open(options.csv, "w", opener=private_files.create) as file:
                 for run in runs.runs:
                     file.writelines(exports.table(run))
-        if options.export is None and options.csv is None:
+        if options.tensorboard is not None:
+            for run in runs.runs:
+                own = re.sub(r"[^\w-]+", "_", run.name) if len(runs.runs) > 1 else ""
+                event_files.write(run, options.tensorboard / own)
+        if options.export is None and options.csv is None and options.tensorboard is None:
             _serve(runs, options)
     except ImportError as error:
-        print(f"jfluid dashboard: {error}", file=sys.stderr)
+        print(printable(f"jfluid dashboard: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError) as error:
         print(printable(f"jfluid dashboard: {error}"), file=sys.stderr)
@@ -77,4 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--export", metavar="FILE", help="write the page as one HTML file, and exit")
     add("--csv", metavar="FILE", help="write all numbers as a table, and exit")
+    add(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write event files for TensorBoard or VisualDL, and exit",
+    )
     return parser

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jfluid.dashboard import logs
-from jfluid.dashboard.runs import Json, Run, Runs
+from jfluid.dashboard.runs import Run, Runs
 from jfluid.printable import printable
 from jfluid.record import lines
 
@@ -72,7 +72,7 @@ def table(run: Run) -> Iterator[str]:
     for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
         source = _cell(path.name.removesuffix(lines.SUFFIX).replace(".", " "))
         for line in lines.Tail(path).lines():
-            for name, value in _numbers(line).items():
+            for name, value in numbers_of(line).items():
                 rows.writerow(
                     (source, _cell(name), line.get("step", ""), f"{line['t']:.3f}", value)
                 )
@@ -83,7 +83,8 @@ def table(run: Run) -> Iterator[str]:
     yield text.getvalue()
 
 
-def _numbers(line: lines.Line) -> Json:
+def numbers_of(line: lines.Line) -> dict[str, float]:
+    """Return the numbers of a line by name, those of progress behind its description."""
     if not isinstance(line.get("step", 0), int | None):
         return {}
     if line["kind"] == "scalars":
