@@ -14,14 +14,20 @@ import struct
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from jfluid import errors
 from jfluid.command import dashboard, main
 from jfluid.dashboard import address, application, exports, logs, runs, series
+from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Run, Runs
+from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.store import Store
 from jfluid.record import lines
+from jfluid.security import secret
 from tests.launch_case import LIMIT, wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202e</script>"
@@ -113,10 +119,10 @@ def job(tmp_path):
 
 
 @contextlib.contextmanager
-def served(found, key=None):
+def served(found, access=None):
     """The address of a page that is served."""
     with address.listen("127.0.0.1", 0) as listening:
-        server = application.server(found, listening, key)
+        server = application.server(found, listening, access)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -404,9 +410,10 @@ def test_a_page_of_another_site_sees_nothing(read, host):
 
 
 def test_with_a_key_nobody_else_sees_anything(read):
-    key = address.key_of("a-secret-of-the-tests")
-    assert key != address.key_of("another-secret-of-tests") and "secret" not in key
-    with served(read, key) as port:
+    access = address.access_of("0.0.0.0", "a-secret-of-the-tests")
+    key, token = access
+    assert not {key, token} & {*address.access_of("::", "another-secret-of-tests")} and key != token
+    with served(read, access) as port:
         for path in (
             "/",
             "/data",
@@ -426,11 +433,71 @@ def test_with_a_key_nobody_else_sees_anything(read):
         cookie = headers["set-cookie"].partition(";")[0]
         assert get(port, "/data", Cookie=cookie)[0] == 200
         assert get(port, "/data", Cookie=cookie, Host="node-17")[0] == 200  # a name of this host
+        for given in (key, f"Bearer {key}", f"Bearer {token}x", token, "Bearer \xff"):
+            assert get(port, "/metrics", Authorization=given)[0] == 401
+        bearer = f"Bearer {secret.metrics_token('a-secret-of-the-tests')}"
+        assert b"jfluid_logged" in get(port, "/metrics", Authorization=bearer)[2]
+        assert get(port, "/data", Authorization=bearer)[0] == 401
 
 
-def test_only_this_machine_needs_no_key():
-    assert not any(map(address.needs_key, ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8")))
-    assert all(map(address.needs_key, ("0.0.0.0", "10.0.0.1", "::", "node")))
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8"])
+def test_only_this_machine_needs_no_key(host):
+    assert address.access_of(host, "a-secret-of-the-tests") is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "node"])
+def test_others_need_one(host):
+    assert address.access_of(host, "a-secret-of-the-tests") is not None
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+
+def test_metrics_of_all_processes(job, read):
+    read.runs.append(Run(job, "again"))
+    read.look()
+    with served(read) as port:
+        status, headers, body = get(port, "/metrics")
+        assert status == 200 and headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+    def value(metric, process, /, **labels):
+        labels = {"run": "mylog", "process": process, **labels}
+        return found[metric, *sorted((k, v) for k, v in labels.items() if v)]
+
+    assert value("jfluid_process_running", "trainer 0") == 1
+    assert value("jfluid_process_running", "trainer 1") == 0
+    assert value("jfluid_process_running", "trainer 1", run="again") == 0
+    assert value("jfluid_process_starts_total", "trainer 1") == 1
+    assert value("jfluid_process_memory_bytes", "trainer 0") == 5e6
+    assert value("jfluid_process_cpu_seconds_total", "trainer 0") == 1.5
+    assert value("jfluid_logged", "trainer 0", name="loss") == 1
+    assert value("jfluid_step", "trainer 0", loop="train") == 4
+    assert value("jfluid_examples_per_second", "trainer 0", loop="train") == 2.5
+    assert value("jfluid_failures_total", None) == 1
+    assert body.count(b"# TYPE jfluid_step ") == 1
+
+
+def test_the_board_asks_for_metrics_that_there_are(read):
+    board = json.loads((Path(__file__).parent.parent / "configs" / "grafana.json").read_text())
+    asked = " ".join(t["expr"] for panel in board["panels"] for t in panel.get("targets", ()))
+    known = set()
+    for held in (registry(read), Metrics(Store()).registry):
+        for family in held.collect():
+            known |= {
+                family.name,
+                *(family.name + end for end in ("_total", "_sum", "_count", "_bucket")),
+            }
+    wanted = set(re.findall(r"\bjfluid_\w+", asked))
+    assert wanted <= known and len(wanted) > 10
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(set(places)) == len(places) and len({p["id"] for p in board["panels"]}) == len(
+        places
+    )
 
 
 # ---- what is kept --------------------------------------------------------------------------------

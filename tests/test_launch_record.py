@@ -192,7 +192,7 @@ def test_another_address_needs_the_key_in_the_link():
         "--dashboard", f"0.0.0.0:{port}", "--cpus", "1", "train.py", forks=True
     ) as launcher:
         key = link_of(launcher).group(2)
-        assert key == address.key_of(ENVIRONMENT["JFLUID_JOB_TOKEN"])
+        assert key == address.access_of("0.0.0.0", ENVIRONMENT["JFLUID_JOB_TOKEN"]).key
         wait_until(lambda: get(port, "/data")[0] == 401)
         assert get(port, "/?key=" + ENVIRONMENT["JFLUID_JOB_TOKEN"])[0] == 401
         assert get(port, f"/?key={key}")[0] == 303

@@ -47,16 +47,14 @@ def _serve(runs: Runs, options: argparse.Namespace) -> None:
     from jfluid.dashboard import address, application
     from jfluid.security import secret
 
-    key = None
-    if address.needs_key(options.host):
-        key = address.key_of(secret.given() or secret.fresh())
+    access = address.access_of(options.host, secret.given() or secret.fresh())
     with (
         address.listen(options.host, options.port) as listening,
         contextlib.suppress(KeyboardInterrupt),  # how a server is ended by hand
     ):
-        print(f"the page is at {address.link(listening, key)}", flush=True)
+        print(f"the page is at {address.link(listening, access)}", flush=True)
         runs.watch()
-        application.server(runs, listening, key).run(sockets=[listening])
+        application.server(runs, listening, access).run(sockets=[listening])
 
 
 def _parser() -> argparse.ArgumentParser:

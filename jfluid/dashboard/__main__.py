@@ -2,8 +2,8 @@
 
     python -m jfluid.dashboard DESCRIPTOR LOG_DIR
 
-DESCRIPTOR is a socket that listens; the key, or an empty line, comes on standard input, at whose end
-the process ends: its launcher is gone then.
+DESCRIPTOR is a socket that listens; the key and the metrics' token, or an empty line, come on standard
+input, at whose end the process ends: its launcher is gone then.
 """
 
 import os
@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from jfluid.dashboard import application
+from jfluid.dashboard.address import Access
 from jfluid.dashboard.runs import Runs
 
 
@@ -24,11 +25,12 @@ def _end_with_the_launcher() -> None:
 def main() -> None:
     """Serve the page until the launcher ends."""
     listening = socket.socket(fileno=int(sys.argv[1]))
-    key = sys.stdin.readline().strip() or None
+    words = sys.stdin.readline().split()
+    access = Access(*words) if words else None
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     runs = Runs([Path(sys.argv[2])], live=True)
     runs.watch()
-    application.server(runs, listening, key).run(sockets=[listening])
+    application.server(runs, listening, access).run(sockets=[listening])
 
 
 if __name__ == "__main__":

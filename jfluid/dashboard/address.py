@@ -1,19 +1,26 @@
 """Where a page is, and who may see it."""
 
-import hmac
 import socket
+from typing import NamedTuple
 
 from jfluid.security import secret
 
 
-def key_of(job_secret: str) -> str:
-    """Return what a link has: who knows it sees the page, and cannot take part in the job."""
-    return hmac.new(job_secret.encode(), b"jfluid dashboard", "sha256").hexdigest()
+class Access(NamedTuple):
+    """What shows that somebody may see a page where others can connect: the key in its link, and for
+    its metrics alone a token. Both follow from the job's secret and do not reveal it.
+    """
+
+    key: str
+    metrics_token: str
 
 
-def needs_key(host: str) -> bool:
-    """Whether others than this machine can connect to an address."""
-    return not secret.is_loopback(host)
+def access_of(host: str, job_secret: str) -> Access | None:
+    """Return what is asked for at an address; None where only this machine can connect."""
+    if secret.is_loopback(host):
+        return None
+    key = secret.key_for(job_secret, "dashboard").hex()
+    return Access(key, secret.metrics_token(job_secret))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -26,10 +33,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"{host}:{port}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def link(listening: socket.socket, key: str | None) -> str:
+def link(listening: socket.socket, access: Access | None) -> str:
     """Return the address of the page, with its key."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # all of this machine's
         host = socket.gethostname()
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/" + (f"?key={key}" if key else "")
+    return f"http://{host}:{port}/" + (f"?key={access.key}" if access else "")

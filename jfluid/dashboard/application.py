@@ -6,6 +6,7 @@ GET  /events?since=N         what has changed since, as server-sent events
 GET  /log?run=0&name=...     the end of a log, or with &search=... the lines that hold a text
 GET  /export                 the page as one file
 GET  /table?run=0            all numbers of a run (CSV)
+GET  /metrics                the newest numbers, for Prometheus
 """
 
 import asyncio
@@ -15,7 +16,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs
 
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
 from jfluid.dashboard import exports, logs
+from jfluid.dashboard.address import Access
+from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Runs
 
 try:
@@ -55,8 +61,8 @@ class _Guarded:
     page of another site whose name leads here does not.
     """
 
-    def __init__(self, application: ASGIApp, key: str | None, cookie: str):
-        self._application, self._key, self._cookie = application, key, cookie
+    def __init__(self, application: ASGIApp, access: Access | None, cookie: str):
+        self._application, self._access, self._cookie = application, access, cookie
         self._headers = [
             (name.encode(), (value or exports.policy()).encode())
             for name, value in _HEADERS.items()
@@ -75,7 +81,7 @@ class _Guarded:
         await (refused or self._application)(scope, receive, answer)
 
     def _refused(self, request: Request) -> Response | None:
-        if self._key is None:
+        if self._access is None:
             return (
                 None
                 if _is_this_machine(request.headers.get("host", ""))
@@ -83,17 +89,28 @@ class _Guarded:
                     "this page is shown at http://localhost and http://127.0.0.1 only", 403
                 )
             )
+        key = self._access.key
         given = parse_qs(request.url.query).get("key", [""])[0]
-        if hmac.compare_digest(given.encode(), self._key.encode()):
+        if _same(given, key):
             response = RedirectResponse("/", 303)  # so that the key does not stay in the address
-            response.set_cookie(self._cookie, self._key, httponly=True, samesite="lax")
+            response.set_cookie(self._cookie, key, httponly=True, samesite="lax")
             return response
-        held = request.cookies.get(self._cookie, "")
-        if hmac.compare_digest(held.encode(), self._key.encode()):
+        if _same(request.cookies.get(self._cookie, ""), key):
+            return None
+        bearer = f"Bearer {self._access.metrics_token}"
+        if request.url.path == "/metrics" and _same(
+            request.headers.get("authorization", ""), bearer
+        ):
             return None
         return PlainTextResponse(
-            "the link to this page ends with ?key=...; open the whole of it", 401
+            "the link to this page ends with ?key=...; open the whole of it\n"
+            "(/metrics takes `Authorization: Bearer TOKEN`: python -m jfluid.security metrics-token)",
+            401,
         )
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 
 def _is_this_machine(host: str) -> bool:
@@ -101,12 +118,13 @@ def _is_this_machine(host: str) -> bool:
     return name.lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
-def application(runs: Runs, key: str | None, port: int) -> ASGIApp:
+def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
     """Return the application.
 
     Args:
-        key: without which nothing is shown; None where only this machine can connect.
+        access: what is asked for; None where only this machine can connect.
     """
+    numbers = registry(runs)
 
     def page(request: Request) -> Response:
         return HTMLResponse(exports.page())
@@ -146,6 +164,9 @@ def application(runs: Runs, key: str | None, port: int) -> ASGIApp:
             exports.table(run), media_type="text/csv", headers=_saved("run.csv")
         )
 
+    def metrics(request: Request) -> Response:
+        return Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
+
     paths = {
         "/": page,
         "/data": data,
@@ -153,9 +174,10 @@ def application(runs: Runs, key: str | None, port: int) -> ASGIApp:
         "/log": log,
         "/export": export,
         "/table": table,
+        "/metrics": metrics,
     }
     routes = [Route(path, answer) for path, answer in paths.items()]
-    return _Guarded(Starlette(routes=routes), key, f"jfluid-dashboard-{port}")
+    return _Guarded(Starlette(routes=routes), access, f"jfluid-dashboard-{port}")
 
 
 def _saved(name: str) -> dict[str, str]:
@@ -182,11 +204,11 @@ async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
         await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
 
 
-def server(runs: Runs, listening: socket.socket, key: str | None) -> uvicorn.Server:
+def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:
     """Return what serves the page; `run(sockets=[...])` runs it until the process is told to end."""
     return uvicorn.Server(
         uvicorn.Config(
-            application(runs, key, listening.getsockname()[1]),
+            application(runs, access, listening.getsockname()[1]),
             http="h11",
             loop="asyncio",
             ws="none",

@@ -76,8 +76,9 @@ def _histogram(line: lines.Line) -> list[dict[str, Any]]:
 
     low, high = lines.number(line.get("low")), lines.number(line.get("high"))
     counts = line.get("counts")
-    known = isinstance(counts, list) and counts and all(type(count) is int for count in counts)
-    if low is None or high is None or not known:
+    if low is None or high is None or not isinstance(counts, list) or not counts:
+        return []
+    if not all(type(count) is int for count in counts):
         return []
     width = (
         (high / 2 - low / 2) / len(counts) * 2

@@ -43,6 +43,7 @@ _TEXTS = (
 )
 _TABLES = ("versions", "environment")
 _COUNTS = ("rank", "pid", "code", "left", "hosts", "processors", "restarts", "step", "total")
+MEMORY, PROCESSOR = "memory (MB)", "processor (s)"
 Json = dict[str, Any]
 _END: Json = {}
 
@@ -68,6 +69,9 @@ class Run:
         self.images: dict[tuple[str, str], deque[Json]] = {}
         self.histograms: dict[tuple[str, str], deque[Json]] = {}
         self.processes: dict[str, Json] = {}
+        self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
+        self.starts: dict[str, int] = {}
+        self.failures = 0
         self.job: Json = {}
         self.newest = 0.0
         self.dropped = 0
@@ -139,8 +143,8 @@ class Run:
                 size, seconds = map(lines.number, usage)
                 if size is not None and seconds is not None:
                     owner = self._of_label(label)
-                    self._point(owner, "memory (MB)", (line["t"], None, size / 1e6), change)
-                    self._point(owner, "processor (s)", (line["t"], None, seconds), change)
+                    self._point(owner, MEMORY, (line["t"], None, size / 1e6), change)
+                    self._point(owner, PROCESSOR, (line["t"], None, seconds), change)
 
     def _of_label(self, label: str) -> str:
         """What the launcher calls `rank 0` writes as `trainer 0`."""
@@ -192,9 +196,21 @@ class Run:
             return
         if isinstance(line.get("again"), bool):
             event["again"] = line["again"]
+        self._count(event)
         if len(self.events) < _MOST_EVENTS:
             self.events.append(event)
             change.setdefault("events", []).append(event)
+
+    def _count(self, event: Json) -> None:
+        """Keep which processes run, and how often something has failed."""
+        what = event.get("event")
+        if what in ("failure", "restart"):
+            self.failures += 1
+        if "role" in event and "rank" in event and what in ("start", "exit"):
+            process = f"{event['role']} {event['rank']}"
+            if process in self.running or len(self.running) < _MOST_SERIES:
+                self.running[process] = what == "start"
+                self.starts[process] = self.starts.get(process, 0) + (what == "start")
 
     def _point(self, source: str, name: str, point: Point, change: Json) -> None:
         key = source, printable(name, lines=False)

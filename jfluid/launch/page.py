@@ -36,7 +36,7 @@ class Page:
             )
         place = job.dashboard
         host, port = (_LOOPBACK, place) if isinstance(place, int) else host_and_port(place)
-        key = address.key_of(secret) if address.needs_key(host) else None
+        access = address.access_of(host, secret)
         try:
             listening = address.listen(host, port)
         except OSError as error:
@@ -64,9 +64,9 @@ class Page:
             # By no argument, which all users of the machine can see.
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
-                self._process.stdin.write(f"{key or ''}\n".encode())
+                self._process.stdin.write(" ".join(access or ()).encode() + b"\n")
                 self._process.stdin.flush()
-            say(f"jfluid-launch: the page of {job.name} is at {address.link(listening, key)}")
+            say(f"jfluid-launch: the page of {job.name} is at {address.link(listening, access)}")
 
     def close(self) -> None:
         """End the process."""

@@ -152,18 +152,19 @@ def _found(before: Recorder | None) -> Recorder | None:
         if before.path == path:
             return before
         before.close()
-    restarts = environment.text("JFLUID_RESTARTS", "0")
+    lives = environment.text("JFLUID_RESTARTS", "0")
+    restarts = int(lives) if lives.isdecimal() else 0
     start = {
         "role": role,
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "restarts": int(restarts) if restarts.isdecimal() else 0,
+        "restarts": restarts,
         "versions": {"jfluid": installation.VERSION, "python": sys.version.split()[0]},
     }
     try:
         try:
-            return Recorder(path, bool(folder) or start["restarts"] > 0, start)
+            return Recorder(path, bool(folder) or restarts > 0, start)
         except Taken:  # by the process that has started this one
             beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
