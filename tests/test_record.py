@@ -202,17 +202,27 @@ def test_progress_and_what_a_fetch_handler_sees(folder, capsys):
 
     class Handler(FetchHandler):
         def handler(self, values):
-            called.set()
+            if values["loss"] is not None:
+                called.set()
 
     called = threading.Event()
     with Watch(Handler({"loss": 1, "rows": 2}, period_secs=0.001)) as watch:
         watch.show([np.array([7.0]), np.zeros(3)])
         assert called.wait(100)
+    with progress.Progress(total=1, description="train") as shown:
+        shown.step(examples=4, loss=0.125)
+    called.clear()
+    with Watch(Handler({"loss": 1}, period_secs=0.001)) as watch:
+        watch.show([np.array([8.0])])
+        assert called.wait(100)
     record.current().flush()
     found = read(folder / "trainer.0.jsonl")
-    (line,) = [line for line in found if line["kind"] == "progress" and line["done"]]
-    assert (line["step"], line["total"], line["metrics"]) == (2, 2, {"loss": 0.25})
-    assert (1, {"loss": 7.0}) in scalars(folder / "trainer.0.jsonl")
+    first, second = [line for line in found if line["kind"] == "progress" and line["done"]]
+    assert (first["step"], first["total"], first["metrics"]) == (2, 2, {"loss": 0.25})
+    assert (second["step"], second["all_steps"], second["metrics"]) == (1, 3, {"loss": 0.125})
+    # steps are counted through, from one epoch to the next
+    steps = {s["loss"]: step for step, s in scalars(folder / "trainer.0.jsonl")}
+    assert steps[8.0] == steps[7.0] + 1
 
 
 # ---- files ---------------------------------------------------------------------------------------

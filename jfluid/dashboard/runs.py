@@ -131,6 +131,7 @@ class Run:
             "done": line.get("done") is True,
         }
         unit = _text(line.get("unit") or "examples")
+        step = _count(line.get("all_steps", step))
         if rate is not None:
             self._point(source, f"{title}: {unit}/s", (line["t"], step, rate), change)
         for name, value in lines.numbers(line.get("metrics")).items():

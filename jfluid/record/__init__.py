@@ -39,6 +39,8 @@ class _State:
         self.changes = -1  # of flags, when the recorder was looked for
         self.recorder: Recorder | None = None
         self.reads, self.read_at = _BURST, 0.0
+        # of each kind of loop the steps of those before the current one, and its own
+        self.steps: dict[str, tuple[int, int]] = {}
 
 
 _state = _State()
@@ -108,7 +110,10 @@ def log_histogram(step: int, **values: Any) -> None:
 
 
 def progress(report: Mapping[str, Any]) -> None:
-    """Record a report of `jfluid.progress`, with the numbers in it."""
+    """Record a report of `jfluid.progress`, with the numbers in it.
+
+    Of loops of one description, such as one for each epoch, the steps are counted through as well.
+    """
     recorder = current()
     if recorder is not None:
         metrics = {
@@ -116,7 +121,12 @@ def progress(report: Mapping[str, Any]) -> None:
             for name, value in report["metrics"].items()
         }
         name = lines.shortened(report["description"], lines.LONGEST_NAME)
-        recorder.add("progress", {**report, "description": name, "metrics": metrics})
+        before, last = _state.steps.get(name, (0, 0))
+        if report["step"] < last:
+            before += last
+        _state.steps[name] = before, report["step"]
+        steps = {"all_steps": before + report["step"]}
+        recorder.add("progress", {**report, **steps, "description": name, "metrics": metrics})
 
 
 def current() -> Recorder | None:
