@@ -277,6 +277,14 @@ def test_points_and_names_are_bounded(tmp_path, monkeypatch):
     assert max(p[2] for p in told["trainer 0\0n0"]) == 99 and told["trainer 0\0n0"][-1][1] == 995
 
 
+def test_of_many_events_the_newest_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "_MOST_EVENTS", 3)
+    put(tmp_path / "launcher.0.jsonl", *[member("start", rank, rank) for rank in range(9)])
+    found = Runs([tmp_path])
+    found.look()
+    assert [e["rank"] for e in found.everything()["runs"][0]["events"]] == [6, 7, 8]
+
+
 def test_fewer_points_keep_extremes_and_what_is_not_finite():
     points = [(float(i), i, math.sin(i)) for i in range(1000)]
     points[300], points[301] = (300.0, 300, math.nan), (301.0, 301, 50.0)

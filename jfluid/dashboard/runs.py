@@ -17,7 +17,7 @@ from jfluid.dashboard.series import Point, Series, fewer, written
 from jfluid.printable import printable
 from jfluid.record import FOLDER, lines
 
-_MOST_EVENTS = 2000
+_MOST_EVENTS = 5000
 _MOST_SERIES = 5000
 _MOST_HELD, _MOST_OF_ONE = 1_000_000, 4000  # points of a run, and of one of its names
 _MOST_IMAGES, _MOST_HISTOGRAMS = 10, 50  # of each name
@@ -64,7 +64,7 @@ class Run:
 
     def _clear(self) -> None:
         self.series: dict[tuple[str, str], Series] = {}
-        self.events: list[Json] = []
+        self.events: deque[Json] = deque(maxlen=_MOST_EVENTS)
         self.progress: dict[tuple[str, str], Json] = {}
         self.images: dict[tuple[str, str], deque[Json]] = {}
         self.histograms: dict[tuple[str, str], deque[Json]] = {}
@@ -198,9 +198,8 @@ class Run:
         if isinstance(line.get("again"), bool):
             event["again"] = line["again"]
         self._count(event)
-        if len(self.events) < _MOST_EVENTS:
-            self.events.append(event)
-            change.setdefault("events", []).append(event)
+        self.events.append(event)
+        change.setdefault("events", []).append(event)
 
     def _count(self, event: Json) -> None:
         """Keep which processes run, and how often something has failed."""
@@ -233,7 +232,7 @@ class Run:
                 "\0".join(key): written(fewer(series.points, points))
                 for key, series in self.series.items()
             },
-            "events": self.events,
+            "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
             "histograms": [line for kept in self.histograms.values() for line in kept],
