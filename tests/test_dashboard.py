@@ -97,6 +97,7 @@ def job(tmp_path):
         folder / "record" / "trainer.0.jsonl",
         *scalars,
         ("progress", 4, report),
+        ("compile", 4, {"seconds": 0.5, "count": 2, "total": 0.75, "differ": "[3, 2] float32"}),
         ("image", 4, {"step": 3, "name": "x", "height": 1, "width": 1, "png": "AAAA"}),
         (
             "histogram",
@@ -177,6 +178,8 @@ def test_everything_of_a_run(read):
     assert run["events"][3]["excerpt"] == f"Traceback {shown}" and run["events"][2]["code"] == -9
     assert run["job"]["job"] == "script: train.py\n" and run["job"]["versions"] == {"jfluid": "1"}
     assert run["progress"]["trainer 0\0train"]["total"] == 8
+    assert run["compilations"][0]["differ"] == "[3, 2] float32"
+    assert run["series"]["trainer 0\0compiling (s)"] == [[1004, None, 0.75]]
     assert [i["png"] for i in run["images"]] == ["AAAA"] and run["histograms"][0]["counts"] == [
         1,
         2,
@@ -186,7 +189,8 @@ def test_everything_of_a_run(read):
 def test_lines_of_other_types_are_passed_over(tmp_path):
     wrong = [None, 5, "text", [], {}, [[]], {"a": {}}, True, "NaN", 1e400, 10**400]
     fields = (
-        "step scalars description rate total unit metrics done members png name counts low high nan infinite lines event "
+        "step scalars description rate seconds differ count total unit metrics "
+        "done members png name counts low high nan infinite lines event "
         "label role rank excerpt job versions environment again host code"
     ).split()
     path = tmp_path / "record" / "trainer.0.jsonl"
@@ -198,6 +202,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
             "usage",
             "image",
             "histogram",
+            "compile",
             "dropped",
             "start",
             "event",
@@ -209,6 +214,8 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
                     good = {
                         "scalars": {"a": 1},
                         "step": 1,
+                        "seconds": 1,
+                        "total": 1,
                         "png": "AA",
                         "counts": [1],
                         "low": 0,

@@ -225,6 +225,23 @@ def test_progress_and_what_a_fetch_handler_sees(folder, capsys):
     assert steps[8.0] == steps[7.0] + 1
 
 
+def test_compilations_say_what_was_other_than_before(folder):
+    fluid.set_flags({"FLAGS_dynamic_shapes": False})
+    try:
+        x = fluid.data("x", [None, 2])
+        y = fluid.layers.scale(x, 3.0)
+        exe = fluid.Executor(fluid.CPUPlace())
+        for rows in (5, 5, 7):
+            exe.run(feed={"x": np.ones((rows, 2), "float32")}, fetch_list=[y])
+    finally:
+        fluid.set_flags({"FLAGS_dynamic_shapes": True})
+    record.current().flush()
+    found = [line for line in read(folder / "trainer.0.jsonl") if line["kind"] == "compile"]
+    assert [line["count"] - found[0]["count"] for line in found] == [0, 1]
+    assert found[1]["differ"] == "[7, 2] float32" and not found[0]["differ"]
+    assert found[1]["total"] >= found[1]["seconds"] > 0
+
+
 # ---- files ---------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from jfluid.record import FOLDER, lines
 
 _MOST_EVENTS = 5000
 _MOST_SERIES = 5000
+_MOST_COMPILATIONS = 200
 _MOST_HELD, _MOST_OF_ONE = 1_000_000, 4000  # points of a run, and of one of its names
 _MOST_IMAGES, _MOST_HISTOGRAMS = 10, 50  # of each name
 _MOST_POINTS = 100_000  # that a page gets when it is loaded
@@ -68,6 +69,7 @@ class Run:
         self.progress: dict[tuple[str, str], Json] = {}
         self.images: dict[tuple[str, str], deque[Json]] = {}
         self.histograms: dict[tuple[str, str], deque[Json]] = {}
+        self.compilations: deque[Json] = deque(maxlen=_MOST_COMPILATIONS)
         self.processes: dict[str, Json] = {}
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
@@ -150,6 +152,22 @@ class Run:
     def _of_label(self, label: str) -> str:
         """What the launcher calls `rank 0` writes as `trainer 0`."""
         return printable(label.replace("rank ", "trainer ", 1), lines=False)[: lines.LONGEST_NAME]
+
+    def _take_compile(self, source: str, line: lines.Line, change: Json) -> None:
+        seconds, total = lines.number(line.get("seconds")), lines.number(line.get("total"))
+        if seconds is None or total is None:
+            return
+        self._point(source, "compilations", (line["t"], None, _count(line.get("count"))), change)
+        self._point(source, "compiling (s)", (line["t"], None, total), change)
+        compiled = {
+            "source": source,
+            "t": line["t"],
+            "seconds": lines.written(seconds),
+            "count": _count(line.get("count")),
+            "differ": _text(line.get("differ")),
+        }
+        self.compilations.append(compiled)
+        change.setdefault("compilations", []).append(compiled)
 
     def _take_image(self, source: str, line: lines.Line, change: Json) -> None:
         png = line.get("png")
@@ -236,6 +254,7 @@ class Run:
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
             "histograms": [line for kept in self.histograms.values() for line in kept],
+            "compilations": [*self.compilations],
             "processes": self.processes,
             "job": self.job,
             "newest": self.newest,

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = ["log", "log_histogram", "log_image"]
 FOLDER = "record"
 # Numbers that are still being computed, or on a device, are waited for this often at most.
 _BURST, _READS_A_SECOND = 100.0, 10.0
+_LONGEST_SHAPES = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +41,7 @@ class _State:
         self.recorder: Recorder | None = None
         self.reads, self.read_at = _BURST, 0.0
         # of each kind of loop the steps of those before the current one, and its own
+        self.compilations, self.compiling_s = 0, 0.0
         self.steps: dict[str, tuple[int, int]] = {}
 
 
@@ -127,6 +129,34 @@ def progress(report: Mapping[str, Any]) -> None:
         _state.steps[name] = before, report["step"]
         steps = {"all_steps": before + report["step"]}
         recorder.add("progress", {**report, **steps, "description": name, "metrics": metrics})
+
+
+def compiled(seconds: float, differ: Sequence[Any]) -> None:
+    """Record that a step, or an operator of imperative mode, was compiled.
+
+    Args:
+        differ: shapes and dtypes of those of its arguments that were others when it was compiled
+            before.
+    """
+    recorder = current()
+    if recorder is not None:
+        with _state.lock:
+            _state.compilations += 1
+            _state.compiling_s += seconds
+            fields = {
+                "seconds": round(seconds, 4),
+                "count": _state.compilations,
+                "total": round(_state.compiling_s, 4),
+                "differ": lines.shortened(", ".join(map(_shown, differ)), _LONGEST_SHAPES),
+            }
+        recorder.add("compile", fields)
+
+
+def _shown(form: Any) -> str:
+    """A shape and a dtype as text."""
+    if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], tuple):
+        return f"{list(form[0])} {form[1]}"
+    return str(form)
 
 
 def current() -> Recorder | None:
