@@ -45,7 +45,7 @@ _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_TO_READ = 0.2
 _SECONDS_BETWEEN_LOOKS = 0.05
-_SECONDS_BETWEEN_USAGES = 10.0
+_SECONDS_BETWEEN_USAGES = 10.0  # at first shorter
 
 
 class Signals:
@@ -146,7 +146,7 @@ class Supervisor:
         self._peers = peers
         self._server_grace = server_grace
         self._record = record
-        self._usage_at = clock()
+        self._usage_at, self._usage_every = clock(), 1.0
         self._clock = clock
         # in the environment of all that members start
         self._mark = f"{GANG_MEMBER}={secrets.token_hex(8)}."
@@ -342,7 +342,8 @@ class Supervisor:
         if self._peers is not None:
             self._tell(self._peers, now)
         if self._record is not None and now >= self._usage_at:
-            self._usage_at = now + _SECONDS_BETWEEN_USAGES
+            self._usage_at = now + self._usage_every
+            self._usage_every = min(2 * self._usage_every, _SECONDS_BETWEEN_USAGES)
             self._record.usage(
                 {
                     running.member.label: running.process.pid
