@@ -14,6 +14,8 @@ from jfluid.dashboard import address
 from jfluid.job import JobError
 from jfluid.launch import page
 from jfluid.launch.command import parse
+from jfluid.launch.gang import local_gang
+from jfluid.launch.recording import JobRecord
 from jfluid.record import lines
 from tests.launch_case import (
     ENVIRONMENT,
@@ -128,6 +130,19 @@ def test_a_record_that_cannot_be_written_is_said_and_does_not_end_the_job():
     done = gang("import jfluid\njfluid.log(0, loss=1.0)", "--cpus", "1", forks=True)
     assert done.returncode == 0
     assert "the record" in done.stderr and "cannot be written" in done.stderr
+
+
+def test_another_host_begins_the_files_of_its_own_processes_anew():
+    write("train.py", "")
+    (member,) = local_gang(parse(["train.py"]).job)
+    own, other = (Path("mylog/record") / f"{name}.jsonl" for name in ("trainer.0", "trainer.1"))
+    own.parent.mkdir(parents=True)
+    for path in (own, other):
+        path.write_text("")
+    held = JobRecord(parse(["train.py"]).job, 1)
+    held.begin([member])
+    held.close()
+    assert not own.exists() and other.exists() and [e for e, _ in events("launcher.1")] == ["job"]
 
 
 # ---- the page ------------------------------------------------------------------------------------

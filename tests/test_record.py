@@ -259,6 +259,10 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     again.scalars(2, {"loss": 2.0})
     again.close()
     assert [step for step, _ in scalars(path)] == [1, 1, 2]
+    assert [line["kind"] for line in read(path)][2:] == [
+        "start",
+        "scalars",
+    ]  # the torn one is alone
 
 
 def test_reading_goes_on_where_it_was(tmp_path):
