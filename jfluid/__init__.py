@@ -78,6 +78,9 @@ if TYPE_CHECKING:
         cuda_places,
         is_compiled_with_cuda,
     )
+    from jfluid.record import log as log
+    from jfluid.record import log_histogram as log_histogram
+    from jfluid.record import log_image as log_image
     from jfluid.scope import Scope, global_scope, scope_guard
     from jfluid.transpiler import (
         DistributeTranspiler,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, record
 
 
 class FetchHandler:
@@ -28,7 +28,7 @@ class FetchHandler:
 
     def handler(self, res_dict: dict[str, Any]) -> None:
         """Handle the values of the newest step: NumPy arrays by name, None before the first step.
-        This one prints them.
+        This one prints them. Those of one element go into the record, too (`jfluid.log`).
         """
         for name, value in res_dict.items():
             print(f"{name}: {value}")
@@ -47,9 +47,11 @@ class FetchHandler:
 class Watch:
     """Calls a FetchHandler from a thread of its own with the newest values."""
 
+    _steps_before = 0  # of all that have ended, such as one for each epoch
+
     def __init__(self, handler: FetchHandler | None):
         self._handler, self._stop = handler, threading.Event()
-        self._values: Sequence[Any] | None = None
+        self._newest: tuple[int, Sequence[Any] | None] = Watch._steps_before, None
         self._error: BaseException | None = None
         self.fetches = [] if handler is None else list(handler.var_dict.values())
         self._thread = threading.Thread(target=self._run, name="jfluid-fetch-handler", daemon=True)
@@ -63,10 +65,11 @@ class Watch:
         self._stop.set()
         if self._handler is not None:
             self._thread.join()
+        Watch._steps_before = self._newest[0]
 
     def show(self, values: Sequence[Any]) -> None:
         """Take the values of a step. Raises what the handler raised."""
-        self._values = values
+        self._newest = self._newest[0] + 1, values
         if self._error is not None:
             raise self._error
 
@@ -75,11 +78,10 @@ class Watch:
         names = list(self._handler.var_dict)
         try:
             while not self._stop.wait(self._handler.period_secs):
-                values = (
-                    [None] * len(names)
-                    if self._values is None
-                    else [np.array(v) for v in self._values]
-                )
+                step, newest = self._newest
+                values = [None] * len(names) if newest is None else [np.array(v) for v in newest]
+                numbers = {n: v for n, v in zip(names, values) if v is not None and v.size == 1}
+                record.log(step, **numbers)
                 self._handler.handler(dict(zip(names, values)))
         except BaseException as error:
             self._error = error

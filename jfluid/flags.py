@@ -82,6 +82,11 @@ EFFECTIVE = {
         "NumPy until they are compiled: the first loss comes at once, and may differ in its last digits from run to run. No "
         "effect with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with servers",
     ),
+    "FLAGS_record_dir": Flag(
+        "",
+        "the folder of the record (jfluid.log, progress) of a script that jfluid-launch has not started; "
+        "empty: it writes none",
+    ),
     "FLAGS_rpc_deadline": Flag(
         180000, "milliseconds for which a trainer waits until parameter servers listen"
     ),

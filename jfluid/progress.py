@@ -6,7 +6,7 @@
             progress.step(examples=len(batch), loss=loss)
 
 On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-launch` the launcher
-draws it and writes the lines to the log file too.
+draws it and writes the lines to the log file too. It goes into the record as well (`jfluid.record`).
 """
 
 import functools
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import Any, Protocol, TextIO
 
-from jfluid import launcher_pipe
+from jfluid import launcher_pipe, record
 from jfluid.printable import printable
 
 _SECONDS_BETWEEN_UPDATES = 0.1
@@ -198,7 +198,7 @@ class Progress:
 
         self._metrics = metrics
         (start, before), (end, after) = self._recent[0], self._recent[-1]
-        self._display.show(
+        self._report(
             {
                 "description": self.description,
                 "step": self.steps,
@@ -210,6 +210,10 @@ class Progress:
                 "done": done,
             }
         )
+
+    def _report(self, report: dict[str, Any]) -> None:
+        self._display.show(report)
+        record.progress(report)
 
     def close(self) -> None:
         """Show the last step."""

@@ -205,6 +205,7 @@ _LAZY = {
             "cuda_places",
             "is_compiled_with_cuda",
         ),
+        "record": ("log", "log_histogram", "log_image"),
         "scope": ("Scope", "global_scope", "scope_guard"),
         "transpiler": (
             "DistributeTranspiler",

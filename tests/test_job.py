@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
-KEYS = "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
+KEYS = (
+    "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, record, dashboard, "
+    "stall_timeout, max_restarts"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,8 @@ def test_defaults():
         "log_dir": "mylog",
         "log_max_bytes": 256 << 20,
         "log_backups": 1,
+        "record": True,
+        "dashboard": None,
         "stall_timeout": None,
         "max_restarts": 0,
     }

@@ -52,6 +52,7 @@ _SOURCES = {
     "jfluid completion": "jfluid/command/completion.py",
     "jfluid check-device": "jfluid/check_device/__main__.py",
     "jfluid bench": "benchmarks/bench.py",
+    "jfluid dashboard": "jfluid/command/dashboard.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

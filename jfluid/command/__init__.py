@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "inspect": "what a saved model holds",
     "export": "a saved model as StableHLO, JAX or ONNX",
     "serve": "a saved model over HTTP",
+    "dashboard": "the page of jobs that run or have ended",
     "install-alias": "`import paddle` finds jfluid for good, in this environment",
     "check-device": "what works on this machine's devices, and how fast",
     "bench": "the figures of the performance page, in a checkout",

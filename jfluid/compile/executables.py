@@ -6,6 +6,7 @@ first when all of them together take more than a number of bytes.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from weakref import ref
 import jax
 import numpy as np
 
-from jfluid import flags, heap
+from jfluid import flags, heap, record
 from jfluid.compile import jax_caches, library_fusions
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import Beside
@@ -200,11 +201,14 @@ class Executables:
             if results is not None:
                 return results
         begun = self._begun.pop(forms, None)
+        start = time.perf_counter()
         run, keep = begun.compiled(arguments) if begun else self._compile(self._fresh, arguments)
+        seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
         self._arrange()
         KEPT.add(found)
+        record.compiled(seconds, [_form(_at(arguments, place)) for place in self._differ])
         results = run(*arguments)
         keep(results)
         jax_caches.look()

@@ -214,6 +214,11 @@ class SecretVariables(Variables):
         environment.PROGRESS_CHANNEL,
         "the pipe on which a process tells its launcher of its progress, and the launcher's number",
     )
+    record_dir: str | None = variable(
+        environment.RECORD_DIR,
+        "the job's log folder, below which processes of the launcher write their records; empty: they "
+        "write none",
+    )
     gang_member: str | None = variable(
         environment.GANG_MEMBER,
         "by which the launcher finds all that a process of its has started, to end it with the job",

@@ -123,6 +123,16 @@ def _one_of(*kinds: dict[str, Any]) -> WithJsonSchema:
 
 
 _NUMBER, _ALL = {"type": "integer", "minimum": 1}, {"const": "all"}
+
+
+def _page(value: Any) -> Any:
+    if type(value) is int and 0 <= value < 65536:
+        return value
+    if isinstance(value, str):
+        return _endpoint(value)
+    raise ValueError("must be a port (0: any free one), or host:port")
+
+
 Gpus = Annotated[
     Any,
     AfterValidator(_gpus),
@@ -140,6 +150,14 @@ Places = Annotated[
     AfterValidator(_places),
     Expected("a number from 1 on, or a list of `host:port`"),
     _one_of(_NUMBER, {"type": "array", "minItems": 1, "items": {"type": "string"}}),
+]
+PageAddress = Annotated[
+    Any,
+    AfterValidator(_page),
+    Expected("a port (0: any free one), or `host:port`"),
+    _one_of(
+        {"type": "integer", "minimum": 0, "maximum": 65535}, {"type": "string"}, {"type": "null"}
+    ),
 ]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
 Host = Annotated[str, AfterValidator(address)]

@@ -34,6 +34,7 @@ from jfluid.job.fields import (
     JobName,
     LogBytes,
     Mode,
+    PageAddress,
     PathText,
     Places,
     Ranks,
@@ -95,6 +96,16 @@ class Job(BaseModel):
     log_backups: Natural = Field(
         default=1, description="how many such older files are kept of each process"
     )
+    record: bool = Field(
+        default=True,
+        description="`log_dir` gets a folder `record`, which has what the processes log and report, "
+        "for `jfluid dashboard`",
+    )
+    dashboard: PageAddress | None = Field(
+        default=None,
+        description="where the launcher of host 0 serves the job's page; a port is one of this machine "
+        "only, and another address needs the key in the link that is printed",
+    )
     stall_timeout: FiniteSeconds | None = Field(
         default=None, description="without a step for so long the job has failed"
     )
@@ -142,6 +153,12 @@ class Job(BaseModel):
         if JOBS.get(full_mode(mode)) is not cls:
             raise ValueError(f"must be {' or '.join(JOBS)}")
         return str(full_mode(mode))
+
+    @model_validator(mode="after")
+    def _has_what_its_page_shows(self) -> Self:
+        if self.dashboard is not None and not self.record:
+            raise ValueError("dashboard shows the record; remove record: false")
+        return self
 
     def arguments(self) -> list[str]:
         """Return the script's command line arguments."""

@@ -15,6 +15,9 @@ _USAGE = """%(prog)s [options] job.yaml
        %(prog)s [options] script.py [arguments of the script]
        %(prog)s [options] -m module [arguments of the module]"""
 
+_NO_PORT = "\0"  # which no argument can have in it
+_PORT = re.compile(r"\d+|\S+:\d+")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -82,6 +85,26 @@ def _names(text: str) -> list[str]:
 
 def _places(text: str) -> Any:
     return int(text) if text.isdecimal() else _names(text)
+
+
+def _page(text: str) -> Any:
+    return 0 if text == _NO_PORT else int(text) if text.isdecimal() else text
+
+
+def _with_port(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with a mark behind each `--dashboard` that no port follows: argparse would take
+    the script for it.
+    """
+    following = [*arguments[1:], ""]
+    return [
+        f"--dashboard={_NO_PORT}" if word == "--dashboard" and not _PORT.fullmatch(after) else word
+        for word, after in zip(arguments, following)
+    ]
+
+
+def _as_given(word: str) -> str:
+    """An argument of the script without that mark."""
+    return word.removesuffix(f"={_NO_PORT}")
 
 
 def _ranks(text: str) -> Any:
@@ -208,6 +231,13 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
     )
     add("--log_dir", action=_Set, metavar="DIR", help="where the log files go (default: mylog)")
     add(
+        "--dashboard",
+        action=_Set,
+        type=_page,
+        metavar="PORT|HOST:PORT",
+        help="serve the job's page; without a port at any free one of this machine",
+    )
+    add(
         "--stall-timeout",
         dest="stall_timeout",
         action=_Set,
@@ -281,7 +311,8 @@ def parse(
         defaults: keys of the job where no option sets them.
         name: what usage and errors call the command.
     """
-    options = arguments_parser(with_target=True, name=name).parse_args(arguments)
+    parser = arguments_parser(with_target=True, name=name)
+    options = parser.parse_args(_with_port(arguments))
     is_job_file = not options.as_module and re.search(r"\.ya?ml$", options.target) is not None
     if is_job_file:
         _, unknown = arguments_parser(with_target=False).parse_known_args(
@@ -297,7 +328,8 @@ def parse(
         keys = {key: (name, value) for key, value in defaults.items()} | options.job_options
         if options.as_module:
             keys["module"] = ("-m", True)
-        job = script_job(options.target, options.arguments, options.overrides, keys)
+        words = [_as_given(word) for word in options.arguments]
+        job = script_job(options.target, words, options.overrides, keys)
     node = NodeOptions(options.node_rank, options.node_ip, options.use_paddlecloud)
     if node != NodeOptions() and job.mode == "local":
         raise JobError(

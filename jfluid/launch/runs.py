@@ -19,6 +19,8 @@ from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_se
 from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
+from jfluid.launch.page import Page
+from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.security import secret
@@ -40,14 +42,26 @@ def run(
             if isinstance(job, GangJob)
             else _alone(job, clock)
         )
-        verdict = runner.run_once(signals)
+        if job.dashboard is not None and runner.host == 0:
+            stack.callback(Page(job, runner.secret).close)
+        record = runner.record = JobRecord(job, runner.host)
+        stack.callback(record.close)
+        verdict = _recorded(runner.run_once(signals), record)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
             _say(
                 f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}"
             )
-            verdict = runner.run_once(signals)
+            verdict = _recorded(runner.run_once(signals), record)
+        code = verdict.failure.exit_code if verdict.failure else 0
+        record.event("end", code=code, signals=list(signals.received))
         runner.last_words(verdict.failure, signals, time.monotonic() - start)
-    return verdict.failure.exit_code if verdict.failure else 0
+    return code
+
+
+def _recorded(verdict: Verdict, record: JobRecord) -> Verdict:
+    if verdict.failure is not None:
+        record.failure(verdict.failure, verdict.again)
+    return verdict
 
 
 def _say(text: str) -> None:
@@ -60,10 +74,12 @@ def _alone(job: Job, clock: Callable[[], float]) -> "_Runner":
 
 
 class _Runner:
-    """Runs a script on its own."""
+    """Runs a script on its own. `record` is set before the first run."""
 
-    def __init__(self, job: Job, clock: Callable[[], float]):
-        self.job = job
+    record: JobRecord
+
+    def __init__(self, job: Job, clock: Callable[[], float], host: int = 0):
+        self.job, self.host, self.secret = job, host, secret.fresh()
         self._clock = clock
         self.attempt = -1
 
@@ -75,7 +91,7 @@ class _Runner:
     def _supervise(
         self, members: Sequence[Member], signals: Signals, peers: Peers | None = None
     ) -> Verdict:
-        more = ProcessEnvironment(restarts=self.attempt).to_env()
+        more = ProcessEnvironment(restarts=self.attempt).to_env() | self.record.variables()
         environments = [
             {**member.env, **(member.env_again if self.attempt else {}), **more}
             for member in members
@@ -86,6 +102,8 @@ class _Runner:
         ]
         grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
         console = self._console(members)
+        if self.attempt == 0:
+            self.record.begin(members)
         with ExitStack() as stack:
             logs = [
                 stack.enter_context(
@@ -100,7 +118,15 @@ class _Runner:
                 for member in members
             ]
             failure = Supervisor(
-                members, console, logs, signals, self.job.stall_timeout, peers, grace, self._clock
+                members,
+                console,
+                logs,
+                signals,
+                self.job.stall_timeout,
+                peers,
+                grace,
+                self.record,
+                self._clock,
             ).run()
         if peers is not None and peers.verdict is not None:
             return peers.verdict
@@ -123,9 +149,9 @@ class _GangRunner(_Runner):
     def __init__(
         self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]
     ):
-        super().__init__(job, clock)
-        self._reservations = stack
         self.node: Node = find_node(job, options)
+        super().__init__(job, clock, self.node.rank)
+        self._reservations = stack
         self.gpus = (
             []
             if job.gpus is None

@@ -31,6 +31,7 @@ from jfluid.launch.failure import Failure, excerpt_of, how_ended
 from jfluid.launch.gang import Member
 from jfluid.launch.guard import Guard
 from jfluid.launch.output import Console, MemberOutput
+from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
@@ -44,6 +45,7 @@ _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_TO_READ = 0.2
 _SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_USAGES = 10.0  # at first shorter
 
 
 class Signals:
@@ -133,6 +135,7 @@ class Supervisor:
         stall_timeout: float | None = None,
         peers: Peers | None = None,
         server_grace: float = 0.0,
+        record: JobRecord | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._members = list(zip(members, logs))
@@ -142,6 +145,8 @@ class Supervisor:
         self._stall_timeout = stall_timeout
         self._peers = peers
         self._server_grace = server_grace
+        self._record = record
+        self._usage_at, self._usage_every = clock(), 1.0
         self._clock = clock
         # in the environment of all that members start
         self._mark = f"{GANG_MEMBER}={secrets.token_hex(8)}."
@@ -238,7 +243,12 @@ class Supervisor:
         ):
             self._selector.register(source, selectors.EVENT_READ, take)
         threading.Thread(target=self._wait_for, args=(running,), daemon=True).start()
+        self._note("start", member, pid=process.pid)
         return running
+
+    def _note(self, event: str, member: Member, **fields: Any) -> None:
+        if self._record is not None:
+            self._record.event(event, member, **fields)
 
     def _wait_for(self, running: _Running) -> None:
         """Record the end of a member, without reaping it: the order separates the first failure
@@ -331,9 +341,20 @@ class Supervisor:
             self._killed = True
         if self._peers is not None:
             self._tell(self._peers, now)
+        if self._record is not None and now >= self._usage_at:
+            self._usage_at = now + self._usage_every
+            self._usage_every = min(2 * self._usage_every, _SECONDS_BETWEEN_USAGES)
+            self._record.usage(
+                {
+                    running.member.label: running.process.pid
+                    for running in self._running
+                    if running.code is None
+                }
+            )
 
     def _ended(self, running: _Running, code: int, moment: float) -> None:
         running.code = code
+        self._note("exit", running.member, code=code, reason=how_ended(code))
         if code == 0:
             self._suspects.pop(running, None)  # it did not fail: its exception was caught
         elif self._job_is_done():
@@ -390,6 +411,13 @@ class Supervisor:
         self._console.note(
             f"{member.label} failed ({how_ended(failed.code)}) and is started again; {member.restarts} more "
             f"{'restart' if member.restarts == 1 else 'restarts'} of it; its log: {member.log}"
+        )
+        self._note(
+            "restart",
+            member,
+            reason=how_ended(failed.code),
+            excerpt=excerpt_of(failed.output.tail()),
+            left=member.restarts,
         )
         place = self._running.index(failed)
         self._replaced.append(failed)

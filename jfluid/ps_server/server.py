@@ -16,6 +16,7 @@ from jfluid.field_types import Port, Seconds
 from jfluid.ps_server import specs, validation, wire
 from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.metrics_server import MetricsServer
+from jfluid.ps_server.recording import ServerRecord
 from jfluid.ps_server.service import Service
 from jfluid.ps_server.store import Store
 from jfluid.ps_server.sync_rounds import TrainerGroup
@@ -132,6 +133,7 @@ class Server:
         self._watch = threading.Thread(
             target=self._watch_trainers, name="jfluid-ps-watch", daemon=True
         )
+        self._record = ServerRecord(self.service.metrics.registry)
         self._metrics_server: MetricsServer | None = None
         self.metrics_port: int | None = None
 
@@ -175,6 +177,7 @@ class Server:
     def _watch_trainers(self) -> None:
         while not self._ended.wait(min(self.settings.silence_s / 4, 1.0)):
             self.trainer_group.look_for_silence()
+            self._record.look()
             if self.settings.end_with_trainers and self.trainer_group.finished:
                 logger.info("all trainers have left")
                 self._ended.set()

@@ -1,0 +1,96 @@
+"""A run as event files, which TensorBoard and VisualDL read."""
+
+import base64
+import binascii
+import re
+from pathlib import Path
+from typing import Any
+
+from jfluid import errors, private_files
+from jfluid.dashboard.exports import numbers_of
+from jfluid.dashboard.runs import Run
+from jfluid.printable import printable
+from jfluid.record import lines
+
+
+def write(run: Run, folder: Path) -> None:
+    """Write all numbers, images and histograms of a run, those of each process in a folder of its own.
+
+    Raises DependencyError where tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import FileWriter
+    except ModuleNotFoundError:
+        raise errors.DependencyError(
+            "jfluid dashboard --tensorboard", "tensorboardX", "tensorboard"
+        ) from None
+    for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
+        name = re.sub(r"[^\w.-]", "_", path.name.removesuffix(lines.SUFFIX))
+        writer = None
+        for line in lines.Tail(path).lines():
+            values = _values(line)
+            if values:
+                if writer is None:  # of a process that has logged something
+                    private_files.make_folder(folder / name)
+                    writer = FileWriter(str(folder / name))
+                _add(writer, values, line)
+        if writer is not None:
+            writer.close()
+
+
+def _add(writer: Any, values: list[dict[str, Any]], line: lines.Line) -> None:
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    step = line.get("step")
+    summary = Summary(value=[Summary.Value(**value) for value in values])
+    writer.add_summary(
+        summary, step if isinstance(step, int) and abs(step) < 1 << 63 else 0, line["t"]
+    )
+
+
+def _values(line: lines.Line) -> list[dict[str, Any]]:
+    """The fields of `Summary.Value` that a line gives."""
+    if line["kind"] == "image":
+        return _image(line)
+    if line["kind"] == "histogram":
+        return _histogram(line)
+    return [
+        {"tag": printable(name, lines=False), "simple_value": value}
+        for name, value in numbers_of(line).items()
+    ]
+
+
+def _image(line: lines.Line) -> list[dict[str, Any]]:
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    try:
+        png = base64.b64decode(line["png"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        return []
+    image = Summary.Image(encoded_image_string=png)
+    return [{"tag": printable(str(line.get("name")), lines=False), "image": image}]
+
+
+def _histogram(line: lines.Line) -> list[dict[str, Any]]:
+    from tensorboardX.proto.summary_pb2 import HistogramProto
+
+    low, high = lines.number(line.get("low")), lines.number(line.get("high"))
+    counts = line.get("counts")
+    if low is None or high is None or not isinstance(counts, list) or not counts:
+        return []
+    if not all(type(count) is int for count in counts):
+        return []
+    width = (
+        (high / 2 - low / 2) / len(counts) * 2
+    )  # the ends may lie too far apart for a difference
+    middles = [low + (i + 0.5) * width for i in range(len(counts))]
+    histogram = HistogramProto(
+        min=low,
+        max=high,
+        num=sum(counts),
+        sum=sum(count * middle for count, middle in zip(counts, middles)),
+        sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles)),
+        bucket_limit=[low + (i + 1) * width for i in range(len(counts))],
+        bucket=counts,
+    )
+    return [{"tag": printable(str(line.get("name")), lines=False), "histo": histogram}]

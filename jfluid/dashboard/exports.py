@@ -1,0 +1,102 @@
+"""The page as one file, and a run's numbers as a table."""
+
+import base64
+import csv
+import functools
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jfluid.dashboard import logs
+from jfluid.dashboard.runs import Run, Runs
+from jfluid.printable import printable
+from jfluid.record import lines
+
+_POINTS = 300_000  # of a page that is kept
+_LOG_BYTES = 16 << 10
+_DATA = '<script type="application/json" id="data"></script>'
+# What a spreadsheet would compute.
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
+
+@functools.cache
+def page() -> str:
+    """Return the page, without data."""
+    return Path(__file__).with_name("page.html").read_text()
+
+
+@functools.cache
+def policy() -> str:
+    """Return the page's content security policy: its own script and style, and nothing from elsewhere."""
+    hashes = {
+        tag: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page(), re.DOTALL)
+        )
+        for tag in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; "
+        "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def offline(runs: Runs) -> str:
+    """Return the page with all that is known in it, which loads nothing."""
+    data = runs.everything(_POINTS) | {
+        "logs": [
+            {name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)}
+            for run in runs.runs
+        ]
+    }
+    # in a script nothing but its end means anything to HTML
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    filled = _DATA.replace("></script>", f">{text}</script>")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+    head, found, rest = page().partition(_DATA)
+    assert found
+    return head.replace("<head>", f"<head>\n{meta}", 1) + filled + rest
+
+
+def table(run: Run) -> Iterator[str]:
+    """Return the lines of a table (CSV) of all numbers in a record: process, name, step, time, value.
+
+    A name that a spreadsheet would take for a formula stands behind an apostrophe.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(("process", "name", "step", "time", "value"))
+    for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
+        source = _cell(path.name.removesuffix(lines.SUFFIX).replace(".", " "))
+        for line in lines.Tail(path).lines():
+            for name, value in numbers_of(line).items():
+                rows.writerow(
+                    (source, _cell(name), line.get("step", ""), f"{line['t']:.3f}", value)
+                )
+            if text.tell() > 1 << 16:
+                yield text.getvalue()
+                text.seek(0)
+                text.truncate()
+    yield text.getvalue()
+
+
+def numbers_of(line: lines.Line) -> dict[str, float]:
+    """Return the numbers of a line by name, those of progress behind its description."""
+    if not isinstance(line.get("step", 0), int | None):
+        return {}
+    if line["kind"] == "scalars":
+        return lines.numbers(line.get("scalars"))
+    if line["kind"] == "progress":
+        title = line.get("description")
+        return {
+            f"{title}: {name}": value for name, value in lines.numbers(line.get("metrics")).items()
+        }
+    return {}
+
+
+def _cell(text: str) -> str:
+    text = printable(text, lines=False)
+    return f"'{text}" if _FORMULA.match(text) else text

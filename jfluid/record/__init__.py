@@ -1,0 +1,272 @@
+"""The record of a run: what a job's processes know of themselves, as lines in files.
+
+    jfluid.log(step, loss=loss, **{"learning rate": rate})
+
+Each process that `jfluid-launch` has started writes `LOG_DIR/record/ROLE.RANK.jsonl`, and the launcher
+`launcher.HOST.jsonl`; a script on its own does where `FLAGS_record_dir` names a folder. Without
+either, what is logged goes nowhere. `jfluid dashboard LOG_DIR` shows it. A file is bounded: when it
+has grown to 4 MiB, points that lie close together are left out.
+"""
+
+import logging
+import operator
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jfluid import environment, errors, flags, installation, launcher_pipe
+from jfluid.record import lines
+from jfluid.record.writer import Recorder, Taken
+
+__all__ = ["log", "log_histogram", "log_image"]
+
+FOLDER = "record"
+# Numbers that are still being computed, or on a device, are waited for this often at most.
+_BURST, _READS_A_SECOND = 100.0, 10.0
+_LONGEST_SHAPES = 1000
+_log = logging.getLogger(__name__)
+
+
+class _State:
+    """What this process records to."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changes = -1  # of flags, when the recorder was looked for
+        self.recorder: Recorder | None = None
+        self.reads, self.read_at = _BURST, 0.0
+        # of each kind of loop the steps of those before the current one, and its own
+        self.compilations, self.compiling_s = 0, 0.0
+        self.steps: dict[str, tuple[int, int]] = {}
+
+
+_state = _State()
+
+
+def log(step: int, **scalars: Any) -> None:
+    """Record numbers of a step, each under its name, for the page and the files of this run.
+
+    Any loop may call it at each step: the numbers are put into the file by a thread, about once a second, and of
+    many in a second the last, the lowest and the highest are. Names that are no words are given as
+    `**{"train/loss": loss}`. Without a job, and without `FLAGS_record_dir`, this does nothing.
+
+    Args:
+        step: the number of the step.
+        scalars: numbers, or arrays of one element: what Executor.run returned, or variables of
+            imperative mode. Of arrays that are not NumPy's, which have to be waited for, about 10 a
+            second are read once 100 were.
+
+    Raises ShapeError for an array of another size, DtypeError for what is no real number.
+    """
+    recorder = current()
+    if recorder is not None:
+        step = operator.index(step)
+        for name, value in scalars.items():
+            if type(value) is not float or len(name) > lines.LONGEST_NAME:
+                scalars = _numbers(scalars)
+                break
+        if scalars:
+            recorder.scalars(step, scalars)
+
+
+def log_image(step: int, **images: Any) -> None:
+    """Record images of a step, as PNG of at most 256 pixels a side: of larger ones every nth pixel.
+
+    Args:
+        step: the number of the step.
+        images: arrays `[H, W]`, `[H, W, C]` or `[C, H, W]` with 1 to 4 channels; uint8, or floating
+            from 0 to 1. What lies outside is cut off, and NaN is black.
+
+    Raises ShapeError and DtypeError for others.
+    """
+    recorder = current()
+    if recorder is not None:
+        from jfluid.record import pictures
+
+        for name, value in images.items():
+            fields = pictures.image(lines.shortened(name, lines.LONGEST_NAME), value)
+            recorder.add("image", {"step": operator.index(step), **fields})
+
+
+def log_histogram(step: int, **values: Any) -> None:
+    """Record how the elements of arrays are distributed: 32 counts between the lowest and the highest.
+
+    Args:
+        step: the number of the step.
+        values: arrays of real numbers. NaN and infinities are counted by themselves.
+
+    Raises DtypeError for others.
+    """
+    recorder = current()
+    if recorder is not None:
+        from jfluid.record import pictures
+
+        for name, value in values.items():
+            fields = pictures.histogram(lines.shortened(name, lines.LONGEST_NAME), value)
+            recorder.add("histogram", {"step": operator.index(step), **fields})
+
+
+def progress(report: Mapping[str, Any]) -> None:
+    """Record a report of `jfluid.progress`, with the numbers in it.
+
+    Of loops of one description, such as one for each epoch, the steps are counted through as well.
+    """
+    recorder = current()
+    if recorder is not None:
+        metrics = {
+            lines.shortened(name, lines.LONGEST_NAME): lines.written(value)
+            for name, value in report["metrics"].items()
+        }
+        name = lines.shortened(report["description"], lines.LONGEST_NAME)
+        before, last = _state.steps.get(name, (0, 0))
+        if report["step"] < last:
+            before += last
+        _state.steps[name] = before, report["step"]
+        steps = {"all_steps": before + report["step"]}
+        recorder.add("progress", {**report, **steps, "description": name, "metrics": metrics})
+
+
+def compiled(seconds: float, differ: Sequence[Any]) -> None:
+    """Record that a step, or an operator of imperative mode, was compiled.
+
+    Args:
+        differ: shapes and dtypes of those of its arguments that were others when it was compiled
+            before.
+    """
+    recorder = current()
+    if recorder is not None:
+        with _state.lock:
+            _state.compilations += 1
+            _state.compiling_s += seconds
+            fields = {
+                "seconds": round(seconds, 4),
+                "count": _state.compilations,
+                "total": round(_state.compiling_s, 4),
+                "differ": lines.shortened(", ".join(map(_shown, differ)), _LONGEST_SHAPES),
+            }
+        recorder.add("compile", fields)
+
+
+def _shown(form: Any) -> str:
+    """A shape and a dtype as text."""
+    if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], tuple):
+        return f"{list(form[0])} {form[1]}"
+    return str(form)
+
+
+def current() -> Recorder | None:
+    """Return what this process records to; None where it does not."""
+    if _state.changes == flags.changes():
+        return _state.recorder
+    with _state.lock:
+        changes = flags.changes()
+        _state.recorder = _found(_state.recorder)
+        _state.changes = changes
+        return _state.recorder
+
+
+def file_of(log_dir: str | os.PathLike[str], role: str, rank: int) -> Path:
+    """Return the file of a process of the job whose log folder this is."""
+    return Path(log_dir) / FOLDER / f"{role}.{rank}{lines.SUFFIX}"
+
+
+def _found(before: Recorder | None) -> Recorder | None:
+    launched = launcher_pipe.descriptor() is not None
+    folder = environment.text(environment.RECORD_DIR, "") if launched else ""
+    own = "" if folder else os.path.expanduser(flags.get("FLAGS_record_dir"))
+    if not folder and not own:
+        if before is not None:
+            before.close()
+        return None
+    is_server = environment.text("TRAINING_ROLE") == "PSERVER"
+    role = "server" if is_server else "trainer"
+    number = environment.text("PADDLE_PSERVER_ID" if is_server else "PADDLE_TRAINER_ID", "0")
+    rank = int(number) if number.isdecimal() else 0
+    path = file_of(folder, role, rank) if folder else Path(own) / f"{role}.{rank}{lines.SUFFIX}"
+    if before is not None:
+        if before.path == path:
+            return before
+        before.close()
+    lives = environment.text("JFLUID_RESTARTS", "0")
+    restarts = int(lives) if lives.isdecimal() else 0
+    start = {
+        "role": role,
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "restarts": restarts,
+        "versions": {"jfluid": installation.VERSION, "python": sys.version.split()[0]},
+    }
+    try:
+        try:
+            return Recorder(path, bool(folder) or restarts > 0, start)
+        except Taken:  # by the process that has started this one
+            beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
+            return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
+    except OSError as error:
+        if own:
+            raise errors.DataError(
+                f"FLAGS_record_dir: {path}: {error.strerror or error}"
+            ) from error
+        _log.warning(
+            "the record %s cannot be written (%s); the job goes on without it", path, error
+        )
+        return None
+
+
+def _numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
+    """Scalars as floats; without those that would have to be waited for now."""
+    found = {}
+    for name, value in scalars.items():
+        number = value if type(value) is float else _number(name, value)
+        if number is not None:
+            found[lines.shortened(name, lines.LONGEST_NAME)] = number
+    return found
+
+
+def _number(name: str, value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return lines.as_float(value)
+    import numpy as np
+
+    if not isinstance(value, np.ndarray | np.generic) and hasattr(value, "shape"):
+        if not _may_wait():
+            return None
+        if callable(getattr(value, "numpy", None)):
+            value = value.numpy()
+    array = np.asarray(value)
+    if array.size != 1:
+        raise errors.ShapeError(
+            f"log: {name}: expected a number, or an array of one element, found shape {list(array.shape)}; "
+            "log_histogram takes arrays"
+        )
+    item = array.item()
+    if not isinstance(item, int | float):
+        kind = type(item).__name__
+        raise errors.DtypeError(f"log: {name}: expected a real number, found {kind}")
+    return lines.as_float(item)
+
+
+def _may_wait() -> bool:
+    """Whether so few values were waited for lately that another one may be."""
+    now = time.monotonic()
+    more = (now - _state.read_at) * _READS_A_SECOND
+    _state.reads, _state.read_at = min(_state.reads + more, _BURST), now
+    if _state.reads < 1:
+        return False
+    _state.reads -= 1
+    return True
+
+
+def _forget() -> None:
+    """A process that this one has forked writes no file of this one's."""
+    global _state
+    _state = _State()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,120 @@
+"""The lines of a record: JSON objects with the time `t` in seconds, and a `kind`.
+
+Numbers that JSON lacks are the strings NaN, Infinity and -Infinity. All else than ASCII is escaped,
+so that no text of a script can end a line, or mean something to a terminal.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".jsonl"
+LONGEST_NAME = 256
+LONGEST_TEXT = 1 << 16
+_LONGEST_LINE = 1 << 20
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+Line = dict[str, Any]
+
+
+def written(value: float) -> float | str:
+    """Return a number as it stands in a line."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def number(value: Any) -> float | None:
+    """Return what a line has as a number; None where it is none."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return as_float(value)
+
+
+def as_float(value: float) -> float:
+    """Return a number as a float; integers that are too large for one are infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def numbers(values: Any) -> dict[str, float]:
+    """Return the numbers in a line's object, by name."""
+    if not isinstance(values, dict):
+        return {}
+    found = ((name[:LONGEST_NAME], number(value)) for name, value in values.items())
+    return {name: value for name, value in found if value is not None}
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return the text, without its middle where it is longer."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"
+
+
+def encode(kind: str, time: float, fields: Mapping[str, Any]) -> bytes:
+    """Return a line. `fields` have no numbers that are not finite (`written`)."""
+    line = {"t": round(time, 3), "kind": kind, **fields}
+    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def decode(data: bytes) -> Line | None:
+    """Return a line; None where it is none, such as one that was only written in part."""
+    try:
+        line = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return None
+    time = number(line.get("t"))
+    return line if time is not None and math.isfinite(time) else None
+
+
+class Tail:
+    """Reads what a file has got since the last time, whole lines only."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+        self._position = 0
+
+    def is_another(self) -> bool:
+        """Whether the file is another one than was read: it was thinned, begun anew, or removed."""
+        if self._identity is None:
+            return False
+        try:
+            about = self.path.stat()
+        except OSError:
+            return True
+        return (about.st_dev, about.st_ino) != self._identity or about.st_size < self._position
+
+    def lines(self) -> Iterator[Line]:
+        """Return the new lines. Raises OSError where the file cannot be read, or is another one now."""
+        with self.path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            identity = about.st_dev, about.st_ino
+            if self._identity not in (None, identity):
+                raise FileNotFoundError(f"{self.path}: another file is in its place")
+            self._identity = identity
+            file.seek(self._position)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) > _LONGEST_LINE:
+            end = len(data)  # no line of ours is as long
+        self._position += end
+        return _decoded(data[:end])
+
+
+def _decoded(data: bytes) -> Iterator[Line]:
+    for piece in data.split(b"\n"):
+        if piece:
+            line = decode(piece)
+            if line is not None:
+                yield line

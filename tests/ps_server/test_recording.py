@@ -1,0 +1,56 @@
+"""What a server writes into the job's record."""
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+import jfluid as fluid
+from jfluid import record
+from jfluid.ps_server.metrics import Counted
+from jfluid.ps_server.recording import SECONDS_BETWEEN_LOOKS, ServerRecord
+from jfluid.ps_server.server import Server, Settings
+from jfluid.record import lines
+from tests.launch_case import wait_until
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
+    monkeypatch.setenv("PADDLE_PSERVER_ID", "3")
+    fluid.set_flags({"FLAGS_record_dir": str(tmp_path)})
+    yield tmp_path / "server.3.jsonl"
+    fluid.set_flags({"FLAGS_record_dir": ""})
+    record.current()
+
+
+def recorded(path):
+    record.current().flush()
+    return [line["scalars"] for line in lines.Tail(path).lines() if line["kind"] == "scalars"]
+
+
+def test_what_grows_is_by_the_second(path):
+    now = [100.0]
+    registry = CollectorRegistry()
+    calls = Counter("jfluid_ps_calls", "Calls", ["method", "status"], registry=registry)
+    stale = Counted("jfluid_ps_staleness_steps", "Steps", "name", (0, 1, 8))
+    registry.register(stale)
+    server = ServerRecord(registry, lambda: now[0])
+    server.look()
+    calls.labels("Pull", "OK").inc(10)
+    calls.labels("Pull", "ABORTED").inc(5)
+    stale.observe([("w 1", 2), ("w 1", 4)])
+    now[0] += SECONDS_BETWEEN_LOOKS
+    server.look()
+    server.look()  # too early
+    now[0] += SECONDS_BETWEEN_LOOKS
+    server.look()
+    assert recorded(path) == [
+        {"calls/s: Pull": 15 / SECONDS_BETWEEN_LOOKS, "staleness of w 1": 3.0},
+        {"calls/s: Pull": 0.0},
+    ]
+
+
+def test_a_server_records_its_tables_and_rounds(path):
+    with Server(Settings(token="a-secret-of-the-job")):
+        wait_until(lambda: path.exists() and recorded(path))
+        (found, *_) = recorded(path)
+        assert found["rounds"] == 0 and found["lost calls"] == 0
