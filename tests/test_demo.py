@@ -51,6 +51,7 @@ def test_demo(tmp_path):
     assert (tmp_path / "ctr_dnn.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "model" / "__model__").stat().st_size > 1000
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [
+        "record",
         "serverlog.0",
         "serverlog.1",
         "workerlog.0",

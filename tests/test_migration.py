@@ -76,5 +76,5 @@ def test_it_trains_from_given_parameters_and_with_servers(clicks):
     script = (PROJECT / "train_servers.py").read_text().replace("300", "60").replace("299", "59")
     (clicks / "train_servers.py").write_text(script)
     shared = run("launch", "--servers", 2, "--trainers", 2, "train_servers.py", folder=clicks)
-    assert len(shared) == 3 and shared[0] > 0.68 and shared[1] < 0.64
+    assert len(shared) == 3 and shared[0] > 0.66 and shared[1] < 0.64
     assert command.main(["inspect", str(clicks / "served")]) == 0

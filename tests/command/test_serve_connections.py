@@ -384,7 +384,8 @@ def test_memory_of_large_requests_is_given_back():
 def embedded(size):
     def build():
         ids = fluid.data("ids", [None, 3], "int64")
-        parts = fluid.layers.split(fluid.layers.cast(ids, "int32"), 3, 1)
+        narrow = fluid.layers.split(fluid.layers.cast(ids, "int32"), 3, 1)
+        parts = [fluid.layers.cast(part, "int64") for part in narrow]
         rows = fluid.embedding(fluid.layers.squeeze(parts[0], [1]), [size, 4])
         hot = fluid.one_hot(fluid.layers.reshape(ids, [-1, 3]), size + 5)
         return ["ids"], [fluid.layers.fc(rows, 2), fluid.layers.reduce_sum(hot, 1)]

@@ -48,10 +48,10 @@ def _steps(optimizer, reads_loss):
         def __init__(self, *arguments, **wishes):
             self._made = jitted(*arguments, **wishes)
 
-        def lower(self, *arguments):
-            lowered = self._made.lower(*arguments)
-            compiled.append(lowered.compile().as_text())
-            return lowered
+        def trace(self, *arguments):
+            traced = self._made.trace(*arguments)
+            compiled.append(traced.lower().compile().as_text())
+            return traced
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step, "jitted", Noted)

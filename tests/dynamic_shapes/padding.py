@@ -58,7 +58,9 @@ def recorder(function, arguments):
 def traced(function, arguments, groups) -> stream.Traced:
     """Trace a function at samples of sizes. Raises NoRule."""
     symbols = symbols_of(arguments, groups)
-    return stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments))
+    found = stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments), {})
+    assert found._traces  # it is traced now, not when it is first evaluated
+    return found
 
 
 def poisoned(padded, argument):
@@ -84,7 +86,7 @@ def run_padded(function, found: stream.Traced, arguments, extra=3, poison=True):
     if poison:
         given = [poisoned(p, np.asarray(a)) for p, a in zip(given, arguments)]
 
-    batch = recorder(function, arguments)([a.shape for a in arguments])
+    batch = tuple([np.shape(a) for a in arguments])
 
     @jax.jit
     def run(true_sizes, *arrays):

@@ -133,10 +133,10 @@ OPERATORS = {
         else None,
         "float32",
     ),
-    "ctc": lambda x: layers.warpctc(few(x), labels(x)),
+    "ctc": lambda x: layers.warpctc(few(x), layers.cast(labels(x), "int32")),
     "ctc of lengths": lambda x: layers.warpctc(
         layers.transpose(layers.sequence_pad(few(x), zero(), maxlen=ROWS)[0], [1, 0, 2]),
-        fluid.data("padded", [SEQUENCES, STEPS], "int64"),
+        layers.cast(fluid.data("padded", [SEQUENCES, STEPS], "int64"), "int32"),
         input_length=layers.reshape(data("first"), [-1]),
         label_length=layers.reshape(data("second"), [-1]),
     ),
