@@ -199,3 +199,17 @@ def test_a_feed_may_lack_last_dimensions_of_one(declared):
     np.testing.assert_array_equal(got, 2 * X[0].reshape(4, *declared[1:]))
     with pytest.raises(errors.FeedError, match="feed x: expected rank"):
         exe.run(feed={"x": X[0].reshape(1, 4, 1, 1)}, fetch_list=[out])
+
+
+@pytest.mark.parametrize("wish", [{"is_test": True}, {"use_global_stats": True}])
+def test_statistics_that_are_not_renewed_are_not_overwritten(wish):
+    """Others may run the same parameters meanwhile."""
+    x = fluid.data("x", [None, 4], "float32")
+    y = fluid.layers.batch_norm(x, moving_mean_name="mean", **wish)
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.global_scope()
+    exe.run(fluid.default_startup_program())
+    exe.run(feed={"x": np.ones((3, 4), "float32")}, fetch_list=[y])
+    held = scope.find_var("mean").get_tensor().value
+    found = exe.run(feed={"x": np.ones((3, 4), "float32")}, fetch_list=[y, "mean"])
+    assert scope.find_var("mean").get_tensor().value is held
+    np.testing.assert_array_equal(found[1], np.zeros(4))

@@ -15,6 +15,8 @@ from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry, schema
 from jfluid.ops.definition import OpDef
 
+_NORMALISE = frozenset(("batch_norm", "sync_batch_norm", "inplace_abn"))
+
 Item = tuple[int, Operator, OpDef]
 
 
@@ -143,6 +145,7 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
     for segment in segments:
         segment.collective = any(_is_collective(op, found) for _, op, found in segment.ops)
     written: set[str] = set()
+    changed: set[str] = set()
     state: dict[str, None] = {}
     for segment in segments:
         inside, reads = set[str](), dict[str, None]()
@@ -160,6 +163,7 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
                 if name not in written and name not in feeds:
                     state[name] = None
             inside |= writes_of(op)
+            changed |= writes_of(op) - _left_as_they_are(op)
         segment.reads = list(reads)
         written |= inside
     for name in fetches:
@@ -167,7 +171,7 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
             state[name] = None
     updated = [
         n
-        for n in sorted(written)
+        for n in sorted(changed)
         if (v := block.find_var_recursive(n)) is not None and v.persistable
     ]
     needed = set(fetches) | set(updated)
@@ -183,6 +187,17 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
         }
     rng = any(d.rng for b in block.program.blocks for _, _, d in live_ops(b))
     return Plan(block, segments, feeds, fetches, list(state), updated, rng)
+
+
+def _left_as_they_are(op: Operator) -> set[str]:
+    """Return the variables that an operator reads and gives back: statistics, where it does not renew them. Steps that
+    run side by side on one scope would overwrite them for each other.
+    """
+    renews = op.attrs.get("trainable_statistics") or not op.attrs.get("is_test")
+    if op.type not in _NORMALISE or (renews and not op.attrs.get("use_global_stats")):
+        return set()
+    pairs = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
+    return {n for given, out in pairs for n in op.output(out) if n in op.input(given)}
 
 
 def _kept_outputs(op: Operator, definition: OpDef) -> list[str]:
