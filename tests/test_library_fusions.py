@@ -70,6 +70,19 @@ def test_a_convolution_with_a_constant_is_summed(kernels):
     np.testing.assert_allclose(found, [windows.sum() * 8], 1e-4)
 
 
+def test_a_constant_in_a_branch():
+    def build():
+        x = fluid.data("x", [100, 300], "float32")
+        filled = fluid.layers.fill_constant([300, 50], "float32", 0.5)
+        positive = fluid.layers.reduce_sum(x) > fluid.layers.fill_constant([1], "float32", 0.0)
+        none = lambda: fluid.layers.fill_constant([1], "float32", 0.0)  # noqa: E731
+        product = lambda: fluid.layers.reduce_sum(fluid.layers.matmul(x, filled))  # noqa: E731
+        return [fluid.layers.cond(positive, product, none)]
+
+    (found,) = _run(build, {"x": X})
+    np.testing.assert_allclose(found, [X.astype("float64").sum() * 25], 1e-4)
+
+
 def test_imperative_sums_of_products_with_a_constant():
     with fluid.dygraph.guard(fluid.CPUPlace()):
         x = fluid.dygraph.to_variable(X)
@@ -82,6 +95,19 @@ def _flagged(function, *arguments):
     return multiplies_by_one_number(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
+def _in_while(x, c):
+    """A sum in a loop whose condition and body both read what is outside."""
+    state = jnp.int32(0), jnp.float32(0)
+    more = jnp.max(x) > 0
+    return jax.lax.while_loop(
+        lambda s: (s[0] < 1) & more, lambda s: (s[0] + 1, s[1] + (x @ c).sum()), state
+    )[1]
+
+
+def _in_branch(x, c):
+    return jax.lax.cond(x[0, 0] > -1, lambda x, c: (x @ c).sum(), lambda x, c: 0.0 * x[0, 0], x, c)
+
+
 def test_which_programs_have_such_a_product():
     weights = np.ones((300, 50), "float32")
     ones = lambda: jnp.ones((300, 50), jnp.float32)  # noqa: E731
@@ -91,6 +117,9 @@ def test_which_programs_have_such_a_product():
     assert _flagged(lambda x: jax.jit(lambda x, c: x @ c)(x, ones()), X)
     assert _flagged(lambda x: x @ jax.jit(ones)(), X)
     assert _flagged(lambda x: jax.lax.fori_loop(0, 3, lambda i, s: s + (x @ ones()).sum(), 0.0), X)
+    # constants that are made outside of a loop or a branch, into which XLA moves them
+    assert _flagged(lambda x, c=ones: _in_while(x, c()), X)
+    assert _flagged(lambda x, c=ones: _in_branch(x, c()), X)
     # What scripts have: weights, gradients of means, products with a vector of ones.
     assert not _flagged(lambda x, w: (x @ w).sum(), X, weights)
     assert not _flagged(jax.grad(lambda w, x: jnp.mean(x @ w)), weights, X)

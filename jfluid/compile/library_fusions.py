@@ -6,7 +6,7 @@ wrong, NaN or infinite (seen in jaxlib 0.10.2). A program with such a product is
 its reductions would take a half of the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid.compile.options import without_library
@@ -30,45 +30,54 @@ def compiled(traced: Any) -> Any:
 
 def multiplies_by_one_number(jaxpr: Any) -> bool:
     """Return whether a product or a convolution has a second factor that is one number throughout."""
-    return _Walk().run(jaxpr, [False] * len(jaxpr.invars))[1]
+    return _walk(jaxpr, [False] * len(jaxpr.invars))[1]
 
 
-class _Walk:
-    """What values of a jaxpr are one number throughout, and whether a product is by one of them."""
+def _walk(jaxpr: Any, given: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Return for each result whether it is one number, and whether a product is by one.
 
-    def run(self, jaxpr: Any, given: Sequence[bool]) -> tuple[list[bool], bool]:
-        """Return for each result whether it is one number, and whether a product is by one."""
-        same = {v for v, one in zip(jaxpr.invars, given, strict=True) if one}
+    Args:
+        given: for each argument whether it is one number.
+    """
+    same = {v for v, one in zip(jaxpr.invars, given, strict=True) if one}
 
-        def is_one(atom: Any) -> bool:
-            return getattr(atom.aval, "size", 0) == 1 or (not hasattr(atom, "val") and atom in same)
+    def is_one(atom: Any) -> bool:
+        return getattr(atom.aval, "size", 0) == 1 or (not hasattr(atom, "val") and atom in same)
 
-        for equation in jaxpr.eqns:
-            name, ones = equation.primitive.name, list(map(is_one, equation.invars))
-            if name in _PRODUCTS:
-                factor = equation.invars[1].aval
-                if ones[1] and factor.size > 1:
+    for equation in jaxpr.eqns:
+        name, ones = equation.primitive.name, list(map(is_one, equation.invars))
+        if name in _PRODUCTS:
+            if ones[1] and equation.invars[1].aval.size > 1:
+                return [], True
+        elif name in _KEEPS:
+            if ones and all(ones):
+                same.update(equation.outvars)
+        else:
+            for inner, own in _inner(equation, ones):
+                found, by_one = _walk(inner, own)
+                if by_one:
                     return [], True
-            elif name in _KEEPS:
-                if ones and all(ones):
-                    same.update(equation.outvars)
-            else:
-                for inner in _inner(equation):
-                    fits = len(inner.invars) == len(ones)
-                    found, by_one = self.run(inner, ones if fits else [False] * len(inner.invars))
-                    if by_one:
-                        return [], True
-                    if name in CALLS:
-                        same.update(v for v, one in zip(equation.outvars, found) if one)
-        return list(map(is_one, jaxpr.outvars)), False
+                if name in CALLS:
+                    same.update(v for v, one in zip(equation.outvars, found) if one)
+    return list(map(is_one, jaxpr.outvars)), False
 
 
-def _inner(equation: Any) -> list[Any]:
-    """Return the jaxprs that an equation calls."""
-    found = []
-    for value in equation.params.values():
+def _inner(equation: Any, ones: Sequence[bool]) -> Iterator[tuple[Any, Sequence[bool]]]:
+    """Yield the jaxprs that an equation calls, and which of their arguments are one number. XLA moves constants into
+    loops and branches.
+    """
+    params, name = equation.params, equation.primitive.name
+    if name == "while":
+        tests, does = params["cond_nconsts"], params["body_nconsts"]
+        state = ones[tests + does :]
+        yield params["cond_jaxpr"].jaxpr, [*ones[:tests], *state]
+        yield params["body_jaxpr"].jaxpr, [*ones[tests : tests + does], *state]
+        return
+    if name == "cond":
+        ones = ones[1:]  # the first one says which branch
+    for value in params.values():
         for one in value if isinstance(value, list | tuple) else (value,):
             one = getattr(one, "jaxpr", one)
             if hasattr(one, "eqns"):
-                found.append(one)
-    return found
+                fits = len(one.invars) == len(ones)
+                yield one, ones if fits else [False] * len(one.invars)

@@ -6,6 +6,7 @@ calls follows from a length, because the script calls a cell for each word, a st
 outline (see `rolling`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ _MOST_OUTLINES = 256
 _FEWEST = 4  # calls of a step that is worth it, unless one of them is a Program
 
 
-class _Segment:
+class _Segment(ABC):
     """A step, as a stream sees it (see `stream.Segment`).
 
     Attributes:
@@ -46,6 +47,7 @@ class _Segment:
     def __init__(self, items: list[Item], kept: list[str], live: list[str], device: jax.Device):
         self.items, self.kept, self.live, self._device = items, kept, live, device
 
+    @abstractmethod
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """Trace the step as it stands; returns its results.
 
@@ -53,7 +55,6 @@ class _Segment:
             env: the arguments by name.
             seeds: of its random numbers.
         """
-        raise NotImplementedError
 
     def outline(self) -> Any:
         """Return what tells the step from others in all processes; None for one that is not kept on disk."""

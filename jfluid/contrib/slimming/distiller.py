@@ -2,6 +2,7 @@
 own (`GraphWrapper.merge`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 
-class _Pass:
+class _Pass(ABC):
     """Adds a loss to a graph in place; `distiller_loss` is `apply` under its other name."""
 
     def __init__(self, distillation_loss_weight: float):
@@ -42,11 +43,13 @@ class _Pass:
 
     distiller_loss = apply
 
+    @abstractmethod
     def _loss(self, graph: GraphWrapper) -> Variable:
-        raise NotImplementedError
+        """Return the loss, before it is weighted."""
 
+    @abstractmethod
     def _key(self) -> str:
-        raise NotImplementedError
+        """Return the loss's name among the graph's `out_nodes`."""
 
 
 class L2Distiller(_Pass):
