@@ -77,7 +77,7 @@ def _inner(equation: Any, ones: Sequence[bool]) -> Iterator[tuple[Any, Sequence[
         ones = ones[1:]  # the first one says which branch
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else (value,):
-            one = getattr(one, "jaxpr", one)
-            if hasattr(one, "eqns"):
-                fits = len(one.invars) == len(ones)
-                yield one, ones if fits else [False] * len(one.invars)
+            inner: Any = getattr(one, "jaxpr", one)
+            if hasattr(inner, "eqns"):
+                fits = len(inner.invars) == len(ones)
+                yield inner, ones if fits else [False] * len(inner.invars)
