@@ -55,9 +55,7 @@ PARTS = {
     "quality": Part("quality.py", "", None, ("fluid",)),
     "tables": Part("tables.py", "--grow 100000000", "--seconds 1"),
     "startup": Part("startup.py", "", "--operators 1000 4000"),
-    "memory": Part(
-        "memory.py", "--optimizers sgd momentum adam", "--layers 4 --optimizers sgd momentum adam"
-    ),
+    "memory": Part("memory.py", "--optimizers sgd momentum adam", "--layers 4 --optimizers sgd momentum adam"),
     "feeding": Part("feeding.py", "", "--steps 30", ("fluid",)),
     "dataset": Part("dataset.py", "", "--lines 60000 --rounds 2", ("fluid",)),
 }
@@ -229,9 +227,7 @@ def keep(path, kept):
     with open(kept, "w") as file:
         json.dump({"parts": parts}, file, indent=1)
         file.write("\n")
-    return subprocess.run(
-        [sys.executable, "-m", "scripts.pages"], cwd=os.path.dirname(HERE)
-    ).returncode
+    return subprocess.run([sys.executable, "-m", "scripts.pages"], cwd=os.path.dirname(HERE)).returncode
 
 
 def main():

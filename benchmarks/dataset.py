@@ -104,17 +104,13 @@ def waiting(paths):
     dense, ids, label = variables(fluid)
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
     rows = [
-        fluid.layers.sequence_pool(
-            fluid.layers.embedding(i, [VOCABULARY, 10], is_sparse=True, param_attr=table), "sum"
-        )
+        fluid.layers.sequence_pool(fluid.layers.embedding(i, [VOCABULARY, 10], is_sparse=True, param_attr=table), "sum")
         for i in ids
     ]
     x = fluid.layers.concat([*rows, dense], axis=1)
     for _ in range(3):
         x = fluid.layers.fc(x, 400, act="relu")
-    loss = fluid.layers.mean(
-        fluid.layers.cross_entropy(fluid.layers.fc(x, 2, act="softmax"), label)
-    )
+    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(x, 2, act="softmax"), label))
     fluid.optimizer.SGD(1e-3).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())

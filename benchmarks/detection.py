@@ -181,9 +181,7 @@ def compare(fluid, model, rounds):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", help=", ".join(MODELS))
     p.add_argument("--fluid", metavar="PYTHON", required="--work" not in sys.argv)
     p.add_argument("--rounds", type=int, default=8)
@@ -202,11 +200,7 @@ def main():
         by_way = {e + (", 2 replicas" if w else ""): v for (e, w), v in ms.items()}
         found[model] = {"ms": by_way, "ratio": ratio, "low": low, "high": high}
         by_engine = [
-            ", ".join(
-                "%.0f%s" % (v, " (2 replicas)" if w else "")
-                for (e, w), v in ms.items()
-                if e == engine
-            )
+            ", ".join("%.0f%s" % (v, " (2 replicas)" if w else "") for (e, w), v in ms.items() if e == engine)
             for engine in ("paddle.fluid", "jfluid")
         ]
         cells = (model, *by_engine, ratio, low, high)

@@ -243,9 +243,7 @@ def summary(rows):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", help=", ".join(MODELS))
     p.add_argument("--fluid", metavar="PYTHON")
     p.add_argument("--rounds", type=int, default=8)

@@ -100,16 +100,12 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--fluid")
     parser.add_argument("--json", help="a file for what was found")
-    parser.add_argument(
-        "--one", nargs=2, metavar=("ENGINE", "MODEL"), help="print one result as JSON"
-    )
+    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "MODEL"), help="print one result as JSON")
     args = parser.parse_args()
     if args.one:
         print(json.dumps(train(*args.one, args.steps)))
         return
-    print(
-        "| model | engine | fed ms | reader busy | from the loader ms | waits |\n|---|---|---|---|---|---|"
-    )
+    print("| model | engine | fed ms | reader busy | from the loader ms | waits |\n|---|---|---|---|---|---|")
     found = {"models": {}}
     for model in ("mnist_conv", "stacked_lstm", "ctr_dnn"):
         kept = found["models"][model] = {"jfluid": train("jfluid", model, args.steps)}

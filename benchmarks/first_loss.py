@@ -202,9 +202,7 @@ def mobilenet(fluid, np):
     label = fluid.data("label", [None, 1], "int64")
 
     def normal(x, filters, size, stride=1, groups=1):
-        x = layers.conv2d(
-            x, filters, size, stride, size // 2, groups=groups, bias_attr=False, use_cudnn=False
-        )
+        x = layers.conv2d(x, filters, size, stride, size // 2, groups=groups, bias_attr=False, use_cudnn=False)
         return layers.batch_norm(x, act="relu6")
 
     x = normal(image, 16, 3, 2)
@@ -379,8 +377,7 @@ def main():
                 for name, python, engine in runs:
                     found = measured(python, engine, stream, given.steps, cache)
                     cells = "".join(
-                        f"{v:13.2f}" if isinstance(v, float) else f"{v!s:>13}"
-                        for v in (found[c] for c in columns)
+                        f"{v:13.2f}" if isinstance(v, float) else f"{v!s:>13}" for v in (found[c] for c in columns)
                     )
                     print(f"{stream:14}{name:16}{cells}", flush=True)
 

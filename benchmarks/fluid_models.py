@@ -26,23 +26,15 @@ def mlp(fluid, batch=256):
     h = fluid.layers.data(name="x", shape=[784], dtype="float32")
     for _ in range(2):
         h = fluid.layers.fc(h, 200, act="tanh")
-    return _classifier(fluid, h, 10, fluid.optimizer.SGD(learning_rate=0.01)), _images(
-        "x", batch, (784,), 10
-    )
+    return _classifier(fluid, h, 10, fluid.optimizer.SGD(learning_rate=0.01)), _images("x", batch, (784,), 10)
 
 
 def mnist_conv(fluid, batch=128):
     img = fluid.layers.data(name="img", shape=[1, 28, 28], dtype="float32")
-    t = fluid.nets.simple_img_conv_pool(
-        img, num_filters=20, filter_size=5, pool_size=2, pool_stride=2, act="relu"
-    )
+    t = fluid.nets.simple_img_conv_pool(img, num_filters=20, filter_size=5, pool_size=2, pool_stride=2, act="relu")
     t = fluid.layers.batch_norm(t)
-    t = fluid.nets.simple_img_conv_pool(
-        t, num_filters=50, filter_size=5, pool_size=2, pool_stride=2, act="relu"
-    )
-    return _classifier(fluid, t, 10, fluid.optimizer.Adam(learning_rate=0.001)), _images(
-        "img", batch, (1, 28, 28), 10
-    )
+    t = fluid.nets.simple_img_conv_pool(t, num_filters=50, filter_size=5, pool_size=2, pool_stride=2, act="relu")
+    return _classifier(fluid, t, 10, fluid.optimizer.Adam(learning_rate=0.001)), _images("img", batch, (1, 28, 28), 10)
 
 
 def _conv_bn(fluid, x, channels, kernel, stride, act="relu"):
@@ -81,11 +73,7 @@ def resnet50(fluid, batch=4):
             stride = 2 if i == 0 and stage else 1
             u = _conv_bn(fluid, _conv_bn(fluid, t, channels, 1, 1), channels, 3, stride)
             u = _conv_bn(fluid, u, channels * 4, 1, 1, act=None)
-            short = (
-                t
-                if inside == channels * 4
-                else _conv_bn(fluid, t, channels * 4, 1, stride, act=None)
-            )
+            short = t if inside == channels * 4 else _conv_bn(fluid, t, channels * 4, 1, stride, act=None)
             t, inside = fluid.layers.elementwise_add(u, short, act="relu"), channels * 4
     t = fluid.layers.pool2d(t, pool_size=7, pool_type="avg", global_pooling=True)
     optimizer = fluid.optimizer.Momentum(learning_rate=0.1, momentum=0.9)
@@ -99,30 +87,18 @@ def transformer_encoder(fluid, batch=8, seq=64, d=256, heads=4, layers=4, vocab=
     for _ in range(layers):
         q, k, v = (
             fluid.layers.transpose(
-                fluid.layers.reshape(
-                    fluid.layers.fc(h, d, num_flatten_dims=2), [0, 0, heads, d // heads]
-                ),
+                fluid.layers.reshape(fluid.layers.fc(h, d, num_flatten_dims=2), [0, 0, heads, d // heads]),
                 [0, 2, 1, 3],
             )
             for _ in range(3)
         )
-        w = fluid.layers.softmax(
-            fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5)
-        )
+        w = fluid.layers.softmax(fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5))
         w = fluid.layers.dropout(w, 0.1, dropout_implementation="upscale_in_train")
-        o = fluid.layers.reshape(
-            fluid.layers.transpose(fluid.layers.matmul(w, v), [0, 2, 1, 3]), [0, 0, d]
-        )
-        h = fluid.layers.layer_norm(
-            h + fluid.layers.fc(o, d, num_flatten_dims=2), begin_norm_axis=2
-        )
+        o = fluid.layers.reshape(fluid.layers.transpose(fluid.layers.matmul(w, v), [0, 2, 1, 3]), [0, 0, d])
+        h = fluid.layers.layer_norm(h + fluid.layers.fc(o, d, num_flatten_dims=2), begin_norm_axis=2)
         f = fluid.layers.fc(h, 4 * d, num_flatten_dims=2, act="relu")
-        h = fluid.layers.layer_norm(
-            h + fluid.layers.fc(f, d, num_flatten_dims=2), begin_norm_axis=2
-        )
-    logits = fluid.layers.reshape(
-        fluid.layers.fc(h, vocab, num_flatten_dims=2), [batch * seq, vocab]
-    )
+        h = fluid.layers.layer_norm(h + fluid.layers.fc(f, d, num_flatten_dims=2), begin_norm_axis=2)
+    logits = fluid.layers.reshape(fluid.layers.fc(h, vocab, num_flatten_dims=2), [batch * seq, vocab])
     loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(logits, y))
     fluid.optimizer.Adam(learning_rate=0.001).minimize(loss)
     return loss, lambda r: {
@@ -153,10 +129,7 @@ def stacked_lstm(fluid, batch=32, vocab=5000, width=128, stacked=3):
 
 def ctr_dnn(fluid, batch=1024, slots=26, vocab=1000001, width=10, optimizer=None):
     dense = fluid.layers.data(name="dense", shape=[13], dtype="float32")
-    ids = [
-        fluid.layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64")
-        for i in range(slots)
-    ]
+    ids = [fluid.layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64") for i in range(slots)]
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
     x = [
         fluid.layers.sequence_pool(
@@ -217,9 +190,7 @@ def ssd(fluid, batch=8, size=300, classes=21):
             "box": np.concatenate([corner, corner + side], 1).astype("float32"),
             "label": r.randint(1, classes, (sum(counts), 1)).astype("int32"),
         }
-        found = {
-            n: fluid.create_lod_tensor(v, [counts], fluid.CPUPlace()) for n, v in boxes.items()
-        }
+        found = {n: fluid.create_lod_tensor(v, [counts], fluid.CPUPlace()) for n, v in boxes.items()}
         found["image"] = r.rand(batch, 3, size, size).astype("float32")
         return found
 
@@ -237,8 +208,7 @@ def crnn(fluid, batch=16, height=32, width=100, classes=95, hidden=128):
         x = layers.pool2d(x, pool_size=pool, pool_stride=pool, pool_type="max")
     columns = layers.im2sequence(x, filter_size=[x.shape[2], 1])
     states = [
-        layers.dynamic_gru(layers.fc(columns, 3 * hidden), hidden, is_reverse=backwards)
-        for backwards in (False, True)
+        layers.dynamic_gru(layers.fc(columns, 3 * hidden), hidden, is_reverse=backwards) for backwards in (False, True)
     ]
     cost = layers.warpctc(layers.fc(states, classes + 1), label, blank=classes, norm_by_times=True)
     loss = layers.reduce_sum(cost)

@@ -73,15 +73,12 @@ def main():
     parser.add_argument("--json", help="a file for what was found")
     args = parser.parse_args()
     found = {}
-    print(
-        "| optimizer | %s | ratio (range) |\n|---|---|---|---|" % " | ".join(map(str, args.heights))
-    )
+    print("| optimizer | %s | ratio (range) |\n|---|---|---|---|" % " | ".join(map(str, args.heights)))
     for optimizer in OPTIMIZERS:
         f = found[optimizer] = measure(optimizer, args.heights, args.rounds)
         cells = " | ".join("%.2f" % ms for ms in f["ms"].values())
         print(
-            "| %s | %s | %.3f (%.2f - %.2f) |"
-            % (optimizer, cells, f["ratio"], f["low"], f["high"]),
+            "| %s | %s | %.3f (%.2f - %.2f) |" % (optimizer, cells, f["ratio"], f["low"], f["high"]),
             flush=True,
         )
     if args.json:

@@ -45,10 +45,7 @@ def mlp():
 def sequences():
     """(loss, what makes a feed of two slots of ids)."""
     slots = [fluid.data("slot_%d" % i, [None, 1], "int64", lod_level=1) for i in range(2)]
-    rows = [
-        fluid.layers.sequence_pool(fluid.layers.embedding(s, [100, 8], is_sparse=True), "sum")
-        for s in slots
-    ]
+    rows = [fluid.layers.sequence_pool(fluid.layers.embedding(s, [100, 8], is_sparse=True), "sum") for s in slots]
     loss = fluid.layers.mean(fluid.layers.square(fluid.layers.fc(fluid.layers.concat(rows, 1), 1)))
     fluid.optimizer.SGD(0.01).minimize(loss)
 

@@ -64,9 +64,7 @@ def adam(rate, b1=0.9, b2=0.999, eps=1e-8):
 
 
 def _conv(x, w, stride=1, padding="SAME"):
-    return lax.conv_general_dilated(
-        x, w, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW")
-    )
+    return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW"))
 
 
 def _max_pool(x):
@@ -203,10 +201,7 @@ def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     def loss(p, x, y):
         h = p["embedding"][x[..., 0]]
         for layer in p["layers"]:
-            q, k, v = (
-                (h @ layer[n]).reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3)
-                for n in "qkv"
-            )
+            q, k, v = ((h @ layer[n]).reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3) for n in "qkv")
             a = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) * (d // heads) ** -0.5)
             o = jnp.einsum("bhqk,bhkd->bhqd", a, v).transpose(0, 2, 1, 3).reshape(batch, seq, d)
             h = norm(h + o @ layer["p"], layer["s1"])
@@ -305,16 +300,11 @@ def _ctr_dnn(lazy_adam=False, slots=26, vocab=1000001, width=10):
 
 def _joined(feed):
     """The slots of ctr_dnn as hand-written JAX takes them: one array of ids."""
-    ids = np.concatenate([np.array(v) for n, v in feed.items() if n.startswith("slot")], 1).astype(
-        np.int32
-    )
+    ids = np.concatenate([np.array(v) for n, v in feed.items() if n.startswith("slot")], 1).astype(np.int32)
     return ids, feed["dense"], feed["label"]
 
 
-MODELS = {
-    f.__name__: f
-    for f in (mlp, mnist_conv, resnet_cifar, resnet50, transformer_encoder, stacked_lstm)
-}
+MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, resnet50, transformer_encoder, stacked_lstm)}
 TRAINED = (*MODELS, "ctr_dnn", "ctr_dnn_lazy_adam")
 # How feeds in sequences become dense arrays, before the clock starts.
 PREPARE = {"stacked_lstm": _padded, "ctr_dnn": _joined, "ctr_dnn_lazy_adam": _joined}

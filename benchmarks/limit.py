@@ -260,9 +260,7 @@ def engines(model, rounds, pythons):
         kinds["Fluid"] = ("paddle.fluid", "one", pythons["fluid"], threads)
         kinds["Fluid, replicas"] = ("paddle.fluid", "replicas", pythons["fluid"], {})
     workers = {
-        name: turns.Worker(
-            engine, model, mode, python, CPU_NUM="1" if mode == "one" else every, **variables
-        )
+        name: turns.Worker(engine, model, mode, python, CPU_NUM="1" if mode == "one" else every, **variables)
         for name, (engine, mode, python, variables) in kinds.items()
     }
     try:
@@ -295,9 +293,7 @@ def show_programs(models, rounds, limit):
 def show_engines(models, rounds, pythons):
     """Print and return what `engines` finds of each, and why engines failed."""
     found, failures = {}, {}
-    print(
-        "\nmilliseconds in turn, how often jfluid's step fits into another's, memory of the model:"
-    )
+    print("\nmilliseconds in turn, how often jfluid's step fits into another's, memory of the model:")
     for model in models:
         timed, failed = engines(model, rounds, pythons)
         found[model], own = timed, timed["jfluid"]

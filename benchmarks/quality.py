@@ -33,9 +33,7 @@ def network(fluid, height):
     ids = [fluid.data("C%d" % i, [None, 1], dtype="int64") for i in range(SLOTS)]
     click = fluid.data("click", [None, 1], dtype="int64")
     table = fluid.ParamAttr(name="categories", initializer=fluid.initializer.Normal(scale=0.01))
-    hidden = [
-        fluid.layers.embedding(i, [height, WIDTH], is_sparse=True, param_attr=table) for i in ids
-    ]
+    hidden = [fluid.layers.embedding(i, [height, WIDTH], is_sparse=True, param_attr=table) for i in ids]
     hidden = [fluid.layers.reshape(rows, [-1, WIDTH]) for rows in hidden]
     hidden = fluid.layers.concat([dense] + hidden, axis=1)
     for width in HIDDEN:
@@ -77,9 +75,7 @@ def role(engine, strategy, kind, number, endpoints, job):
     steps = job["epochs"] * (job["lines"] // trainers // BATCH)
     # servers count the steps of all trainers, but with geo each trainer has a schedule of its own
     counted = 1 if strategy in ("sync", "geo") else trainers
-    rate = fluid.layers.polynomial_decay(
-        job["rate"], decay_steps=steps * counted, end_learning_rate=1e-6
-    )
+    rate = fluid.layers.polynomial_decay(job["rate"], decay_steps=steps * counted, end_learning_rate=1e-6)
     optimizer = fluid.optimizer.Adam(rate, lazy_mode=True)
     fleet.distributed_optimizer(optimizer, chosen).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -115,9 +111,7 @@ def meet(fleet, job, number):
     import time
 
     open(os.path.join(job["folder"], "done-%d" % number), "w").close()
-    while not all(
-        os.path.exists(os.path.join(job["folder"], "done-%d" % n)) for n in range(job["trainers"])
-    ):
+    while not all(os.path.exists(os.path.join(job["folder"], "done-%d" % n)) for n in range(job["trainers"])):
         time.sleep(0.1)
     time.sleep(2)  # what is on its way to the servers arrives
 

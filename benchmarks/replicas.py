@@ -43,9 +43,7 @@ def against_the_best(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "models", nargs="*", default=["mlp", "mnist_conv", "resnet_cifar", "ctr_dnn"]
-    )
+    parser.add_argument("models", nargs="*", default=["mlp", "mnist_conv", "resnet_cifar", "ctr_dnn"])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--fluid", help="an interpreter that can import paddle.fluid")
@@ -58,13 +56,8 @@ def main():
     print("|---|%s" % ("---|" * (len(modes) + 1)))
     for model in args.models:
         found = everything[model] = measure(model, args.replicas, args.rounds, args.fluid)
-        cells = [
-            "%.2f (%.2f)" % (found[m]["ms"], found[m]["cpu_ms"]) if m in found else "failed"
-            for m in modes
-        ]
-        print(
-            "| %s | %s | %.3f |" % (model, " | ".join(cells), against_the_best(found)), flush=True
-        )
+        cells = ["%.2f (%.2f)" % (found[m]["ms"], found[m]["cpu_ms"]) if m in found else "failed" for m in modes]
+        print("| %s | %s | %.3f |" % (model, " | ".join(cells), against_the_best(found)), flush=True)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(everything, file, indent=1)

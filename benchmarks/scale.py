@@ -94,9 +94,7 @@ class Job:
         if strategy not in STRATEGIES:
             raise ValueError("strategy: expected one of %s, found %r" % (STRATEGIES, strategy))
         if min(trainers, servers, batch) < 1 or compute <= 0 or slow < 1 or snapshots <= 0:
-            raise ValueError(
-                "trainers, servers and batch are at least 1, compute and snapshots above 0"
-            )
+            raise ValueError("trainers, servers and batch are at least 1, compute and snapshots above 0")
         self.trainers, self.servers, self.strategy = trainers, servers, strategy
         self.compute, self.spread, self.slow = compute, spread, slow
         self.batch, self.width, self.dense = batch, width, dense
@@ -226,8 +224,7 @@ def simulate(job, costs=Costs, seed=0):
             arrived = []
     examples = job.batch * between * exchanges * job.trainers / elapsed
     busy = {
-        "trainers": (computed / job.trainers + 2 * exchanges * servers.asked * job.servers)
-        / elapsed,
+        "trainers": (computed / job.trainers + 2 * exchanges * servers.asked * job.servers) / elapsed,
         "servers": float(servers.worked.max()) / elapsed,
         "wire of servers": servers.calls * float(servers.wire.max()) / elapsed,
         "wire of trainers": 2 * exchanges * float(servers.wire.sum()) / elapsed,
@@ -270,9 +267,7 @@ def draw(path, found, arguments):
     figure, (upper, lost, stale) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     for servers in arguments.servers:
         points = [found[trainers, servers] for trainers in arguments.trainers]
-        (line,) = upper.plot(
-            arguments.trainers, [one.goodput for one in points], label="%d servers" % servers
-        )
+        (line,) = upper.plot(arguments.trainers, [one.goodput for one in points], label="%d servers" % servers)
         for trainers, one in zip(arguments.trainers, points):
             upper.plot(trainers, one.goodput, marks[one.bottleneck], color=line.get_color())
         shares = [100 * (1 - one.goodput / one.examples) for one in points]

@@ -365,10 +365,7 @@ def main():
         work, rows = simulated(found, strategy)
         print("%s: trainers servers  measured ms  simulated ms     ratio" % strategy)
         print("\n".join(_line(*row) for row in rows))
-        print(
-            "a step takes, in seconds: %s"
-            % ", ".join("%s %.4g" % item for item in asdict(work).items())
-        )
+        print("a step takes, in seconds: %s" % ", ".join("%s %.4g" % item for item in asdict(work).items()))
         every[strategy] = {"work": asdict(work), "jobs": list(found.values()), "rows": rows}
         far[strategy] = (len(beyond(rows)), len(rows))
         if options.page:

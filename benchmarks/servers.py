@@ -55,13 +55,8 @@ def model(fluid):
     ids = [fluid.layers.data("C%d" % i, [1], dtype="int64", lod_level=1) for i in range(SLOTS)]
     label = fluid.layers.data("label", [1], dtype="int64")
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
-    rows = [
-        fluid.layers.embedding(i, [VOCABULARY, WIDTH], is_sparse=True, param_attr=table)
-        for i in ids
-    ]
-    hidden = fluid.layers.concat(
-        [fluid.layers.sequence_pool(r, "sum") for r in rows] + [dense], axis=1
-    )
+    rows = [fluid.layers.embedding(i, [VOCABULARY, WIDTH], is_sparse=True, param_attr=table) for i in ids]
+    hidden = fluid.layers.concat([fluid.layers.sequence_pool(r, "sum") for r in rows] + [dense], axis=1)
     for _ in range(3):
         hidden = fluid.layers.fc(hidden, 400, act="relu")
     predicted = fluid.layers.fc(hidden, 2, act="softmax")
@@ -390,9 +385,7 @@ def train_all(local, strategy, trainers, servers, options):
     if "tcp" in options.ways:
         jobs["tcp"] = Job("jfluid", strategy, trainers, servers, JFLUID_PS_SHARE_MEMORY="0")
     if options.fluid:
-        jobs["fluid"] = Job(
-            "paddle.fluid", strategy, trainers, servers, options.fluid, options.fluid_limit
-        )
+        jobs["fluid"] = Job("paddle.fluid", strategy, trainers, servers, options.fluid, options.fluid_limit)
     try:
         return in_turn(jobs, options.rounds, options.steps)
     finally:
@@ -446,9 +439,7 @@ def show(figures, where):
         )
         line += ", %.2f x local (%.2f to %.2f)" % tuple(one["to_local"][k] for k in _SPREAD)
         if "to_fluid" in one:
-            line += ", Fluid takes %.2f x (%.2f to %.2f)" % tuple(
-                one["to_fluid"][k] for k in _SPREAD
-            )
+            line += ", Fluid takes %.2f x (%.2f to %.2f)" % tuple(one["to_fluid"][k] for k in _SPREAD)
         print(line)
         if where and "rows" in one["parts"]:
             for names in (_STEP, _CALL, _SERVER):

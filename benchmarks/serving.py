@@ -42,8 +42,7 @@ def connected(port):
 
 def head(size, kind="application/json"):
     return (
-        "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
-        % (kind, size)
+        "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, size)
     ).encode()
 
 
@@ -198,10 +197,7 @@ def attack(names, port):
 @contextlib.contextmanager
 def attacked(names, port):
     """Processes that attack, one for each name."""
-    processes = [
-        subprocess.Popen([sys.executable, __file__, "--attack", name, "--port", str(port)])
-        for name in names
-    ]
+    processes = [subprocess.Popen([sys.executable, __file__, "--attack", name, "--port", str(port)]) for name in names]
     try:
         time.sleep(1.5 if processes else 0)  # until they have begun
         yield

@@ -46,9 +46,7 @@ def seconds(model, run, cache):
     code = ONE.format(here=os.path.dirname(os.path.abspath(__file__)), model=model, run=run)
     env = {**os.environ, "FLAGS_compilation_cache_dir": cache}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # a second start finds bytecode, too
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env
-    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env)
     return json.loads(done.stdout)
 
 
@@ -79,9 +77,7 @@ def long_program(operators):
     """{"operators", "build", "first": processor seconds to build it, and of its first step}."""
     env = {**os.environ, "FLAGS_compilation_cache_dir": ""}
     code = LONG.format(operators=operators)
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env
-    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env)
     return dict(zip(("operators", "build", "first"), json.loads(done.stdout)))
 
 
@@ -93,14 +89,10 @@ def main():
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         print("| what | seconds |\n|---|---|")
-        found["import"], found["used"], found["resnet50_built"], _ = seconds(
-            "resnet50", False, cache
-        )
+        found["import"], found["used"], found["resnet50_built"], _ = seconds("resnet50", False, cache)
         print("| import jfluid | %.2f |" % found["import"])
         print("| the same, with JAX and all that builds programs | %.2f |" % found["used"])
-        print(
-            "| build the ResNet-50 training program | %.2f |" % found["resnet50_built"], flush=True
-        )
+        print("| build the ResNet-50 training program | %.2f |" % found["resnet50_built"], flush=True)
         for which in ("first", "second"):
             found[which] = seconds("resnet_cifar", True, cache)[3]
             start = "| resnet_cifar, %s start to the end of step 1 | %.2f |"
@@ -114,10 +106,7 @@ def main():
         )
     each = [(long["build"] + long["first"]) / long["operators"] for long in found["long"]]
     found["linear"] = each[-1] / each[0]
-    print(
-        "| processor seconds an operator, the longest against the shortest | %.2f |"
-        % found["linear"]
-    )
+    print("| processor seconds an operator, the longest against the shortest | %.2f |" % found["linear"])
     if args.json:
         with open(args.json, "w") as file:
             json.dump(found, file, indent=1)

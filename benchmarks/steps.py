@@ -93,9 +93,7 @@ def paired(model, steps):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", help=", ".join(fluid_models.MODELS))
     p.add_argument("--steps", type=int, default=60)
     p.add_argument("--fluid", metavar="PYTHON")

@@ -230,9 +230,7 @@ def behind_a_server(ids, seconds):
                 start = time.perf_counter()
                 client.save(folder)
                 seconds = time.perf_counter() - start
-                size = sum(
-                    os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
-                )
+                size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
             row("snapshot of %d rows" % len(ids), size / seconds / 1e6, "MB/s", digits=0)
     finally:
         server.terminate()
@@ -254,9 +252,7 @@ def grow(rows, width=8, batch=1_000_000):
         start, spent = tenth * rows // 10, 0.0
         for begin in range(start, (tenth + 1) * rows // 10, batch):
             # Multiplied by an odd number: distinct, and all over the range of int64.
-            numbers = np.arange(
-                begin, min(begin + batch, (tenth + 1) * rows // 10), dtype=np.uint64
-            )
+            numbers = np.arange(begin, min(begin + batch, (tenth + 1) * rows // 10), dtype=np.uint64)
             ids = (numbers * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
             begun = time.perf_counter()
             table.look_up(ids)

@@ -13,9 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(784, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 10)
-        )
+        self.layers = nn.Sequential(nn.Linear(784, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 10))
 
     def forward(self, x, label):
         return functional.cross_entropy(self.layers(x), label)
@@ -88,10 +86,7 @@ class TransformerEncoder(nn.Module):
         h = self.table(x[..., 0])
         batch, seq, d = h.shape
         for layer in self.layers:
-            q, k, v = (
-                layer[n](h).view(batch, seq, self.heads, d // self.heads).transpose(1, 2)
-                for n in "qkv"
-            )
+            q, k, v = (layer[n](h).view(batch, seq, self.heads, d // self.heads).transpose(1, 2) for n in "qkv")
             weights = torch.softmax(q @ k.transpose(2, 3) * (d // self.heads) ** -0.5, -1)
             weights = functional.dropout(weights, 0.1)
             o = (weights @ v).transpose(1, 2).reshape(batch, seq, d)

@@ -54,9 +54,7 @@ def main():
 
     fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
     rank, trainers = fleet.worker_index(), fleet.worker_num()
-    fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = (
-        args.seed + 1
-    )
+    fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = args.seed + 1
     loss, accuracy = network()
     test_program = fluid.default_main_program().clone(for_test=True)
     fleet.distributed_optimizer(fluid.optimizer.Adam(args.learning_rate)).minimize(loss)
@@ -79,9 +77,7 @@ def main():
                     fetch_list=[loss],
                 )
                 progress.step(examples=share, loss=value.mean())
-    (reached,) = executor.run(
-        test_program, feed={"image": test_images, "label": test_labels}, fetch_list=[accuracy]
-    )
+    (reached,) = executor.run(test_program, feed={"image": test_images, "label": test_labels}, fetch_list=[accuracy])
     if fleet.is_first_worker():
         print(f"{trainers} processes, test accuracy {reached.item():.4f}")
     return int(reached.item() < args.minimum_accuracy)

@@ -62,8 +62,7 @@ class ClickModel:
         # seen often.
         few = np.argsort(sizes)[: 2 * PAIRS].reshape(2, PAIRS).T
         self._pairs = [
-            (a, b, PAIR_EFFECT * np.outer(draw.normal(size=sizes[a]), draw.normal(size=sizes[b])))
-            for a, b in few
+            (a, b, PAIR_EFFECT * np.outer(draw.normal(size=sizes[a]), draw.normal(size=sizes[b]))) for a, b in few
         ]
         # A category that changes the effect of a count.
         self._turned = int(np.argsort(sizes)[2 * PAIRS]), int(np.argmax(self._count_scales))
@@ -79,10 +78,7 @@ class ClickModel:
             np.where(absent, "", column.astype(str)).tolist()
             for column, absent in zip(counts.T, missing.T, strict=True)
         ]
-        columns += [
-            values[column].tolist()
-            for values, column in zip(self._values, categories.T, strict=True)
-        ]
+        columns += [values[column].tolist() for values, column in zip(self._values, categories.T, strict=True)]
         labels = (draw.random(lines) < probabilities).astype(np.int64)
         return Clicks(labels, probabilities, columns)
 
@@ -91,9 +87,7 @@ class ClickModel:
         are.
         """
         categories = np.stack([draw.choice(len(p), lines, p=p) for p in self._chances], axis=1)
-        counts = np.floor(
-            np.exp(np.abs(draw.normal(0, self._count_scales, (lines, COUNTS)))) - 1
-        ).astype(np.int64)
+        counts = np.floor(np.exp(np.abs(draw.normal(0, self._count_scales, (lines, COUNTS)))) - 1).astype(np.int64)
         missing = draw.random((lines, COUNTS)) < self._missing
         counts[missing] = 0
         return categories, counts, missing
@@ -127,9 +121,7 @@ def _names(draw, size):
     """Different texts of eight hexadecimal digits; in the larger fields the second most frequent
     value is missing.
     """
-    names = np.array(
-        [f"{number:08x}" for number in draw.choice(2**32, size, replace=False)], dtype=object
-    )
+    names = np.array([f"{number:08x}" for number in draw.choice(2**32, size, replace=False)], dtype=object)
     if size > 20:
         names[1] = ""
     return names
@@ -175,9 +167,7 @@ def clicks_of(model, name, lines, files=1):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("output/criteo"))
     parser.add_argument("--lines", type=int, default=204_800, help="lines to train with")
     parser.add_argument("--test_lines", type=int, default=20_480)

@@ -32,18 +32,13 @@ class CriteoSlots(MultiSlotDataGenerator):
         """
         label, *fields = line.rstrip("\n").split("\t")
         if len(fields) != len(COUNTS) + len(CATEGORIES):
-            raise ValueError(
-                f"expected 40 fields separated by tabs, found {len(fields) + 1}: {line!r}"
-            )
+            raise ValueError(f"expected 40 fields separated by tabs, found {len(fields) + 1}: {line!r}")
         counts, categories = fields[: len(COUNTS)], fields[len(COUNTS) :]
         # A quarter of the logarithm lies between 0 and about 3: a range that suits the network.
         slots = [
             (
                 "dense",
-                [
-                    round(math.log1p(max(int(count), 0)) / 4, 5) if count else 0.0
-                    for count in counts
-                ],
+                [round(math.log1p(max(int(count), 0)) / 4, 5) if count else 0.0 for count in counts],
             )
         ]
         slots += [
@@ -60,12 +55,8 @@ class CriteoSlots(MultiSlotDataGenerator):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--rows", type=int, required=True, help="height of the table that the ids are for"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, required=True, help="height of the table that the ids are for")
     CriteoSlots(parser.parse_args().rows).run_from_stdin()
 
 

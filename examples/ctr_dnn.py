@@ -40,9 +40,7 @@ def click_network(dense, categories, args):
             size=[args.rows, args.width],
             is_sparse=True,
             is_distributed=args.is_distributed,
-            param_attr=fluid.ParamAttr(
-                name="categories", initializer=fluid.initializer.Normal(scale=0.01)
-            ),
+            param_attr=fluid.ParamAttr(name="categories", initializer=fluid.initializer.Normal(scale=0.01)),
         )
         return fluid.layers.sequence_pool(rows, "sum")
 
@@ -84,9 +82,7 @@ def as_slots(paths, args):
 
 def open_dataset(variables, files, batch_size, args):
     """A dataset of the files; one in memory is loaded."""
-    dataset = fluid.DatasetFactory().create_dataset(
-        "InMemoryDataset" if args.dataset == "memory" else "QueueDataset"
-    )
+    dataset = fluid.DatasetFactory().create_dataset("InMemoryDataset" if args.dataset == "memory" else "QueueDataset")
     dataset.set_use_var(variables)
     dataset.set_batch_size(batch_size)
     dataset.set_thread(args.threads)
@@ -130,9 +126,7 @@ class Course:
         losses seen in it.
         """
         begin = points[0][0] if points else end  # not when it started: programs are compiled first
-        self.losses += [
-            (self.lines + lines * (moment - begin) / (end - begin), loss) for moment, loss in points
-        ]
+        self.losses += [(self.lines + lines * (moment - begin) / (end - begin), loss) for moment, loss in points]
         self.lines += lines
         self.tests.append((self.lines, auc))
 
@@ -193,9 +187,7 @@ def predict_lines(model_dir, lines, args):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add(
         "--strategy",
@@ -255,9 +247,7 @@ def build(job, args):
     main_program, startup_program = fluid.default_main_program(), fluid.default_startup_program()
     main_program.random_seed = startup_program.random_seed = args.seed
     dense = fluid.data(name="dense", shape=[None, len(COUNTS)], dtype="float32")
-    categories = [
-        fluid.data(name=name, shape=[None, 1], dtype="int64", lod_level=1) for name in CATEGORIES
-    ]
+    categories = [fluid.data(name=name, shape=[None, 1], dtype="int64", lod_level=1) for name in CATEGORIES]
     click = fluid.data(name="click", shape=[None, 1], dtype="int64")
     prediction = click_network(dense, categories, args)
     loss = fluid.layers.mean(fluid.layers.cross_entropy(input=prediction, label=click))
@@ -295,15 +285,11 @@ def main():
         return job.serve()
 
     if args.files < job.trainers:
-        sys.exit(
-            f"--files {args.files}: each of the {job.trainers} trainers needs a file of its own to read"
-        )
+        sys.exit(f"--files {args.files}: each of the {job.trainers} trainers needs a file of its own to read")
     random.seed(args.seed + job.trainer)  # local_shuffle uses Python's generator
     model = ClickModel(args.seed)
     names = job.share([f"train-{number}.txt" for number in range(args.files)])
-    files = make_files(
-        names, (clicks_of(model, name, args.lines, args.files) for name in names), args
-    )
+    files = make_files(names, (clicks_of(model, name, args.lines, args.files) for name in names), args)
     executor = fluid.Executor(fluid.CPUPlace())
     job.begin(executor)
     parts = [open_dataset(inputs, [file], args.batch_size, args) for file in files]
@@ -314,9 +300,7 @@ def main():
         test_data = open_dataset(inputs, make_files(["test-0.txt"], [test], args), 1024, args)
 
         def evaluate():
-            labels, probabilities = predict(
-                executor, job.test_program, test_data, inputs[-1], prediction
-            )
+            labels, probabilities = predict(executor, job.test_program, test_data, inputs[-1], prediction)
             return area_under_curve(labels[:, 0], probabilities[:, 1])
 
     job.all_here()

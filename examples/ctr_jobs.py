@@ -46,9 +46,7 @@ class Alone:
         return None
 
     def save(self, executor, folder, feeds, targets):
-        fluid.io.save_inference_model(
-            folder, feeds, targets, executor, main_program=self.test_program
-        )
+        fluid.io.save_inference_model(folder, feeds, targets, executor, main_program=self.test_program)
 
     def all_here(self):
         """Wait for the other trainers."""

@@ -29,9 +29,7 @@ def draw(path, course, best, predicted, true):
     middle.legend(loc="lower right")
     right.hexbin(true, predicted, gridsize=50, extent=(0, 1, 0, 1), bins="log", cmap="Blues")
     right.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=0.8)
-    right.set(
-        xlabel="true probability of a click", ylabel="predicted probability", title="test lines"
-    )
+    right.set(xlabel="true probability of a click", ylabel="predicted probability", title="test lines")
     for axes in (left, middle):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)

@@ -86,9 +86,7 @@ def ssd(image):
         (64, 2, True),
         (64, 2, True),
     ):
-        x = fluid.layers.conv2d(
-            x, channels, filter_size=3, stride=stride, padding=1, bias_attr=False
-        )
+        x = fluid.layers.conv2d(x, channels, filter_size=3, stride=stride, padding=1, bias_attr=False)
         x = fluid.layers.batch_norm(x, act="relu")
         if keep:
             maps.append(x)
@@ -144,9 +142,7 @@ class Detector:
         with Progress(total=args.epochs * (len(pictures) // args.batch_size)) as progress:
             for _ in range(args.epochs):
                 for batch in reader():
-                    (value,) = self._executor.run(
-                        self._train, feed=self._feeder.feed(batch), fetch_list=[self._loss]
-                    )
+                    (value,) = self._executor.run(self._train, feed=self._feeder.feed(batch), fetch_list=[self._loss])
                     losses.append(value.item())
                     progress.step(examples=len(batch), loss=value)
         return losses
@@ -186,9 +182,7 @@ def draw(path, pictures, found, losses):
         axes.set_axis_off()
         for label, score, left, top, right, bottom in rows[rows[:, 1] > 0.5]:
             size = (right - left, bottom - top)
-            axes.add_patch(
-                Rectangle((left, top), *size, fill=False, edgecolor="white", linewidth=3)
-            )
+            axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="white", linewidth=3))
             axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="black"))
             text = f"{SHAPES[int(label)]} {score:.0%}"
             axes.text(left, top, text, fontsize=7, va="bottom", bbox={"pad": 1, "color": "white"})
@@ -200,9 +194,7 @@ def draw(path, pictures, found, losses):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=3200)
     parser.add_argument("--test_images", type=int, default=320)
     parser.add_argument("--epochs", type=int, default=6)

@@ -199,9 +199,7 @@ def play(game, reader, images, digits, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--reader_epochs", type=int, default=15)
     parser.add_argument("--batch_size", type=int, default=64)

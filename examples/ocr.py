@@ -87,9 +87,7 @@ class Reader:
             fluid.optimizer.Adam(learning_rate=rate).minimize(self._loss)
         with fluid.program_guard(self._test, startup):
             self._read = fluid.layers.ctc_greedy_decoder(logits, blank=BLANK)
-            self._distance = fluid.layers.edit_distance(
-                self._read, fluid.layers.cast(label, "int64"), normalized=False
-            )
+            self._distance = fluid.layers.edit_distance(self._read, fluid.layers.cast(label, "int64"), normalized=False)
         self._executor = fluid.Executor(fluid.CPUPlace())
         self._executor.run(startup)
         self._feeder = fluid.DataFeeder(self._data, fluid.CPUPlace(), program=self._train)
@@ -97,15 +95,11 @@ class Reader:
     def train(self, lines):
         """The loss of each step."""
         batch_size, losses = self._args.batch_size, []
-        reader = fluid.io.batch(
-            fluid.io.shuffle(lambda: iter(lines), buf_size=len(lines)), batch_size, drop_last=True
-        )
+        reader = fluid.io.batch(fluid.io.shuffle(lambda: iter(lines), buf_size=len(lines)), batch_size, drop_last=True)
         with Progress(total=self._args.epochs * (len(lines) // batch_size)) as progress:
             for _ in range(self._args.epochs):
                 for batch in reader():
-                    (value,) = self._executor.run(
-                        self._train, feed=self._feeder.feed(batch), fetch_list=[self._loss]
-                    )
+                    (value,) = self._executor.run(self._train, feed=self._feeder.feed(batch), fetch_list=[self._loss])
                     losses.append(value.item())
                     progress.step(examples=len(batch), loss=value)
         return losses
@@ -153,9 +147,7 @@ def draw(path, lines, found, losses):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2400)
     parser.add_argument("--test_images", type=int, default=320)
     parser.add_argument("--epochs", type=int, default=6)

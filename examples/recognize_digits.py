@@ -97,9 +97,7 @@ def draw(path, images, labels, probabilities, losses):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
@@ -132,9 +130,7 @@ def main():
     print(f"test accuracy: {reached.item():.2%} of {len(test_labels)} digits")
 
     model_dir = str(args.output_dir / "model")
-    fluid.io.save_inference_model(
-        model_dir, ["image"], [prediction], executor, main_program=test_program
-    )
+    fluid.io.save_inference_model(model_dir, ["image"], [prediction], executor, main_program=test_program)
     with fluid.scope_guard(fluid.Scope()):
         program, feed_names, targets = fluid.io.load_inference_model(model_dir, executor)
         (reloaded,) = executor.run(program, feed={feed_names[0]: test_images}, fetch_list=targets)

@@ -101,9 +101,7 @@ def stacked_lstm(words, vocabulary, args):
     hidden, _ = fluid.layers.dynamic_lstm(projected, size=4 * args.width)
     for level in range(2, args.levels + 1):
         projected = fluid.layers.fc([projected, hidden], size=4 * args.width)
-        hidden, _ = fluid.layers.dynamic_lstm(
-            projected, size=4 * args.width, is_reverse=level % 2 == 0
-        )
+        hidden, _ = fluid.layers.dynamic_lstm(projected, size=4 * args.width, is_reverse=level % 2 == 0)
     pooled = [fluid.layers.sequence_pool(rows, "max") for rows in (projected, hidden)]
     return fluid.layers.fc(pooled, size=2, act="softmax")
 
@@ -113,9 +111,7 @@ def bag_of_words(words, vocabulary, args):
     there are.
     """
     embedded = fluid.layers.embedding(words, size=[vocabulary, args.width], is_sparse=True)
-    hidden = fluid.layers.fc(
-        fluid.layers.sequence_pool(embedded, "sum"), size=4 * args.width, act="tanh"
-    )
+    hidden = fluid.layers.fc(fluid.layers.sequence_pool(embedded, "sum"), size=4 * args.width, act="tanh")
     hidden = fluid.layers.fc(hidden, size=4 * args.width, act="tanh")
     return fluid.layers.fc(hidden, size=2, act="softmax")
 
@@ -136,9 +132,7 @@ class Classifier:
             self._label = fluid.data(name="label", shape=[None, 1], dtype="int64")
             self._prediction = network(self._words, len(numbers), args)
             self._test = self._train.clone(for_test=True)
-            self._loss = fluid.layers.mean(
-                fluid.layers.cross_entropy(self._prediction, self._label)
-            )
+            self._loss = fluid.layers.mean(fluid.layers.cross_entropy(self._prediction, self._label))
             self._accuracy = fluid.layers.accuracy(self._prediction, self._label)
             fluid.optimizer.Adam(learning_rate=args.learning_rate).minimize(self._loss)
         self._executor = fluid.Executor(fluid.CPUPlace())
@@ -155,9 +149,7 @@ class Classifier:
             self._args.batch_size,
             drop_last=True,
         )
-        loader = fluid.io.DataLoader.from_generator(
-            feed_list=[self._words, self._label], capacity=8
-        )
+        loader = fluid.io.DataLoader.from_generator(feed_list=[self._words, self._label], capacity=8)
         loader.set_sample_list_generator(reader, places=fluid.CPUPlace())
         steps = self._args.epochs * (len(samples) // self._args.batch_size)
         with Progress(total=steps, description=description) as progress:
@@ -180,15 +172,10 @@ class Classifier:
 
     def probabilities(self, texts):
         """How probable it is that each text is positive."""
-        feeder = fluid.DataFeeder(
-            feed_list=[self._words], place=fluid.CPUPlace(), program=self._test
-        )
+        feeder = fluid.DataFeeder(feed_list=[self._words], place=fluid.CPUPlace(), program=self._test)
         found = []
         for begin in range(0, len(texts), 256):
-            samples = [
-                (words,)
-                for words, _ in self._samples((text, 0) for text in texts[begin : begin + 256])
-            ]
+            samples = [(words,) for words, _ in self._samples((text, 0) for text in texts[begin : begin + 256])]
             (value,) = self._executor.run(
                 self._test,
                 feed=feeder.feed(samples),
@@ -208,9 +195,7 @@ def draw(path, accuracies, readings):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, plots = pyplot.subplots(
-        1 + len(readings), 1, figsize=(11, 3.2 * (1 + len(readings))), layout="constrained"
-    )
+    figure, plots = pyplot.subplots(1 + len(readings), 1, figsize=(11, 3.2 * (1 + len(readings))), layout="constrained")
     for name, values in accuracies.items():
         plots[0].plot(range(1, len(values) + 1), values, "o-", label=name)
     plots[0].set(xlabel="epoch", ylabel="test accuracy", ylim=(0.4, 1.02))
@@ -230,18 +215,14 @@ def draw(path, accuracies, readings):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reviews", type=int, default=12800, help="to train with")
     parser.add_argument("--test_reviews", type=int, default=2000)
     parser.add_argument("--clauses", type=int, default=5, help="of the longest review")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
-    parser.add_argument(
-        "--width", type=int, default=32, help="of the words' vectors and of the hidden states"
-    )
+    parser.add_argument("--width", type=int, default=32, help="of the words' vectors and of the hidden states")
     parser.add_argument("--levels", type=int, default=3, help="LSTMs on top of each other")
     parser.add_argument("--minimum_accuracy", type=float, default=0.95)
     parser.add_argument("--output_dir", type=Path, default=Path("output/sentiment"))
@@ -270,22 +251,16 @@ def main():
     for name, classifier in classifiers.items():
         classifier.train(reviews, test_reviews, name)
     accuracies = {name: classifier.accuracies for name, classifier in classifiers.items()}
-    print(
-        "; ".join(f"{name}: test accuracy {values[-1]:.2%}" for name, values in accuracies.items())
-    )
+    print("; ".join(f"{name}: test accuracy {values[-1]:.2%}" for name, values in accuracies.items()))
 
     lstm = classifiers["stacked LSTM"]
     shown = test_reviews[:8]
-    for (text, label), probability in zip(
-        shown, lstm.probabilities([text for text, _ in shown]), strict=True
-    ):
+    for (text, label), probability in zip(shown, lstm.probabilities([text for text, _ in shown]), strict=True):
         print(f"{'praise' if label else 'blame ':6}  predicted {probability:4.0%}: {text}")
     readings = []
     for text in READ_ALOUD:
         read = text.split()
-        readings.append(
-            (text, lstm.probabilities([" ".join(read[:end]) for end in range(1, len(read) + 1)]))
-        )
+        readings.append((text, lstm.probabilities([" ".join(read[:end]) for end in range(1, len(read) + 1)])))
     picture = args.output_dir / "sentiment.png"
     draw(picture, accuracies, readings)
     print(f"picture: {picture}")

@@ -159,9 +159,7 @@ def train(tagger, numbers, sentences, test_sentences, args):
     with Progress(total=args.epochs * steps) as progress:
         for _ in range(args.epochs):
             tagger.train()
-            for rows in rng.permutation(len(sentences))[: steps * args.batch_size].reshape(
-                steps, -1
-            ):
+            for rows in rng.permutation(len(sentences))[: steps * args.batch_size].reshape(steps, -1):
                 words, there, tags = (dygraph.to_variable(array[rows]) for array in data)
                 lost = layers.softmax_with_cross_entropy(tagger(words, there), tags) * there
                 loss = layers.reduce_sum(lost) / layers.reduce_sum(there)
@@ -208,9 +206,7 @@ def draw(path, shown, losses, scores, baseline):
     axes.set_axis_off()
     axes.set(xlim=(0, 150), ylim=(len(shown), -1.2))
     for column, (kind, colour) in enumerate(colours.items()):
-        axes.text(
-            24 * column, -0.8, kind, color="white", family="monospace", backgroundcolor=colour
-        )
+        axes.text(24 * column, -0.8, kind, color="white", family="monospace", backgroundcolor=colour)
     for row, ((words, tags), found) in enumerate(shown):
         left = 0
         for word, tag, guess in zip(words, tags, found):
@@ -231,9 +227,7 @@ def draw(path, shown, losses, scores, baseline):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=1600, help="to train with")
     parser.add_argument("--test_sentences", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=4)

@@ -77,9 +77,7 @@ def read_corpus(minimum_count):
     word numbers.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(
-        path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts)
-    )
+    paths = sorted(path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
     if not paths:
         sys.exit(f"{root} holds no source files of the standard library")
     files = [words_of(path.read_text(encoding="utf-8", errors="replace")) for path in paths]
@@ -196,9 +194,7 @@ class Neighbours:
         many are known.
         """
         known = [(a, b) for a, b in pairs if a in self.number and b in self.number]
-        return [(a, b) for a, b in known if b in self.of(a, count) or a in self.of(b, count)], len(
-            known
-        )
+        return [(a, b) for a, b in known if b in self.of(a, count) or a in self.of(b, count)], len(known)
 
 
 def draw(path, neighbours, words):
@@ -236,18 +232,14 @@ def draw(path, neighbours, words):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch_size", type=int, default=2048)
     parser.add_argument("--learning_rate", type=float, default=0.01)
     parser.add_argument("--loss", choices=("nce", "hsigmoid"), default="nce")
     parser.add_argument("--negatives", type=int, default=5, help="noise words of nce for each pair")
     parser.add_argument("--width", type=int, default=64, help="of the vectors")
-    parser.add_argument(
-        "--window", type=int, default=3, help="how far words may be from each other"
-    )
+    parser.add_argument("--window", type=int, default=3, help="how far words may be from each other")
     parser.add_argument(
         "--frequent",
         type=float,
@@ -278,22 +270,16 @@ def main():
     vocabulary, counts, files = read_corpus(args.minimum_count)
     unknown = sorted(set(args.words) - set(vocabulary))
     if unknown:
-        sys.exit(
-            f"--words: the corpus does not hold {', '.join(unknown)} {args.minimum_count} times"
-        )
+        sys.exit(f"--words: the corpus does not hold {', '.join(unknown)} {args.minimum_count} times")
     centres, contexts = skip_grams(files, counts, args)
-    print(
-        f"{counts.sum()} words, {len(vocabulary)} different ones; {len(centres)} pairs", flush=True
-    )
+    print(f"{counts.sum()} words, {len(vocabulary)} different ones; {len(centres)} pairs", flush=True)
     main_program, startup_program = fluid.default_main_program(), fluid.default_startup_program()
     main_program.random_seed = startup_program.random_seed = args.seed
     centre = fluid.data(name="centre", shape=[None, 1], dtype="int64")
     context = fluid.data(name="context", shape=[None, 1], dtype="int64")
     loss = skip_gram_loss(centre, context, counts, args)
     steps = args.epochs * (len(centres) // args.batch_size)
-    rate = fluid.layers.polynomial_decay(
-        args.learning_rate, decay_steps=steps, end_learning_rate=1e-5
-    )
+    rate = fluid.layers.polynomial_decay(args.learning_rate, decay_steps=steps, end_learning_rate=1e-5)
     fluid.optimizer.Adam(learning_rate=rate, lazy_mode=True).minimize(loss)
 
     executor = fluid.Executor(fluid.CPUPlace())
@@ -307,9 +293,7 @@ def main():
     for word in args.words:
         print(f"{word:>10}: {' '.join(neighbours.of(word, 8))}")
     found, known = neighbours.found_pairs(PAIRS)
-    print(
-        f"pairs that are neighbours: {len(found)} of {known} ({', '.join('/'.join(pair) for pair in found)})"
-    )
+    print(f"pairs that are neighbours: {len(found)} of {known} ({', '.join('/'.join(pair) for pair in found)})")
     np.savez(args.output_dir / "vectors.npz", words=vocabulary, vectors=vectors)
     picture = args.output_dir / "words.png"
     draw(picture, neighbours, args.words)

@@ -26,8 +26,7 @@ class WeightedAverage:
         for what, given in (("value", value), ("weight", weight)):
             if not isinstance(given, (Number, np.ndarray)):
                 raise errors.ProgramError(
-                    f"WeightedAverage.add, {what}: expected a number or an array, "
-                    f"found {type(given).__name__}"
+                    f"WeightedAverage.add, {what}: expected a number or an array, found {type(given).__name__}"
                 )
         if self.numerator is None:
             self.numerator, self.denominator = value * weight, weight

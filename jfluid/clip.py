@@ -33,8 +33,7 @@ class BaseErrorClipAttr:
 
 
 class ErrorClipByValue(BaseErrorClipAttr):
-    """Limits every element of a variable's gradient to [min, max]; it is given to
-    `Variable.set_error_clip`.
+    """Limits every element of a variable's gradient to [min, max]; it is given to `Variable.set_error_clip`.
 
     Args:
         max: the upper bound.
@@ -45,9 +44,7 @@ class ErrorClipByValue(BaseErrorClipAttr):
         self.max, self.min = _bounds(max, min)
 
     def _append_clip_op(self, block: Block, grad_name: str) -> None:
-        block.append_op(
-            "clip", {"X": grad_name}, {"Out": grad_name}, {"min": self.min, "max": self.max}
-        )
+        block.append_op("clip", {"X": grad_name}, {"Out": grad_name}, {"min": self.min, "max": self.max})
 
     def __str__(self) -> str:
         return f"ByValue, min={self.min:f}, max={self.max:f}"
@@ -71,8 +68,7 @@ def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
             continue
         if not isinstance(clip, BaseErrorClipAttr):
             raise TypeError(
-                f"variable {var.name}, error_clip: expected an ErrorClipByValue, "
-                f"found {type(clip).__name__}"
+                f"variable {var.name}, error_clip: expected an ErrorClipByValue, found {type(clip).__name__}"
             )
         clip._append_clip_op(block, name)
 
@@ -88,9 +84,7 @@ class GradientClipBase:
 
     def __init__(self, need_clip: NeedClip | None = None):
         if need_clip is not None and not callable(need_clip):
-            raise TypeError(
-                f"need_clip: expected a function of a parameter, found {type(need_clip).__name__}"
-            )
+            raise TypeError(f"need_clip: expected a function of a parameter, found {type(need_clip).__name__}")
         self._need_clip_func = need_clip
 
     def __call__(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
@@ -111,9 +105,7 @@ class GradientClipBase:
     def _clip_one(self, grad: Variable) -> Variable:
         raise NotImplementedError
 
-    def _wanted(
-        self, params_grads: Sequence[ParamGrad]
-    ) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
+    def _wanted(self, params_grads: Sequence[ParamGrad]) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
         """Return the pairs to clip, with their positions."""
         for at, (param, grad) in enumerate(params_grads):
             if grad is not None and (self._need_clip_func is None or self._need_clip_func(param)):
@@ -126,9 +118,7 @@ def _present(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
 
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
-    """Make `op_role_var` of the clipping operators name the clipped gradient, which transpilers
-    look for.
-    """
+    """Make `op_role_var` of the clipping operators name the clipped gradient, which transpilers look for."""
     renamed = {
         (p.name, g.name): (p.name, c.name)
         for (p, g), (_, c) in zip(before, after, strict=True)
@@ -193,9 +183,7 @@ class GradientClipByGlobalNorm(GradientClipBase):
             counted; all are when None.
     """
 
-    def __init__(
-        self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None
-    ):
+    def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None):
         super().__init__(need_clip)
         self.clip_norm = float(clip_norm)
         self.group_name = group_name
@@ -256,8 +244,7 @@ def set_gradient_clip(
     param_list: Sequence[Parameter | str] | None = None,
     program: Program | None = None,
 ) -> None:
-    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in
-    `minimize`.
+    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in `minimize`.
 
     As in Fluid 1.8, nothing is clipped unless every parameter has a clip, and where they differ,
     that of the last parameter (by name) is applied to all. The optimizer's `grad_clip` argument has
@@ -274,9 +261,7 @@ def set_gradient_clip(
             f"found {type(clip).__name__}"
         )
     if default_main_program().eager:
-        raise errors.DygraphError(
-            "set_gradient_clip works on programs: in dygraph mode give the optimizer grad_clip="
-        )
+        raise errors.DygraphError("set_gradient_clip works on programs: in dygraph mode give the optimizer grad_clip=")
     block = (program or default_main_program()).global_block()
     for item in block.all_parameters() if param_list is None else param_list:
         param = block.var(item) if isinstance(item, str) else item
@@ -305,9 +290,7 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
             groups[clip.group_name].add(clip.clip_norm)
     for name, norms in groups.items():
         if len(norms) > 1:
-            raise errors.ProgramError(
-                f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}"
-            )
+            raise errors.ProgramError(f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}")
     last = clips[-1]
     if len({(type(c), str(c), getattr(c, "group_name", None)) for c in clips}) > 1:
         warnings.warn(
@@ -328,9 +311,7 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
 
 
 def _merged(grad: Variable) -> Variable:
-    """Return a gradient whose sum of squares is its norm: of sparse rows, each row once with its
-    sum.
-    """
+    """Return a gradient whose sum of squares is its norm: of sparse rows, each row once with its sum."""
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return emit("get_tensor_from_selected_rows", {"X": emit("merge_selected_rows", {"X": grad})})

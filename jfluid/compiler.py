@@ -132,9 +132,7 @@ class BuildStrategy(_Settings):
     }
 
     def _finalize_strategy_and_create_passes(self) -> PassBuilder:
-        """Return the passes of this strategy, to which `multi_batch_merge_pass` can be added; see
-        PassBuilder.
-        """
+        """Return the passes of this strategy, to which `multi_batch_merge_pass` can be added; see PassBuilder."""
         return self._passes
 
 
@@ -184,9 +182,7 @@ class CompiledProgram:
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None):
         if not isinstance(program_or_graph, Program):
-            raise TypeError(
-                f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}"
-            )
+            raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
         self._program = program_or_graph
         self._build_strategy = _checked(build_strategy, BuildStrategy)
         self._parallel: DataParallel | None = None
@@ -225,13 +221,9 @@ class CompiledProgram:
         """
         if self._parallel is not None or self._predictor is not None:
             has = "data parallelism" if self._parallel is not None else "a model"
-            raise errors.ProgramError(
-                f"with_data_parallel: this CompiledProgram has {has} already: make a new one"
-            )
+            raise errors.ProgramError(f"with_data_parallel: this CompiledProgram has {has} already: make a new one")
         if share_vars_from is not None and getattr(share_vars_from, "_parallel", None) is None:
-            raise errors.ProgramError(
-                "share_vars_from: expected a CompiledProgram with data parallelism"
-            )
+            raise errors.ProgramError("share_vars_from: expected a CompiledProgram with data parallelism")
         if loss_name is not None and not self._program.global_block().has_var(loss_name):
             raise errors.ProgramError(
                 f"loss_name: the program has no variable {loss_name}"
@@ -282,6 +274,7 @@ class CompiledProgram:
 
     def _compile(self, scope: Any, place: Any) -> "CompiledProgram":
         """Say where the program will run, of which XLA makes an executable when it does; returns it.
+
         Raises ProgramError for a second scope or place.
         """
         known, at = self._compiled_for or (scope, place)
@@ -299,6 +292,7 @@ class CompiledProgram:
 
 def resolved(program: Any) -> tuple[Program, DataParallel | None]:
     """Return (the Program to run, its data parallelism or None) for what a user gives to `run`.
+
     Raises TypeError for anything else than a Program or CompiledProgram.
     """
     parallel = getattr(program, "_parallel", None)
@@ -308,9 +302,7 @@ def resolved(program: Any) -> tuple[Program, DataParallel | None]:
         return program, None
     inner = getattr(program, "_single_program", None)
     if inner is None:
-        raise TypeError(
-            f"program: expected a Program or a CompiledProgram, found {type(program).__name__}"
-        )
+        raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
     return inner(), None
 
 

@@ -33,9 +33,7 @@ __all__ = [
 ]
 
 
-def draw_block_graphviz(
-    block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot"
-) -> None:
+def draw_block_graphviz(block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot") -> None:
     """Write a drawing of the block to a file, as Graphviz DOT (`dot -Tsvg temp.dot` renders it).
 
     Args:
@@ -57,9 +55,7 @@ def pprint_program_codes(program_desc: Program | ProgramDesc) -> str:
 
 
 def pprint_block_codes(block_desc: Block | BlockDesc, show_backward: bool = False) -> str:
-    """Return the block in a form like code: its variables, then its operators; with `show_backward`
-    also gradients.
-    """
+    """Return the block in a form like code: its variables, then its operators; with `show_backward` also gradients."""
     if isinstance(block_desc, BlockDesc):
         return block_to_code(block_desc.described, show_backward)
     return block_to_code(block_desc, show_backward)
@@ -150,9 +146,7 @@ def repr_op(opdesc: Any) -> str:
         last = max([attr.block_idx, *attr.blocks_idx])
         while len(alone.blocks) <= last:
             alone.blocks.add(idx=len(alone.blocks), parent_idx=0)
-    return operator_to_code(
-        Program.parse_from_string(alone.SerializeToString()).global_block().ops[0]
-    )
+    return operator_to_code(Program.parse_from_string(alone.SerializeToString()).global_block().ops[0])
 
 
 def prepare_fast_nan_inf_debug(_program: Program | None) -> None:
@@ -171,8 +165,7 @@ def run_fast_nan_inf_debug(
     use_program_cache: bool = False,
     dump_core: bool = True,
 ) -> Any:
-    """Run a program as `executor.run` does, and check every operator's outputs for NaN and
-    infinity.
+    """Run a program as `executor.run` does, and check every operator's outputs for NaN and infinity.
 
     Args:
         dump_core: no effect: a bad value raises OpError, which names the operator and the line that

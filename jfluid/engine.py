@@ -70,18 +70,13 @@ class Prepared:
             self.step.plan.updated,
             self.step.placement.parts,
         )
-        return [
-            Fetched(n, parts(n, v), self.divided, n in updated)
-            for n, v in zip(names, values, strict=True)
-        ]
+        return [Fetched(n, parts(n, v), self.divided, n in updated) for n, v in zip(names, values, strict=True)]
 
 
 class Runner:
     """Runs programs that work together with other processes through parameter servers."""
 
-    def run(
-        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
-    ) -> list[Fetched]:
+    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
         """Run the program on the devices of `parallel`, once or as often as its settings say.
 
         Raises UnsupportedError if there is nothing to divide among devices.
@@ -98,17 +93,11 @@ class Runner:
         raise NotImplementedError
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
-        """Return a context that yields the servers' latest numbers, by name, for a display of
-        progress.
-        """
+        """Return a context that yields the servers' latest numbers, by name, for a display of progress."""
         return nullcontext(dict)
 
-    def prefetch(
-        self, batches: Iterable[Any], parallel: DataParallel | None = None
-    ) -> Iterable[Any]:
-        """Return the batches in order, while rows for the next ones are pulled from servers ahead
-        of time.
-        """
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+        """Return the batches in order, while rows for the next ones are pulled from servers ahead of time."""
         return batches
 
 
@@ -161,14 +150,13 @@ class Engine:
             parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
-        """Return the Runner of a program that works with parameter servers; None for others. Raises
-        UnsupportedError for one with servers that is to be pruned, UntrustedOperatorError for one
-        that was read and would act.
+        """Return the Runner of a program that works with parameter servers; None for others.
+
+        Raises UnsupportedError for one with servers that is to be pruned, UntrustedOperatorError for one that
+        was read and would act.
         """
         program.refuse_acting()
-        found = self._runners.get_or_make(
-            program.identity, lambda: self._find_runner(program, self)
-        )
+        found = self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
         if use_prune and found is not None:
             raise errors.UnsupportedError(
                 "use_prune: what a program asks of parameter servers is done as a whole: prune "
@@ -219,9 +207,7 @@ class Engine:
         owned = isinstance(feed, Owned)
         pipeline = program._pipeline_opt if parallel is None and targets is None else None
         program, feed, parallel = self._read(program, feed, parallel, targets)
-        feeds: Any = (
-            feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
-        )
+        feeds: Any = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
         names = list(feeds if parallel is None else feeds[0])
         check_finite = flags.get("FLAGS_check_nan_inf")
         key: tuple[Any, ...] = (
@@ -249,9 +235,7 @@ class Engine:
                     self.donate,
                 )
             placement = (
-                of_device(planned, self.device)
-                if parallel is None
-                else parallel.placement(planned, check_finite)
+                of_device(planned, self.device) if parallel is None else parallel.placement(planned, check_finite)
             )
             if exact:
                 placement.pads, placement.exact_because = False, _OF_SERVERS
@@ -268,9 +252,7 @@ class Engine:
         return Prepared(program, step, feeds, parallel is not None, repeats)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
-        """Run a prepared program, once or several times; returns the values of its last fetches on
-        their devices.
-        """
+        """Run a prepared program, once or several times; returns the values of its last fetches on their devices."""
         step, values = prepared.step, []
         try:
             for _ in range(times):
@@ -295,8 +277,7 @@ class Engine:
         fetch_list: Any,
         prepared: Prepared,
     ) -> None:
-        """Keep a prepared program, which has run, in `repeats`, unless its feeds must be prepared at
-        each step.
+        """Keep a prepared program, which has run, in `repeats`, unless its feeds must be prepared at each step.
 
         Args:
             program: what the user runs: `inner`, or a CompiledProgram of it.
@@ -328,9 +309,7 @@ class Engine:
         parallel: DataParallel | None,
         targets: Sequence[Any] | None,
     ) -> tuple[Program, Any, DataParallel | None]:
-        """(the program without reader operators and unneeded ones, its feed, its data
-        parallelism).
-        """
+        """(the program without reader operators and unneeded ones, its feed, its data parallelism)."""
         if parallel is not None:
             self.start(parallel)
             parallel = parallel.for_feed(feed)
@@ -349,8 +328,7 @@ class Engine:
         return program if targets is None else self._prune(program, feed or {}, targets), feed, None
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
-        """Return the step's random key, from the program's seed and the number of its runs in this
-        scope.
+        """Return the step's random key, from the program's seed and the number of its runs in this scope.
 
         A program that reads nothing (a startup program) draws the same numbers each time if it has
         a seed.

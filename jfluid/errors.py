@@ -1,5 +1,7 @@
-"""The named errors. Each says what was expected, what was found, where, and what to do; a traceback
-ends with the address of its entry in docs/faq.md.
+"""The named errors.
+
+Each says what was expected, what was found, where, and what to do; a traceback ends with the address of its
+entry in docs/faq.md.
 """
 
 import difflib
@@ -80,9 +82,7 @@ class ActingOperator(NamedTuple):
 
     def __str__(self) -> str:
         where = f" ({self.chosen})" if self.chosen else ""
-        return (
-            f"{self.type} (block {self.block}, position {self.position}) reaches {self.what}{where}"
-        )
+        return f"{self.type} (block {self.block}, position {self.position}) reaches {self.what}{where}"
 
 
 class UntrustedOperatorError(ProgramError):
@@ -130,9 +130,7 @@ class DtypeError(ShapeError, TypeError):
 
 
 class OperandError(ShapeError):
-    """An operator cannot be applied to the values of its inputs: offsets, lengths or labels that do not
-    fit its rows.
-    """
+    """An operator cannot be applied to the values of its inputs: offsets, lengths or labels that do not fit its rows."""
 
 
 class DygraphError(ProgramError, AssertionError):

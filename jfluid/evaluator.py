@@ -1,5 +1,6 @@
-"""`fluid.evaluator`: metrics whose counts are variables of the program. Fluid recommends
-`fluid.metrics` instead.
+"""`fluid.evaluator`: metrics whose counts are variables of the program.
+
+Fluid recommends `fluid.metrics` instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,9 +47,7 @@ class _Evaluator:
         program = reset_program or Program()
         with program_guard(program):
             for state in self.states:
-                layers.fill_constant(
-                    shape=[1], dtype=state.dtype, value=0, out=self._in(program, state)
-                )
+                layers.fill_constant(shape=[1], dtype=state.dtype, value=0, out=self._in(program, state))
         executor.run(program)
 
     def _counted(self, executor: Executor, eval_program: Program | None) -> list[np.ndarray]:
@@ -64,8 +63,7 @@ class _Evaluator:
 
 
 class ChunkEvaluator(_Evaluator):
-    """Precision, recall and F1 of chunks over all batches since the last `reset`, which has to be
-    called first.
+    """Precision, recall and F1 of chunks over all batches since the last `reset`, which has to be called first.
 
     Args:
         input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as those of
@@ -100,9 +98,7 @@ class ChunkEvaluator(_Evaluator):
     def eval(
         self, executor: Executor, eval_program: Program | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (precision, recall, F1), float32 [1] each, of what was counted; 0 where there were
-        no chunks.
-        """
+        """Return (precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no chunks."""
         inferred, labelled, right = (int(c[0]) for c in self._counted(executor, eval_program))
         precision, recall = right / max(inferred, 1), right / max(labelled, 1)
         score = 2 * precision * recall / (precision + recall) if right else 0
@@ -127,9 +123,7 @@ class EditDistance(_Evaluator):
         states: the [1] Variables of what was counted: distances, sequences, inexact sequences.
     """
 
-    def __init__(
-        self, input: Variable, label: Variable, ignored_tokens: Sequence[int] | None = None
-    ):
+    def __init__(self, input: Variable, label: Variable, ignored_tokens: Sequence[int] | None = None):
         super().__init__("edit_distance")
         distances, number = layers.edit_distance(input, label, ignored_tokens=ignored_tokens)
         zero = layers.fill_constant(shape=[1], value=0.0, dtype="float32")
@@ -140,17 +134,13 @@ class EditDistance(_Evaluator):
         self.total_distance, self.seq_num, self.instance_error = self.states
         self.metrics = [total, inexact]
 
-    def eval(
-        self, executor: Executor, eval_program: Program | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def eval(self, executor: Executor, eval_program: Program | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return (the mean distance, the share of inexact sequences), float32 [1] each; NaN while
         no sequence was counted.
         """
         total, number, inexact = self._counted(executor, eval_program)
         with np.errstate(invalid="ignore"):
-            return total / number.astype(np.float32), inexact.astype(np.float32) / number.astype(
-                np.float32
-            )
+            return total / number.astype(np.float32), inexact.astype(np.float32) / number.astype(np.float32)
 
 
 class DetectionMAP(metrics.DetectionMAP):

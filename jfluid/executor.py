@@ -107,17 +107,13 @@ class Executor:
                 found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
                 if return_numpy and not use_prune and prepared.repeats == 1:
                     self.engine.repeat(program, given, feed, scope, fetch_list, prepared)
-            return [
-                f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found
-            ]
+            return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error, resolved(program)[0])) is not None:
                 raise lack from error
             raise
 
-    def _prune_program(
-        self, program: Any, feed: Any = None, fetch_list: Any = None, optimize_ops: Any = None
-    ) -> Any:
+    def _prune_program(self, program: Any, feed: Any = None, fetch_list: Any = None, optimize_ops: Any = None) -> Any:
         """Return the program with what the fetches and the updates need, and nothing else; a
         CompiledProgram is changed itself.
 
@@ -131,10 +127,7 @@ class Executor:
         origin, _ = resolved(program)
         feeds = feed if isinstance(feed, (list, tuple)) else [feed or {}]
         updates = optimize_ops or [
-            op
-            for block in origin.blocks
-            for op in block.ops
-            if op.attrs.get("op_role", 0) & OpRole.Optimize
+            op for block in origin.blocks for op in block.ops if op.attrs.get("op_role", 0) & OpRole.Optimize
         ]
         names = {name for each in feeds for name in each}
         pruned = origin._prune_with_input(names, [*(fetch_list or ()), *updates])

@@ -1,6 +1,4 @@
-"""FetchedArray: what a run returns converts to numbers as arrays did with the NumPy of Fluid's
-days.
-"""
+"""FetchedArray: what a run returns converts to numbers as arrays did with the NumPy of Fluid's days."""
 
 from typing import Any, SupportsIndex
 

@@ -20,17 +20,13 @@ Natural = Annotated[int, Field(ge=0), Expected("an integer from 0 on")]
 Count = Annotated[int, Field(ge=1), Expected("an integer from 1 on")]
 Port = Annotated[int, Field(ge=0, le=65535), Expected("an integer from 0 to 65535")]
 Seconds = Annotated[float, Field(gt=0), Expected("a number of seconds above 0")]
-FiniteSeconds = Annotated[
-    float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0")
-]
+FiniteSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0")]
 
 _WORDS = {str: "text", Path: "a path", bool: "true or false", int: "an integer", float: "a number"}
 
 
 def expected(field: FieldInfo) -> str:
-    """Return what a field takes: the words of its type, the values of a Literal, or the name of a
-    plain type.
-    """
+    """Return what a field takes: the words of its type, the values of a Literal, or the name of a plain type."""
     for part in [*field.metadata, *_parts(field.annotation)]:
         if isinstance(part, Expected):
             return part.words

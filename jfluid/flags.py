@@ -17,9 +17,7 @@ class Flag(NamedTuple):
 
 
 EFFECTIVE = {
-    "FLAGS_check_nan_inf": Flag(
-        False, "hold every floating output of every operator against NaN and infinity"
-    ),
+    "FLAGS_check_nan_inf": Flag(False, "hold every floating output of every operator against NaN and infinity"),
     "FLAGS_compilation_cache_dir": Flag(
         os.path.join("~", ".cache", "jfluid", "xla"),
         "where compiled programs are kept; empty: each process compiles anew",
@@ -28,16 +26,10 @@ EFFECTIVE = {
         4 << 30,
         "bytes of files there; what was written and read before all else is deleted first",
     ),
-    "FLAGS_communicator_is_sgd_optimizer": Flag(
-        True, "gradients of several steps are added up, else averaged"
-    ),
+    "FLAGS_communicator_is_sgd_optimizer": Flag(True, "gradients of several steps are added up, else averaged"),
     "FLAGS_communicator_max_merge_var_num": Flag(20, "steps whose gradients are sent together"),
-    "FLAGS_communicator_min_send_grad_num_before_recv": Flag(
-        20, "gradients before parameters are received again"
-    ),
-    "FLAGS_communicator_prefetch_depth": Flag(
-        1, "batches of a dataset whose rows of tables are pulled ahead"
-    ),
+    "FLAGS_communicator_min_send_grad_num_before_recv": Flag(20, "gradients before parameters are received again"),
+    "FLAGS_communicator_prefetch_depth": Flag(1, "batches of a dataset whose rows of tables are pulled ahead"),
     "FLAGS_communicator_send_queue_size": Flag(20, "steps whose gradients may wait to be sent"),
     "FLAGS_communicator_send_wait_times": Flag(
         5, "hundredths of a second after which no more gradients are waited for"
@@ -65,8 +57,7 @@ EFFECTIVE = {
     ),
     "FLAGS_dataset_max_bytes": Flag(
         0,
-        "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
-        "quarters of the memory",
+        "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three quarters of the memory",
     ),
     "FLAGS_dynamic_shapes": Flag(
         True,
@@ -87,9 +78,7 @@ EFFECTIVE = {
         "the folder of the record (jfluid.log, progress) of a script that jfluid-launch has not started; "
         "empty: it writes none",
     ),
-    "FLAGS_rpc_deadline": Flag(
-        180000, "milliseconds for which a trainer waits until parameter servers listen"
-    ),
+    "FLAGS_rpc_deadline": Flag(180000, "milliseconds for which a trainer waits until parameter servers listen"),
     "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
     "FLAGS_shape_buckets": Flag(
         "",
@@ -141,14 +130,10 @@ def _parse(name: str, text: Any) -> Any:
     default = _known(name)
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "0": False, "false": False, "": False}[
-                str(text).lower()
-            ]
+            return {"1": True, "true": True, "0": False, "false": False, "": False}[str(text).lower()]
         return type(default)(text)
     except (KeyError, ValueError):
-        raise errors.AttributeTypeError(
-            f"{name}: expected {type(default).__name__}, found {text!r}"
-        ) from None
+        raise errors.AttributeTypeError(f"{name}: expected {type(default).__name__}, found {text!r}") from None
 
 
 def _known(name: str) -> Any:
@@ -177,8 +162,9 @@ def get(name: str) -> Any:
 
 
 def changes() -> int:
-    """Return how often flags were set in this process. Steps ask it of each run: to look into the
-    environment takes microseconds.
+    """Return how often flags were set in this process.
+
+    Steps ask it of each run: to look into the environment takes microseconds.
     """
     return _changes
 
@@ -189,8 +175,9 @@ def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
 
 
 def set_flags(flags: Mapping[str, Any]) -> None:
-    """Set flags by name. Raises ProgramError for an unknown one, AttributeTypeError for a wrong
-    type.
+    """Set flags by name.
+
+    Raises ProgramError for an unknown one, AttributeTypeError for a wrong type.
     """
     if not isinstance(flags, Mapping):
         raise TypeError(f"set_flags: expected a dict, found {type(flags).__name__}")

@@ -49,8 +49,7 @@ _HELD_AS = {
 
 
 class Initializer:
-    """The base of all initializers: `initializer(var, block)` makes `block` compute the initial
-    value of `var`.
+    """The base of all initializers: `initializer(var, block)` makes `block` compute the initial value of `var`.
 
     The operator is put at the front of the block. Its `seed` attribute is the user's; with 0, the
     default, the numbers follow from the program's `random_seed`.
@@ -60,12 +59,8 @@ class Initializer:
         raise NotImplementedError
 
 
-def _prepend(
-    block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]
-) -> Operator:
-    """Put the operator at the front of the block; a 16-bit variable is computed in 32 bits and
-    converted.
-    """
+def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]) -> Operator:
+    """Put the operator at the front of the block; a 16-bit variable is computed in 32 bits and converted."""
     if not isinstance(block, Block):
         raise TypeError(f"block: expected a Block, found {type(block).__name__}")
     dtype, target = var.dtype, var
@@ -78,9 +73,7 @@ def _prepend(
             type=VarType.LOD_TENSOR,
             persistable=False,
         )
-    op = block.prepend_op(
-        op_type, outputs={"Out": target}, attrs={"shape": var.shape, "dtype": int(dtype)} | attrs
-    )
+    op = block.prepend_op(op_type, outputs={"Out": target}, attrs={"shape": var.shape, "dtype": int(dtype)} | attrs)
     if target is not var:
         block.append_op(
             "cast",
@@ -133,9 +126,7 @@ class UniformInitializer(Initializer):
         if high < low:
             raise ValueError(f"Uniform: expected low <= high, found low={low}, high={high}")
         if diag_num < 0 or diag_step < 0:
-            raise ValueError(
-                f"Uniform: diag_num and diag_step must not be negative, found {diag_num} and {diag_step}"
-            )
+            raise ValueError(f"Uniform: diag_num and diag_step must not be negative, found {diag_num} and {diag_step}")
         self.low, self.high, self.seed = low, high, seed
         self.diag_num, self.diag_step, self.diag_val = diag_num, diag_step, diag_val
 
@@ -177,9 +168,7 @@ class NormalInitializer(Initializer):
 
 
 class TruncatedNormalInitializer(NormalInitializer):
-    """Draws normally distributed numbers, again where one is farther from `loc` than two standard
-    deviations.
-    """
+    """Draws normally distributed numbers, again where one is farther from `loc` than two standard deviations."""
 
     op_type = "truncated_gaussian_random"
 
@@ -197,17 +186,11 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[1] * area, shape[0] * area
 
 
-def _scaled(
-    var: Variable, block: Block, tag: str, variance: float, uniform: bool, seed: int
-) -> Operator:
+def _scaled(var: Variable, block: Block, tag: str, variance: float, uniform: bool, seed: int) -> Operator:
     if uniform:
         limit = math.sqrt(3.0 * variance)
-        return _prepend(
-            block, var, "uniform_random", tag, {"min": -limit, "max": limit, "seed": seed}
-        )
-    return _prepend(
-        block, var, "gaussian_random", tag, {"mean": 0.0, "std": math.sqrt(variance), "seed": seed}
-    )
+        return _prepend(block, var, "uniform_random", tag, {"min": -limit, "max": limit, "seed": seed})
+    return _prepend(block, var, "gaussian_random", tag, {"mean": 0.0, "std": math.sqrt(variance), "seed": seed})
 
 
 class XavierInitializer(Initializer):
@@ -254,14 +237,11 @@ class MSRAInitializer(Initializer):
 
 
 def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operator:
-    return _prepend(
-        block, var, "assign_value", tag, {_SLOTS[values.dtype]: values.ravel().tolist()}
-    )
+    return _prepend(block, var, "assign_value", tag, {_SLOTS[values.dtype]: values.ravel().tolist()})
 
 
 class BilinearInitializer(Initializer):
-    """Sets a filter [out, in, size, size] of a transposed convolution to the kernel of bilinear
-    upsampling.
+    """Sets a filter [out, in, size, size] of a transposed convolution to the kernel of bilinear upsampling.
 
     The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
     rows are not quite the ones of plain bilinear interpolation.
@@ -297,17 +277,14 @@ class NumpyArrayInitializer(Initializer):
 
     def __init__(self, value: np.ndarray):
         if not isinstance(value, np.ndarray):
-            raise TypeError(
-                f"NumpyArrayInitializer: expected a NumPy array, found {type(value).__name__}"
-            )
+            raise TypeError(f"NumpyArrayInitializer: expected a NumPy array, found {type(value).__name__}")
         self._value = value
 
     def __call__(self, var: Variable, block: Block) -> Operator:
         value = self._value
         if value.shape != var.shape:
             raise errors.ShapeError(
-                f"NumpyArrayInitializer, {var.name}: expected shape {list(var.shape)}, "
-                f"found {list(value.shape)}"
+                f"NumpyArrayInitializer, {var.name}: expected shape {list(var.shape)}, found {list(value.shape)}"
             )
         if value.dtype.kind in "biuf":
             value = value.astype(_HELD_AS.get(var.dtype, value.dtype))

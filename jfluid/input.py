@@ -1,6 +1,4 @@
-"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given as a
-whole.
-"""
+"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given as a whole."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +11,7 @@ from jfluid.layers.io import declare
 __all__ = ["data", "embedding", "one_hot"]
 
 
-def data(
-    name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
-) -> Variable:
+def data(name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0) -> Variable:
     """Declare a variable that is fed. Every feed is compared with its shape and dtype.
 
     Args:
@@ -36,14 +32,11 @@ def embedding(
     param_attr: Any = None,
     dtype: str = "float32",
 ) -> Variable:
-    """Look up rows of a table by the ids `input`: the result has the shape of `input` with size[1]
-    appended.
+    """Look up rows of a table by the ids `input`: the result has the shape of `input` with size[1] appended.
 
     Arguments and errors are those of `layers.embedding`.
     """
-    return look_up(
-        "lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
-    )
+    return look_up("lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:

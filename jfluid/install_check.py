@@ -22,9 +22,7 @@ from jfluid.scope import Scope, scope_guard
 __all__ = ["Machine", "machine", "run_check"]
 
 _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-_INSTALL = (
-    "pip install 'jfluid[cuda13]' (NVIDIA driver 580 or newer), or 'jfluid[cuda12]' (525 or newer)"
-)
+_INSTALL = "pip install 'jfluid[cuda13]' (NVIDIA driver 580 or newer), or 'jfluid[cuda12]' (525 or newer)"
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and its classes of displays and accelerators
 
 

@@ -19,14 +19,10 @@ FLUID_VERSION = "1.8.5"  # the release whose interface this is
 
 def _numbers(version: str, what: str) -> tuple[int, ...]:
     if not isinstance(version, str):
-        raise TypeError(
-            f"require_version, {what}: expected a string such as '1.8.0', found {type(version).__name__}"
-        )
+        raise TypeError(f"require_version, {what}: expected a string such as '1.8.0', found {type(version).__name__}")
     parts = version.split(".")
     if not 1 <= len(parts) <= 4 or not all(p.isdigit() for p in parts):
-        raise errors.ProgramError(
-            f"require_version, {what}: expected one to four numbers with dots, found {version!r}"
-        )
+        raise errors.ProgramError(f"require_version, {what}: expected one to four numbers with dots, found {version!r}")
     return tuple(map(int, parts)) + (0,) * (4 - len(parts))
 
 
@@ -52,9 +48,7 @@ def memory_optimize(
     level: int = 0,
     skip_grads: bool = True,
 ) -> None:
-    """No effect, as in Fluid 1.8: XLA plans a step's memory, and the Executor donates the state
-    that it overwrites.
-    """
+    """No effect, as in Fluid 1.8: XLA plans a step's memory, and the Executor donates the state that it overwrites."""
 
 
 def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:

@@ -79,8 +79,7 @@ __all__ = [
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as
-    `save_vars` does.
+    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as `save_vars` does.
 
     For a trainer's program (see DistributeTranspiler) this is
     `jfluid.distributed.checkpoint.save_persistables`, which gets from the servers what they hold;
@@ -92,26 +91,20 @@ def save_persistables(
         return
     if filename is not None:
         raise errors.UnsupportedError(
-            "save_persistables: what parameter servers hold is saved as a file for each variable; "
-            "leave filename out"
+            "save_persistables: what parameter servers hold is saved as a file for each variable; leave filename out"
         )
     checkpoint.save_persistables(executor, dirname, program)
 
 
-def load_params(
-    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
-) -> None:
-    """Load the program's parameters, as `load_vars` does, and rows of distributed tables, as
-    `load_persistables` does.
-    """
+def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """Load the program's parameters, as `load_vars` does, and rows of distributed tables, as `load_persistables` does."""
     _load(executor, dirname, program_of(main_program), is_parameter, filename)
 
 
 def load_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Load all variables that outlive a run (parameters, running statistics, optimizer state), as
-    `load_vars` does.
+    """Load all variables that outlive a run (parameters, running statistics, optimizer state), as `load_vars` does.
 
     A variable of which `dirname` has a folder is a distributed table whose rows parameter servers
     have saved: it becomes an ordinary one of its declared height. What an optimizer keeps for such

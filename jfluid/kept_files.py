@@ -105,9 +105,10 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes, most: int) -> None:
-    """Write a file, if it can be. Of those with the same beginning of their names, up to a "-", the
-    `most` that were written or read last stay, and of all files so many as
-    FLAGS_compilation_cache_max_bytes has room for.
+    """Write a file, if it can be.
+
+    Of those with the same beginning of their names, up to a "-", the `most` that were written or read last
+    stay, and of all files so many as FLAGS_compilation_cache_max_bytes has room for.
     """
     assert path.name.startswith(_KINDS), path.name
     packed = zlib.compress(content, 1)
@@ -125,8 +126,9 @@ def _digest(path: Path, packed: bytes) -> bytes:
 
 
 def _make_room(new: Path, most: int) -> None:
-    """Delete what was written and read before all else: of the kind of a new file, and of all, those of
-    JAX too. What else lies in the folder stays.
+    """Delete what was written and read before all else: of the kind of a new file, and of all, those of JAX too.
+
+    What else lies in the folder stays.
     """
     kind, room, number = new.name.partition("-")[0] + "-", flags.get(_MOST_BYTES), 0
     found = [
@@ -142,19 +144,13 @@ def _make_room(new: Path, most: int) -> None:
 
 
 def settings() -> tuple[Any, ...]:
-    """What tracing depends on beside the program: JAX's configuration as this thread has it, flags,
-    this package.
-    """
+    """What tracing depends on beside the program: JAX's configuration as this thread has it, flags, this package."""
     config = [
         (name, getattr(jax.config, name, value))
         for name, value in sorted(jax.config.values.items())
         if "cache" not in name
     ]
-    chosen = [
-        (name, flags.get(name))
-        for name in sorted(flags.EFFECTIVE)
-        if name not in (_DIRECTORY, _MOST_BYTES)
-    ]
+    chosen = [(name, flags.get(name)) for name in sorted(flags.EFFECTIVE) if name not in (_DIRECTORY, _MOST_BYTES)]
     return config, chosen, jax.__version__, sources()
 
 

@@ -38,9 +38,7 @@ def checked(sizes: Any) -> Sizes:
         if not isinstance(name, str) or not name:
             raise _wrong("", "the name of a feed", name)
         if not isinstance(dims, Mapping) or not dims:
-            raise _wrong(
-                f"{name}: ", "a mapping of dimensions to sizes, such as {1: [32, 64]}", dims
-            )
+            raise _wrong(f"{name}: ", "a mapping of dimensions to sizes, such as {1: [32, 64]}", dims)
         found[name] = {}
         for dim, own in dims.items():
             number = int(dim) if isinstance(dim, str) and dim.isdecimal() else dim

@@ -1,6 +1,4 @@
-"""The pipe from a script to the launcher that started it, which takes messages, one JSON object a
-line.
-"""
+"""The pipe from a script to the launcher that started it, which takes messages, one JSON object a line."""
 
 import atexit
 import contextlib
@@ -34,8 +32,7 @@ def send(pipe: int, message: dict[str, Any]) -> None:
 
 
 def report_ending() -> None:
-    """Report to the launcher at once when an exception or sys.exit ends this script with an exit
-    code other than 0.
+    """Report to the launcher at once when an exception or sys.exit ends this script with an exit code other than 0.
 
     The process itself may end minutes later, after processes that fail because of it: in an exit
     handler jax.distributed waits for the other processes. Without a launcher this does nothing.

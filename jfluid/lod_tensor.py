@@ -14,17 +14,11 @@ from jfluid.places import CPUPlace, CUDAPlace
 
 def is_divided(value: Any) -> bool:
     """Return whether a device array is divided among processes."""
-    return (
-        isinstance(value, jax.Array)
-        and not value.is_fully_addressable
-        and not value.is_fully_replicated
-    )
+    return isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated
 
 
 def whole(value: Any) -> Any:
-    """Return a value as it is, but a device array that is divided among processes as NumPy: all of
-    them must call this.
-    """
+    """Return a value as it is, but a device array that is divided among processes as NumPy: all of them must call this."""
     if is_divided(value):
         from jax.experimental import multihost_utils
 
@@ -36,9 +30,7 @@ class Pending(Protocol):
     """Brings the values of tensors later."""
 
     def finish(self) -> None:
-        """Wait until the values are there, and `settle` the tensors, also where it raises what went
-        wrong.
-        """
+        """Wait until the values are there, and `settle` the tensors, also where it raises what went wrong."""
 
 
 # what Fluid's text of a tensor calls its element type, where that is not NumPy's name
@@ -58,31 +50,22 @@ def _levels(lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> list[np.ndar
     try:
         levels = [np.array(level, np.int64) for level in lod]
     except (TypeError, ValueError, OverflowError) as error:
-        raise errors.ProgramError(
-            f"lod: expected a list of integers for each level: {error}"
-        ) from None
+        raise errors.ProgramError(f"lod: expected a list of integers for each level: {error}") from None
     if any(level.ndim != 1 for level in levels):
-        raise errors.ProgramError(
-            f"lod: expected a list of integers for each level, found {list(lod)}"
-        )
+        raise errors.ProgramError(f"lod: expected a list of integers for each level, found {list(lod)}")
     return levels
 
 
 def _longest(levels: Sequence[np.ndarray]) -> int:
-    """Return the length of the longest sequence of the last level. Raises ProgramError where a level does
-    not begin with 0, or falls.
+    """Return the length of the longest sequence of the last level.
+
+    Raises ProgramError where a level does not begin with 0, or falls.
     """
     longest = 0
     for level in levels:
         lengths = level[1:] - level[:-1]
-        if (
-            len(level) == 0
-            or level.item(0) != 0
-            or (len(lengths) and np.minimum.reduce(lengths) < 0)
-        ):
-            raise errors.ProgramError(
-                f"lod: each level must start at 0 and never fall, found {level.tolist()}"
-            )
+        if len(level) == 0 or level.item(0) != 0 or (len(lengths) and np.minimum.reduce(lengths) < 0):
+            raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {level.tolist()}")
         longest = int(np.maximum.reduce(lengths)) if len(lengths) else 0
     return longest
 
@@ -116,8 +99,9 @@ class MeasuredLod(list[Any]):
 
 
 class _Value:
-    """The `value` of a tensor that has none itself, because it is pending. An ordinary read costs
-    no call.
+    """The `value` of a tensor that has none itself, because it is pending.
+
+    An ordinary read costs no call.
     """
 
     def __get__(self, tensor: "LoDTensor", owner: "type[LoDTensor]") -> Any:
@@ -165,8 +149,9 @@ class LoDTensor:
             self._pending = None
 
     def set(self, array: Any, place: Any = None) -> None:
-        """Set the value to a copy of `array` (any array-like). `place` has no effect: the Executor
-        that reads the tensor brings it to its own device.
+        """Set the value to a copy of `array` (any array-like).
+
+        `place` has no effect: the Executor that reads the tensor brings it to its own device.
         """
         value = np.array(array, copy=True)
         var_type(value.dtype)
@@ -180,8 +165,9 @@ class LoDTensor:
 
     # Tensors by element, as scripts that check gradients by differences fill and read them
     def _set_dims(self, dims: Sequence[int]) -> None:
-        """Set the dimensions; `_alloc_float` and its like then give zeros of that shape. Raises
-        ShapeError where the tensor holds another number of elements.
+        """Set the dimensions; `_alloc_float` and its like then give zeros of that shape.
+
+        Raises ShapeError where the tensor holds another number of elements.
         """
         wanted = [int(d) for d in dims]
         if self.value is not None:
@@ -215,8 +201,9 @@ class LoDTensor:
         self._alloc("int32")
 
     def _elements(self, dtype: str, offset: int) -> np.ndarray:
-        """Return a copy of the value, flat, in which `offset` is an element. Raises DtypeError and
-        PositionError.
+        """Return a copy of the value, flat, in which `offset` is an element.
+
+        Raises DtypeError and PositionError.
         """
         flat = np.array(self).ravel()
         if flat.dtype.name != dtype:
@@ -263,9 +250,10 @@ class LoDTensor:
         return [level.tolist() for level in self._lod]
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        """Set the offsets. Raises ProgramError when a level does not begin with 0, falls, or does
-        not add up to the sequences of the level below it or to the rows of the tensor, if it has
-        a value.
+        """Set the offsets.
+
+        Raises ProgramError when a level does not begin with 0, falls, or does not add up to the sequences of
+        the level below it or to the rows of the tensor, if it has a value.
         """
         levels = _levels(lod)
         longest = _longest(levels)
@@ -326,8 +314,9 @@ Tensor = LoDTensor
 
 
 class SelectedRows:
-    """Some rows of a table, each with its values; all others are zero. A row may occur several
-    times.
+    """Some rows of a table, each with its values; all others are zero.
+
+    A row may occur several times.
 
     Args:
         rows: which row of the table each value belongs to.
@@ -367,9 +356,7 @@ class SelectedRows:
         """No effect: rows are found without an index."""
 
     def check(self, name: str) -> None:
-        """Raise ProgramError, naming the variable `name`, where rows, height and values do not
-        belong together.
-        """
+        """Raise ProgramError, naming the variable `name`, where rows, height and values do not belong together."""
         found = self._tensor.shape() if self._tensor.value is not None else [0]
         if found[0] != len(self._rows):
             raise errors.ProgramError(
@@ -377,9 +364,7 @@ class SelectedRows:
             )
         wrong = [r for r in self._rows if not 0 <= r < self._height]
         if wrong:
-            raise errors.ProgramError(
-                f"variable {name}: row {wrong[0]} of SelectedRows of height {self._height}"
-            )
+            raise errors.ProgramError(f"variable {name}: row {wrong[0]} of SelectedRows of height {self._height}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = np.array(self._tensor)
@@ -395,9 +380,7 @@ class LoDTensorArray(list[Any]):
     """A list of LoDTensors."""
 
 
-def create_lod_tensor(
-    data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None
-) -> LoDTensor:
+def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None) -> LoDTensor:
     """Make a LoDTensor of `data` whose sequences have the given lengths.
 
     Args:
@@ -428,8 +411,9 @@ def create_random_int_lodtensor(
     low: int,
     high: int,
 ) -> LoDTensor:
-    """Make a LoDTensor of random int64 from [low, high], each row of shape `base_shape`. `place`
-    has no effect.
+    """Make a LoDTensor of random int64 from [low, high], each row of shape `base_shape`.
+
+    `place` has no effect.
     """
     rows = sum(recursive_seq_lens[-1])
     # The global generator, so that np.random.seed makes it repeat, as in Fluid.

@@ -34,9 +34,7 @@ def _array(value: Any, what: str) -> np.ndarray:
 
 def _number(value: Any, what: str) -> Any:
     if not isinstance(value, (Number, np.ndarray)):
-        raise errors.ProgramError(
-            f"{what}: expected a number or a numpy array, found {type(value).__name__}"
-        )
+        raise errors.ProgramError(f"{what}: expected a number or a numpy array, found {type(value).__name__}")
     return value
 
 
@@ -50,8 +48,9 @@ def _zero(value: Any) -> Any:
 
 
 class MetricBase:
-    """The base of all metrics. Attributes whose names do not begin with an underscore are the
-    metric's state.
+    """The base of all metrics.
+
+    Attributes whose names do not begin with an underscore are the metric's state.
 
     Args:
         name: is shown by `str`; the class's name when None.
@@ -188,9 +187,7 @@ class Accuracy(MetricBase):
         """
         _number(value, "Accuracy.update, value")
         if np.any(np.asarray(_number(weight, "Accuracy.update, weight")) < 0):
-            raise errors.ProgramError(
-                f"Accuracy.update, weight: expected a number from 0 on, found {weight}"
-            )
+            raise errors.ProgramError(f"Accuracy.update, weight: expected a number from 0 on, found {weight}")
         self.value = self.value + value * weight
         self.weight = self.weight + weight
 
@@ -204,9 +201,7 @@ class Accuracy(MetricBase):
 
 
 class ChunkEvaluator(MetricBase):
-    """Precision, recall and F1 of chunks, from the counts that `layers.chunk_eval` gives for
-    batches.
-    """
+    """Precision, recall and F1 of chunks, from the counts that `layers.chunk_eval` gives for batches."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -221,15 +216,9 @@ class ChunkEvaluator(MetricBase):
         num_correct_chunks: int | np.ndarray,
     ) -> None:
         """Count a batch by its numbers of predicted, labelled and correct chunks."""
-        self.num_infer_chunks += _number(
-            num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks"
-        )
-        self.num_label_chunks += _number(
-            num_label_chunks, "ChunkEvaluator.update, num_label_chunks"
-        )
-        self.num_correct_chunks += _number(
-            num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks"
-        )
+        self.num_infer_chunks += _number(num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks")
+        self.num_label_chunks += _number(num_label_chunks, "ChunkEvaluator.update, num_label_chunks")
+        self.num_correct_chunks += _number(num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks")
 
     def eval(self) -> tuple[Any, Any, Any]:
         """Return (precision, recall, F1), each 0 where its denominator is."""
@@ -261,13 +250,13 @@ class EditDistance(MetricBase):
         self.instance_error += seq_num - int((distances == 0).sum())
 
     def eval(self) -> tuple[Any, Any]:
-        """Return (the mean distance, the share of inexact sequences). Raises ValueError when no
-        sequence was counted.
+        """Return (the mean distance, the share of inexact sequences).
+
+        Raises ValueError when no sequence was counted.
         """
         if np.all(self.seq_num == 0):
             raise errors.ProgramError(
-                "EditDistance.eval: no sequence was counted; call update with what "
-                "layers.edit_distance gives"
+                "EditDistance.eval: no sequence was counted; call update with what layers.edit_distance gives"
             )
         return self.total_distance / self.seq_num, self.instance_error / self.seq_num
 
@@ -304,15 +293,11 @@ class Auc(MetricBase):
             ValueError: the shapes differ from these or a score is outside [0, 1].
         """
         if _array(preds, "Auc.update, preds").ndim != 2 or preds.shape[1] != 2:
-            raise errors.ProgramError(
-                f"Auc.update, preds: expected shape [rows, 2], found {list(preds.shape)}"
-            )
+            raise errors.ProgramError(f"Auc.update, preds: expected shape [rows, 2], found {list(preds.shape)}")
         positive = _array(labels, "Auc.update, labels").ravel().astype(bool)
         scores = preds[:, 1].astype(np.float64)
         if scores.size != positive.size:
-            raise errors.ProgramError(
-                f"Auc.update: {scores.size} predictions, but {positive.size} labels"
-            )
+            raise errors.ProgramError(f"Auc.update: {scores.size} predictions, but {positive.size} labels")
         if not np.all((scores >= 0) & (scores <= 1)):
             raise errors.ProgramError("Auc.update, preds: expected scores in [0, 1]")
         buckets = (scores * self._num_thresholds).astype(np.int64)
@@ -334,8 +319,9 @@ class Auc(MetricBase):
 
 
 class DetectionMAP:
-    """The mean average precision of detections: of a batch, and of all batches since the last
-    `reset`. It appends operators to the default main program.
+    """The mean average precision of detections: of a batch, and of all batches since the last `reset`.
+
+    It appends operators to the default main program.
 
     Args:
         input: rows (class, score, left, top, right, bottom) with a LoD, from
@@ -398,9 +384,7 @@ class DetectionMAP:
         layers.fill_constant(shape=[1], value=1, dtype="int32", out=self.has_state)
 
     def _state(self, suffix: str, dtype: str, shape: list[int]) -> Variable:
-        """Make a state, which the startup program fills with `shape` zeros; 0 stands for rows that
-        batches add.
-        """
+        """Make a state, which the startup program fills with `shape` zeros; 0 stands for rows that batches add."""
         state: Variable = self.helper.create_variable(
             name=f"{unique_name.generate(self.helper.name)}_{suffix}",
             persistable=True,

@@ -86,17 +86,13 @@ def img_conv_group(
     Raises ProgramError when a list has another length than `conv_num_filter`.
     """
     if not isinstance(conv_num_filter, (list, tuple)):
-        raise TypeError(
-            f"img_conv_group: conv_num_filter is a list, found {type(conv_num_filter).__name__}"
-        )
+        raise TypeError(f"img_conv_group: conv_num_filter is a list, found {type(conv_num_filter).__name__}")
     count = len(conv_num_filter)
 
     def spread(value: Any, what: str) -> list[Any]:
         values = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(values) != count:
-            raise errors.ProgramError(
-                f"img_conv_group: {what} has {len(values)} values for {count} convolutions"
-            )
+            raise errors.ProgramError(f"img_conv_group: {what} has {len(values)} values for {count} convolutions")
         return values
 
     paddings, sizes = (
@@ -141,8 +137,9 @@ def sequence_conv_pool(
     pool_type: str = "max",
     bias_attr: Any = None,
 ) -> Variable:
-    """Apply `layers.sequence_conv`, then `layers.sequence_pool`. The arguments are theirs; `input`
-    has a LoD.
+    """Apply `layers.sequence_conv`, then `layers.sequence_pool`.
+
+    The arguments are theirs; `input` has a LoD.
     """
     out = layers.sequence_conv(
         input=input,
@@ -170,8 +167,7 @@ def scaled_dot_product_attention(
     num_heads: int = 1,
     dropout_rate: float = 0.0,
 ) -> Variable:
-    """Return softmax(q kᵀ / sqrt(d)) v for each head (Vaswani et al. 2017, arXiv:1706.03762): [N,
-    T, e].
+    """Return softmax(q kᵀ / sqrt(d)) v for each head (Vaswani et al. 2017, arXiv:1706.03762): [N, T, e].
 
     Args:
         queries: [N, T, d].
@@ -185,9 +181,7 @@ def scaled_dot_product_attention(
     """
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):
         if len(x.shape) != 3:
-            raise errors.ShapeError(
-                f"scaled_dot_product_attention: {name} has 3 dimensions, found {list(x.shape)}"
-            )
+            raise errors.ShapeError(f"scaled_dot_product_attention: {name} has 3 dimensions, found {list(x.shape)}")
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise errors.ShapeError(
             f"scaled_dot_product_attention: queries {list(queries.shape)}, keys {list(keys.shape)} and "
@@ -202,9 +196,7 @@ def scaled_dot_product_attention(
     if num_heads > 1:
         parts = [layers.fc(input=x, size=x.shape[-1], num_flatten_dims=2) for x in parts]
         parts = [
-            layers.transpose(
-                layers.reshape(x, [0, 0, num_heads, x.shape[-1] // num_heads]), [0, 2, 1, 3]
-            )
+            layers.transpose(layers.reshape(x, [0, 0, num_heads, x.shape[-1] // num_heads]), [0, 2, 1, 3])
             for x in parts
         ]
     q, k, v = parts

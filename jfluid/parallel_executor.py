@@ -41,13 +41,9 @@ class ParallelExecutor:
         scope: Scope | None = None,
     ):
         if share_vars_from is not None and not isinstance(share_vars_from, ParallelExecutor):
-            raise TypeError(
-                f"share_vars_from: expected a ParallelExecutor, found {type(share_vars_from).__name__}"
-            )
+            raise TypeError(f"share_vars_from: expected a ParallelExecutor, found {type(share_vars_from).__name__}")
         if not 0 <= trainer_id < num_trainers:
-            raise errors.ProgramError(
-                f"trainer_id: expected 0 to {num_trainers - 1}, found {trainer_id}"
-            )
+            raise errors.ProgramError(f"trainer_id: expected 0 to {num_trainers - 1}, found {trainer_id}")
         build = build_strategy if build_strategy is not None else BuildStrategy()
         if num_trainers > 1:
             build.num_trainers, build.trainer_id = num_trainers, trainer_id
@@ -62,9 +58,7 @@ class ParallelExecutor:
         parallel = self._program._parallel
         assert parallel is not None
         self._parallel = parallel
-        self._scope: Scope = scope or (
-            share_vars_from._scope if share_vars_from is not None else global_scope()
-        )
+        self._scope: Scope = scope or (share_vars_from._scope if share_vars_from is not None else global_scope())
         self._executor = Executor(CUDAPlace(0) if use_cuda else CPUPlace())
         # a ParallelExecutor has no `close`: servers are left by that of the script's Executor
         self._executor.engine.says_goodbye = False
@@ -82,8 +76,9 @@ class ParallelExecutor:
         feed_dict: Any = None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Run the program once. `feed_dict` is the older name of `feed`. The others are those of
-        `Executor.run`.
+        """Run the program once.
+
+        `feed_dict` is the older name of `feed`. The others are those of `Executor.run`.
         """
         if feed is not None and feed_dict is not None:
             raise errors.FeedError("feed and feed_dict are two names of one argument: give one")
@@ -96,6 +91,4 @@ class ParallelExecutor:
         )
 
     def drop_local_exe_scopes(self) -> None:
-        """Has no effect: replicas keep no scopes of their own here, XLA frees what a step made at
-        its end.
-        """
+        """Has no effect: replicas keep no scopes of their own here, XLA frees what a step made at its end."""

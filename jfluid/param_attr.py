@@ -52,9 +52,7 @@ class ParamAttr:
                 )
         for what, bound in (("max_rows", max_rows), ("max_bytes", max_bytes)):
             if bound is not None and (type(bound) is not int or bound < 1):
-                raise TypeError(
-                    f"ParamAttr: {what}: expected a positive whole number or None, found {bound!r}"
-                )
+                raise TypeError(f"ParamAttr: {what}: expected a positive whole number or None, found {bound!r}")
         self.name = name
         self.initializer = initializer
         self.learning_rate = learning_rate

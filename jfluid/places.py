@@ -13,19 +13,21 @@ class Place:
     _told: "Place | None" = None
 
     def set_place(self, place: "Place") -> None:
-        """Become this place. Raises PlaceError for what is no place, and on a CPUPlace, CUDAPlace
-        or CUDAPinnedPlace, which do not change.
+        """Become this place.
+
+        Raises PlaceError for what is no place, and on a CPUPlace, CUDAPlace or CUDAPinnedPlace, which do not
+        change.
         """
         if type(self) is not Place or not isinstance(place, Place):
             raise errors.PlaceError(
-                f"set_place: expected a place such as CPUPlace() for a core.Place(), found {place!r} "
-                f"for {self!r}"
+                f"set_place: expected a place such as CPUPlace() for a core.Place(), found {place!r} for {self!r}"
             )
         self._told = place.kind()
 
     def kind(self) -> "Place":
-        """Return the CPUPlace, CUDAPlace or CUDAPinnedPlace that this is. Raises PlaceError for a
-        `core.Place()` that was not told yet.
+        """Return the CPUPlace, CUDAPlace or CUDAPinnedPlace that this is.
+
+        Raises PlaceError for a `core.Place()` that was not told yet.
         """
         place = self if type(self) is not Place else self._told
         if place is None:
@@ -60,8 +62,9 @@ class CPUPlace(Place):
     """The CPUs of this host."""
 
     def device(self) -> jax.Device:
-        """Return the first CPU device of JAX. The first use starts JAX: the CPU gets as many
-        devices as CPU_NUM says at that time.
+        """Return the first CPU device of JAX.
+
+        The first use starts JAX: the CPU gets as many devices as CPU_NUM says at that time.
         """
         prepare_cpus(cpu_number())
         found = jax.local_devices(backend="cpu")[0]
@@ -99,17 +102,16 @@ class CUDAPlace(Place):
 
 @dataclass(frozen=True)
 class CUDAPinnedPlace(Place):
-    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like
-    any other.
-    """
+    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like any other."""
 
     def device(self) -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
 
 
 def place_to_run(place: Place | None) -> Place:
-    """Return the place that programs run on: this one, or for None the first GPU that JAX sees,
-    else the CPU. Raises PlaceError for what is no place, and for a GPU that JAX does not see.
+    """Return the place that programs run on: this one, or for None the first GPU that JAX sees, else the CPU.
+
+    Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
     if place is None:
         place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()
@@ -122,9 +124,7 @@ def place_to_run(place: Place | None) -> Place:
 
 
 def prepare_cpus(number: int) -> None:
-    """Prepare the CPU before JAX starts: let it be `number` devices, whose steps find the memory of
-    the step before.
-    """
+    """Prepare the CPU before JAX starts: let it be `number` devices, whose steps find the memory of the step before."""
     heap.keep_for_steps()
     if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
         try:
@@ -154,6 +154,7 @@ def get_cuda_device_count() -> int:
 
 def cpu_number() -> int:
     """Return how many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set.
+
     Raises PlaceError.
     """
     if not environment.text("CPU_NUM"):
@@ -165,19 +166,19 @@ def cpu_number() -> int:
 
 def selected_gpus() -> tuple[int, ...]:
     """Return the numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set.
+
     Raises PlaceError.
     """
     if not flags.get("FLAGS_selected_gpus"):
         return ()
     from jfluid.environment.process import DeviceVariables
 
-    return DeviceVariables.from_env(
-        {"FLAGS_selected_gpus": flags.get("FLAGS_selected_gpus")}
-    ).selected_gpus
+    return DeviceVariables.from_env({"FLAGS_selected_gpus": flags.get("FLAGS_selected_gpus")}).selected_gpus
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """Return `device_count` CPUPlaces; when None as many as the variable CPU_NUM says, else one.
+
     Where JAX has not started yet, it will start with as many CPU devices.
     """
     number = cpu_number() if device_count is None else device_count
@@ -186,16 +187,15 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """Return a CUDAPlace for each id; when None for those of FLAGS_selected_gpus, else for all
-    GPUs. Raises PlaceError without GPUs.
+    """Return a CUDAPlace for each id; when None for those of FLAGS_selected_gpus, else for all GPUs.
+
+    Raises PlaceError without GPUs.
     """
     if device_ids is None:
         device_ids = list(selected_gpus() or range(get_cuda_device_count()))
     places = [CUDAPlace(i) for i in device_ids]
     if not places:
-        raise errors.PlaceError(
-            "cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA."
-        )
+        raise errors.PlaceError("cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA.")
     for place in places:
         place.device()
     return places

@@ -33,9 +33,7 @@ def printable_message(text: str) -> str:
     """Return protobuf's text of a message with such characters, which only its strings hold, as it
     writes others: byte by byte.
     """
-    return _IN_TEXT.sub(
-        lambda match: "".join(f"\\{byte:03o}" for byte in match.group().encode()), text
-    )
+    return _IN_TEXT.sub(lambda match: "".join(f"\\{byte:03o}" for byte in match.group().encode()), text)
 
 
 def _shown(match: re.Match[str]) -> str:

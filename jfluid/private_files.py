@@ -54,10 +54,7 @@ def problem_of(about: os.stat_result, forbidden: int = _WRITABLE_BY_OTHERS) -> s
     """
     user, kind = os.geteuid(), "folder" if stat.S_ISDIR(about.st_mode) else "file"
     if about.st_uid not in (user, 0):
-        return (
-            f"the {kind} belongs to user {about.st_uid}, expected {user}, whose process this is, "
-            "or root"
-        )
+        return f"the {kind} belongs to user {about.st_uid}, expected {user}, whose process this is, or root"
     if about.st_mode & forbidden:
         what, mode = ("use", "600") if forbidden & stat.S_IROTH else ("write to", "go-w")
         return (
@@ -67,9 +64,7 @@ def problem_of(about: os.stat_result, forbidden: int = _WRITABLE_BY_OTHERS) -> s
     return ""
 
 
-def trusted_folder(
-    path: str | os.PathLike[str], of_others: Callable[[str], bool] | None = None
-) -> Path:
+def trusted_folder(path: str | os.PathLike[str], of_others: Callable[[str], bool] | None = None) -> Path:
     """Return the folder without links, if only this user, or root, can have put files there.
 
     The same holds for the folders above it, so that nobody can put another one in its place; there

@@ -1,6 +1,4 @@
-"""Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between
-CPUs.
-"""
+"""Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between CPUs."""
 
 import socket
 from collections.abc import Sequence
@@ -17,8 +15,7 @@ _SECONDS_TO_MEET = 300
 
 
 def join(endpoints: Sequence[str], trainer_id: int) -> None:
-    """Join the processes at `endpoints` ("ip:port" each); JAX's coordinator uses the first one's
-    port.
+    """Join the processes at `endpoints` ("ip:port" each); JAX's coordinator uses the first one's port.
 
     The coordinator does not authenticate anybody, so it listens at that address alone; if processes
     reach it through another one, the variable JAX_COORDINATOR_BIND_ADDRESS tells it where to listen
@@ -103,14 +100,10 @@ def _has_started() -> bool:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the
-    process without a message.
-    """
+    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the process without a message."""
     host, _, _ = endpoint.rpartition(":")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), 0, type=socket.SOCK_STREAM
-        )[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.bind(address)
     except OSError as error:
@@ -168,17 +161,16 @@ def all_gather(value: Any) -> np.ndarray:
 
 
 def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
-    """Return the devices of all processes that train together; `own` are this one's. Raises
-    PlaceError if their numbers differ.
+    """Return the devices of all processes that train together; `own` are this one's.
+
+    Raises PlaceError if their numbers differ.
     """
     if count() == 1:
         return list(own)
     there = jax.local_devices(backend=own[0].platform)
     found = all_gather(np.array([len(own), *(there.index(d) for d in own)]))
     if (found[:, 0] != len(own)).any():
-        raise errors.PlaceError(
-            f"each process needs the same number of devices, found {found[:, 0].tolist()}"
-        )
+        raise errors.PlaceError(f"each process needs the same number of devices, found {found[:, 0].tolist()}")
     by_process: dict[int, list[jax.Device]] = {}
     for device in jax.devices(own[0].platform):
         by_process.setdefault(device.process_index, []).append(device)

@@ -1,5 +1,4 @@
-"""Profiling: a trace for Perfetto or TensorBoard, and a table of the time that each operator type
-takes.
+"""Profiling: a trace for Perfetto or TensorBoard, and a table of the time that each operator type takes.
 
 XLA fuses operators, so a row of the table is the time of the XLA instructions whose root comes from
 operators of that type; what was fused into them counts there, too.
@@ -27,9 +26,7 @@ __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "sto
 _STATES = ("CPU", "GPU", "All")
 _SORTS = (None, "default", "calls", "total", "max", "min", "ave")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")
-_INSTRUCTION = re.compile(
-    r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE
-)
+_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE)
 
 _PATH = "/tmp/profile"  # Fluid's default
 
@@ -50,13 +47,9 @@ def start_profiler(state: str, tracer_option: str = "Default") -> None:
     if _trace_dir is not None:
         return
     if state not in _STATES:
-        raise errors.ProgramError(
-            f"profiler: state {state!r}, expected one of {', '.join(_STATES)}"
-        )
+        raise errors.ProgramError(f"profiler: state {state!r}, expected one of {', '.join(_STATES)}")
     if tracer_option not in _OPTIONS:
-        raise errors.ProgramError(
-            f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}"
-        )
+        raise errors.ProgramError(f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}")
     folder = tempfile.mkdtemp(prefix="jfluid-profile-")
     try:
         jax.profiler.start_trace(folder)
@@ -110,8 +103,7 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
 def _check_key(sorted_key: str | None) -> None:
     if sorted_key not in _SORTS:
         raise errors.ProgramError(
-            f"profiler: sorted_key {sorted_key!r}, expected None or one of "
-            + ", ".join(key for key in _SORTS if key)
+            f"profiler: sorted_key {sorted_key!r}, expected None or one of " + ", ".join(key for key in _SORTS if key)
         )
 
 
@@ -122,8 +114,9 @@ def profiler(
     profile_path: str = _PATH,
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """Return a context whose work is profiled. The arguments are those of `start_profiler` and
-    `stop_profiler`.
+    """Return a context whose work is profiled.
+
+    The arguments are those of `start_profiler` and `stop_profiler`.
     """
     _check_key(sorted_key)
     start_profiler(state, tracer_option)
@@ -142,11 +135,10 @@ def reset_profiler() -> None:
 
 
 @contextlib.contextmanager
-def cuda_profiler(
-    output_file: str, output_mode: str | None = None, config: list[str] | None = None
-) -> Iterator[None]:
-    """Raises UnsupportedError: nvprof is gone from CUDA. Use `profiler("GPU")`, or run the script
-    under Nsight Systems.
+def cuda_profiler(output_file: str, output_mode: str | None = None, config: list[str] | None = None) -> Iterator[None]:
+    """Raises UnsupportedError: nvprof is gone from CUDA.
+
+    Use `profiler("GPU")`, or run the script under Nsight Systems.
     """
     raise errors.UnsupportedError(
         "fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use "
@@ -156,9 +148,7 @@ def cuda_profiler(
 
 
 def operator_times(trace: str) -> dict[str, list[float]]:
-    """Return the milliseconds of each XLA instruction in a trace file, by the type of the operator
-    that it comes from.
-    """
+    """Return the milliseconds of each XLA instruction in a trace file, by the type of the operator that it comes from."""
     runs: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(trace).planes:
         for line in plane.lines:
@@ -166,9 +156,7 @@ def operator_times(trace: str) -> dict[str, list[float]]:
                 stats = dict(event.stats)
                 module, instruction = str(stats.get("hlo_module")), stats.get("hlo_op")
                 if instruction is not None and module.startswith("jit_fluid_"):
-                    runs[module, stats.get("program_id", 0)].append(
-                        (instruction, event.duration_ns / 1e6)
-                    )
+                    runs[module, stats.get("program_id", 0)].append((instruction, event.duration_ns / 1e6))
     executables = _operators_of_instructions()
     times: dict[str, list[float]] = defaultdict(list)
     for (module, _), events in runs.items():
@@ -182,25 +170,19 @@ def operator_times(trace: str) -> dict[str, list[float]]:
 
 
 def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
-    """Return instruction -> operator type, of each executable of a module, for all programs
-    compiled in this process.
-    """
+    """Return instruction -> operator type, of each executable of a module, for all programs compiled in this process."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     for device in {d.client: d for d in jax.devices()}.values():
         for executable in device.client.live_executables():
             for module in executable.hlo_modules():
                 if module.name.startswith("jit_fluid_"):
                     instructions = _INSTRUCTION.findall(module.to_string())
-                    found[module.name].append(
-                        {name: _operator_type(path) for name, path in instructions}
-                    )
+                    found[module.name].append({name: _operator_type(path) for name, path in instructions})
     return found
 
 
 def _operator_type(path: str) -> str:
-    """Return the scope in which the lowering ran the operator: the first part of the path after
-    `jit(...)`.
-    """
+    """Return the scope in which the lowering ran the operator: the first part of the path after `jit(...)`."""
     parts = [p for p in path.split("/") if p and not p.startswith("jit(")]
     return re.sub(r"^(?:\w+\()*|\)+$", "", parts[0]) if len(parts) > 1 else "(XLA)"
 

@@ -101,9 +101,7 @@ class BarDisplay:
             self._tasks[name] = self._bars.add_task(name, total=report["total"], status="")
             self._bars.start()
         status = line_of(report | {"description": "", "step": "", "total": None}).strip()
-        self._bars.update(
-            self._tasks[name], completed=report["step"], total=report["total"], status=status
-        )
+        self._bars.update(self._tasks[name], completed=report["step"], total=report["total"], status=status)
         if report["done"]:
             del self._tasks[name]
             if not self._tasks:
@@ -204,9 +202,7 @@ class Progress:
                 "step": self.steps,
                 "total": self.total,
                 "rate": (after - before) / (end - start) if end > start else 0.0,
-                "metrics": {
-                    name: float(np.asarray(value).item()) for name, value in metrics.items()
-                },
+                "metrics": {name: float(np.asarray(value).item()) for name, value in metrics.items()},
                 "done": done,
             }
         )

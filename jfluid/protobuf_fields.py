@@ -11,9 +11,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its
-    begin and end.
-    """
+    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its begin and end."""
 
     number: int
     kind: int
@@ -23,8 +21,9 @@ class Field(NamedTuple):
 
 
 def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
-    """Yield the fields of a serialized message, in order. Raises DecodeError for invalid data, or
-    more than `most` fields.
+    """Yield the fields of a serialized message, in order.
+
+    Raises DecodeError for invalid data, or more than `most` fields.
     """
     at = count = 0
     end = len(data)

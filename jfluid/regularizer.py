@@ -15,9 +15,7 @@ ParamGrad = tuple[Parameter, Variable | None]
 
 
 class WeightDecayRegularizer:
-    """The base of all regularizers: `regularizer(param, grad, block)` returns the gradient of its
-    penalty.
-    """
+    """The base of all regularizers: `regularizer(param, grad, block)` returns the gradient of its penalty."""
 
     def __init__(self, regularization_coeff: float = 0.0):
         self._regularization_coeff = float(regularization_coeff)
@@ -60,8 +58,7 @@ class L1DecayRegularizer(WeightDecayRegularizer):
 def append_regularization_ops(
     parameters_and_grads: Sequence[ParamGrad], regularization: WeightDecayRegularizer | None = None
 ) -> list[ParamGrad]:
-    """Add each parameter's penalty to its gradient: in place, or beside a sparse gradient, as the
-    sum is dense.
+    """Add each parameter's penalty to its gradient: in place, or beside a sparse gradient, as the sum is dense.
 
     Args:
         parameters_and_grads: pairs of a parameter and its gradient (or None).
@@ -72,15 +69,9 @@ def append_regularization_ops(
     """
     if not (regularization or any(getattr(p, "regularizer", 0) for p, _ in parameters_and_grads)):
         return list(parameters_and_grads)
-    own = [
-        p.name
-        for p, _ in parameters_and_grads
-        if regularization is not None and getattr(p, "regularizer", None)
-    ]
+    own = [p.name for p, _ in parameters_and_grads if regularization is not None and getattr(p, "regularizer", None)]
     if own:
-        _log.info(
-            "these parameters keep their own regularizer, not the optimizer's: %s", ", ".join(own)
-        )
+        _log.info("these parameters keep their own regularizer, not the optimizer's: %s", ", ".join(own))
     result = []
     with name_scope("regularization"):
         for param, grad in parameters_and_grads:
@@ -96,9 +87,7 @@ def append_regularization_ops(
 
 
 def _holder(grad: Variable) -> Variable:
-    """Return the variable for the sum of a gradient and a penalty, by Fluid's name where the
-    gradient is sparse.
-    """
+    """Return the variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is sparse."""
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return grad.block.create_var(name=f"{grad.name}@NEWGRAD@", shape=grad.shape, dtype=grad.dtype)

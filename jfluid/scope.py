@@ -45,17 +45,13 @@ class ScopeVariable:
     def get_int(self) -> int:
         """Return what `set_int` set. Raises UninitializedError where it was not the last to set."""
         if not isinstance(self._number, int):
-            raise errors.UninitializedError(
-                f"{self.name} holds {self._held()} and no integer: call set_int first"
-            )
+            raise errors.UninitializedError(f"{self.name} holds {self._held()} and no integer: call set_int first")
         return self._number
 
     def get_float(self) -> float:
         """Return what `set_float` set. Raises UninitializedError where it was not the last to set."""
         if not isinstance(self._number, float):
-            raise errors.UninitializedError(
-                f"{self.name} holds {self._held()} and no float: call set_float first"
-            )
+            raise errors.UninitializedError(f"{self.name} holds {self._held()} and no float: call set_float first")
         return self._number
 
     def _held(self) -> str:
@@ -98,9 +94,7 @@ class Scope:
         return found
 
     def find_var(self, name: str) -> ScopeVariable | None:
-        """Return the variable `name` of this scope or of the nearest enclosing one; None when there
-        is none.
-        """
+        """Return the variable `name` of this scope or of the nearest enclosing one; None when there is none."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope._vars:

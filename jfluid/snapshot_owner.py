@@ -1,5 +1,7 @@
-"""Whose a folder of snapshots is. One job writes into it: a file `owner` in the folder of each server
-says which one, and is locked as long as the server lives.
+"""Whose a folder of snapshots is.
+
+One job writes into it: a file `owner` in the folder of each server says which one, and is locked as long as
+the server lives.
 
 A job is known by its secret, which its processes have, and another job's have not, if each job is
 given its own (the launcher draws one for each start on one host). The job that begins a folder gives
@@ -78,9 +80,7 @@ def read(folder: Path) -> Owner | None:
 
 
 def of_another_job(folders: Iterable[Path], token: str) -> Owner | None:
-    """Return whose one of these folders is, if its server lives, and is of a job that has another
-    secret than this one.
-    """
+    """Return whose one of these folders is, if its server lives, and is of a job that has another secret than this one."""
     for folder in folders:
         with contextlib.suppress(OSError):
             handle = os.open(folder / _NAME, os.O_RDWR | os.O_CLOEXEC)
@@ -121,9 +121,7 @@ def claimed(
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             handle = os.open(folder / _NAME, flags, 0o600)
         except OSError as error:
-            raise errors.ServerError(
-                f"{folder}: no snapshots can be written there: {error}"
-            ) from None
+            raise errors.ServerError(f"{folder}: no snapshots can be written there: {error}") from None
         stack.callback(os.close, handle)
         _lock(handle, folder, mark)
         before = read(folder)
@@ -165,9 +163,7 @@ def _lock(handle: int, folder: Path, mark: str) -> None:
 
 
 def _patience_s(owner: Owner | None, mark: str) -> float:
-    earlier_life = (
-        owner is not None and owner.by == mark and owner.host != socket.gethostname()[:256]
-    )
+    earlier_life = owner is not None and owner.by == mark and owner.host != socket.gethostname()[:256]
     return _LOST_HOST_S if earlier_life else _PATIENCE_S
 
 
@@ -190,8 +186,9 @@ def _check_restart(folder: Path, before: Owner | None, mark: str, restarted: boo
 
 
 def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable[Path]) -> str:
-    """Return the id of the job that a server goes on with. Raises ServerError where the folder of
-    another one is another job's.
+    """Return the id of the job that a server goes on with.
+
+    Raises ServerError where the folder of another one is another job's.
     """
     job = before.job if before is not None else earlier
     for peer in peers:

@@ -300,9 +300,7 @@ _PACKAGES = _packages()
 
 
 class Missing:
-    """A public name of Fluid that this release does not have; it raises UnsupportedError when
-    called or subclassed.
-    """
+    """A public name of Fluid that this release does not have; it raises UnsupportedError when called or subclassed."""
 
     def __init__(self, path: str):
         self._path = path
@@ -336,8 +334,9 @@ class Missing:
 
 
 def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
-    """Return what Fluid calls `name` in module `path`. Raises AttributeError when Fluid has no such
-    name there.
+    """Return what Fluid calls `name` in module `path`.
+
+    Raises AttributeError when Fluid has no such name there.
     """
     if not name.startswith("__"):
         if path in ALIASES:
@@ -359,9 +358,7 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
             return getattr(module, inner) if inner else module
     # inspect, pytest and others ask each module for private names, and need no suggestion
     near = "" if name.startswith("_") else errors.close_to(name, NAMES.get(path, ()))
-    raise AttributeError(
-        f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}{near}"
-    )
+    raise AttributeError(f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}{near}")
 
 
 def _top(name: str) -> Any:
@@ -391,9 +388,7 @@ def _is_module(path: str) -> bool:
 
 
 def _defined_elsewhere(path: str, name: str) -> Any:
-    """A name that Fluid defines in `path`, which here is in the package around it, at the top, or
-    missing.
-    """
+    """A name that Fluid defines in `path`, which here is in the package around it, at the top, or missing."""
     around = [""]
     if name not in NAMES.get(path, ()):
         around = [] if path.startswith(_APART) else [path.rpartition(".")[0], ""]
@@ -423,8 +418,9 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
 
 
 class _Finder:
-    """Makes the modules of the table that are no files. It stands last, so that files come
-    first.
+    """Makes the modules of the table that are no files.
+
+    It stands last, so that files come first.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -444,8 +440,9 @@ class _Finder:
 
 
 class _Completer:
-    """Completes the modules that are files, and that Fluid has too, when they are imported. It
-    stands first.
+    """Completes the modules that are files, and that Fluid has too, when they are imported.
+
+    It stands first.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -487,8 +484,10 @@ def _keep_random_state(execute: Callable[[ModuleType], None], module: ModuleType
 
 
 def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleType) -> None:
-    """Execute the file of a module, then complete it. With the first ones come JAX and all operators,
-    of which the collector of garbage would look through each object several times.
+    """Execute the file of a module, then complete it.
+
+    With the first ones come JAX and all operators, of which the collector of garbage would look through each
+    object several times.
     """
     with collector.paused(settle=True):
         execute(module)
@@ -499,9 +498,7 @@ def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleTyp
 
 
 def install() -> None:
-    """Complete jfluid itself, and have the modules of the table made or completed when they are
-    imported.
-    """
+    """Complete jfluid itself, and have the modules of the table made or completed when they are imported."""
     sys.meta_path[:0] = [_Completer(), _RandomStateKeeper()]
     sys.meta_path.append(_Finder())
     complete(sys.modules["jfluid"], "")

@@ -1,5 +1,7 @@
-"""Settings of Fluid's C++ trainers, which run programs over datasets. `Executor.train_from_dataset`
-does that here and takes its settings itself; these classes hold what scripts give them.
+"""Settings of Fluid's C++ trainers, which run programs over datasets.
+
+`Executor.train_from_dataset` does that here and takes its settings itself; these classes hold what scripts
+give them.
 """
 
 import os
@@ -29,17 +31,13 @@ _VALUES = (
 
 
 class TrainerDesc:
-    """The settings, as attributes of `proto_desc`; `_set_debug(True)` sets `proto_desc.debug`, and
-    so on.
-    """
+    """The settings, as attributes of `proto_desc`; `_set_debug(True)` sets `proto_desc.debug`, and so on."""
 
     class_name = ""
 
     def __init__(self) -> None:
         lists: dict[str, Any] = {name: [] for name in _LISTS}
-        self.proto_desc = SimpleNamespace(
-            class_name=self.class_name, thread_num=os.cpu_count() or 1, **lists
-        )
+        self.proto_desc = SimpleNamespace(class_name=self.class_name, thread_num=os.cpu_count() or 1, **lists)
         self._program: Any = None
         self._device_worker: Any = None
         self._fleet_desc: Any = None
@@ -48,9 +46,7 @@ class TrainerDesc:
     def _set_thread(self, thread_num: int) -> None:
         self.proto_desc.thread_num = thread_num
 
-    def _set_fetch_var_and_info(
-        self, fetch_vars: Sequence[Any], fetch_info: Sequence[str], print_period: int
-    ) -> None:
+    def _set_fetch_var_and_info(self, fetch_vars: Sequence[Any], fetch_info: Sequence[str], print_period: int) -> None:
         self.proto_desc.fetch_config = SimpleNamespace(
             fetch_var_names=[v.name for v in fetch_vars],
             fetch_var_str_format=list(fetch_info),

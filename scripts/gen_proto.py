@@ -52,38 +52,22 @@ def without_version(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Generate the *_pb2 modules of the package and their stubs."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when a file is out of date"
-    )
+    parser = argparse.ArgumentParser(description="Generate the *_pb2 modules of the package and their stubs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of date")
     check = parser.parse_args().check
     texts = {
-        path: text
-        for proto in sorted((ROOT / "jfluid").rglob("*.proto"))
-        for path, text in generate(proto).items()
+        path: text for proto in sorted((ROOT / "jfluid").rglob("*.proto")) for path, text in generate(proto).items()
     }
     stale = [
         path
         for path, text in texts.items()
         if not path.exists() or without_version(path.read_text()) != without_version(text)
     ]
-    if (
-        stale
-        and not check
-        and not any(f"Python Version: {OLDEST}" in text for text in texts.values())
-    ):
-        print(
-            f"this grpcio-tools does not generate for protobuf {OLDEST}: pip install 'grpcio-tools==1.72.*'"
-        )
+    if stale and not check and not any(f"Python Version: {OLDEST}" in text for text in texts.values()):
+        print(f"this grpcio-tools does not generate for protobuf {OLDEST}: pip install 'grpcio-tools==1.72.*'")
         return 1
     for path in stale:
-        print(
-            f"{path.relative_to(ROOT)} is out of date"
-            if check
-            else f"writing {path.relative_to(ROOT)}"
-        )
+        print(f"{path.relative_to(ROOT)} is out of date" if check else f"writing {path.relative_to(ROOT)}")
         if not check:
             path.write_text(texts[path])
     return int(check and bool(stale))

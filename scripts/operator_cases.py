@@ -51,10 +51,7 @@ class Recorder:
         grad: Iterable[str] = (),
         **others: Any,
     ) -> dict[str, list]:
-        inputs = {
-            s: [_copied(x) for x in v] if isinstance(v, list) else _copied(v)
-            for s, v in inputs.items()
-        }
+        inputs = {s: [_copied(x) for x in v] if isinstance(v, list) else _copied(v) for s, v in inputs.items()}
         self.cases.append(Case(op_type, inputs, dict(attrs or {}), tuple(expect), tuple(grad)))
         return {s: v if isinstance(v, list) else [v] for s, v in expect.items()}
 
@@ -67,10 +64,7 @@ def of_goldens() -> Iterator[Case]:
     """Yield the cases of the golden values of single operators."""
     for case in (*ops.CASES, *fused.CASES, *text_ops.CASES, *boxes.CASES):
         _, op_type, inputs, outputs, attrs, _, gradients = case
-        given = {
-            s: [_entered(x) for x in v] if isinstance(v, list) else _entered(v)
-            for s, v in inputs.items()
-        }
+        given = {s: [_entered(x) for x in v] if isinstance(v, list) else _entered(v) for s, v in inputs.items()}
         yield Case(op_type, given, dict(attrs), tuple(outputs), tuple(gradients))
 
 

@@ -53,9 +53,7 @@ def cases(fluid):
         "instance_norm": (lambda: d.InstanceNorm(4), IMAGES),
         "batch_norm": (lambda: d.BatchNorm(4, act="relu", momentum=0.8), IMAGES),
         "batch_norm_frozen": (
-            lambda: d.BatchNorm(
-                4, is_test=True, use_global_stats=True, param_attr=attr(learning_rate=0.0)
-            ),
+            lambda: d.BatchNorm(4, is_test=True, use_global_stats=True, param_attr=attr(learning_rate=0.0)),
             IMAGES,
         ),
         "dropout": (lambda: d.Dropout(0.3, seed=5, is_test=True), IMAGES),
@@ -141,8 +139,7 @@ def describe(layer, main, startup, outs):
     return {
         "name": layer.full_name(),
         "parameters": [
-            [path, p.name, list(p.shape), p.stop_gradient, p.trainable]
-            for path, p in layer.named_parameters()
+            [path, p.name, list(p.shape), p.stop_gradient, p.trainable] for path, p in layer.named_parameters()
         ],
         "state": list(layer.state_dict()),
         "startup": sorted([op.type, op.output("Out")[0]] for op in startup.global_block().ops),

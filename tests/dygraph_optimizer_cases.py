@@ -94,8 +94,7 @@ def result(fluid, case, make):
             "rates": rates,
             "parameters": {p.name: p.numpy().tolist() for p in net.parameters()},
             "state": {
-                name: value if isinstance(value, dict) else value.numpy().tolist()
-                for name, value in state.items()
+                name: value if isinstance(value, dict) else value.numpy().tolist() for name, value in state.items()
             },
         }
 
@@ -117,9 +116,7 @@ def schedules(fluid):
         "natural_exp": lambda: d.NaturalExpDecay(0.1, 2, 0.5),
         "natural_exp_staircase": lambda: d.NaturalExpDecay(0.1, 2, 0.5, True),
         "exponential": lambda: d.ExponentialDecay(0.1, 2, 0.5),
-        "exponential_begin": lambda: d.ExponentialDecay(
-            0.1, 2, 0.5, staircase=True, begin=1, step=2
-        ),
+        "exponential_begin": lambda: d.ExponentialDecay(0.1, 2, 0.5, staircase=True, begin=1, step=2),
         "inverse_time": lambda: d.InverseTimeDecay(0.1, 2, 0.5),
         "polynomial": lambda: d.PolynomialDecay(0.1, 3, power=2.0),
         "polynomial_cycle": lambda: d.PolynomialDecay(0.1, 3, cycle=True),
@@ -171,7 +168,4 @@ def rates(fluid):
                 schedule.step(fluid.dygraph.to_variable(np.array([loss], "float32")))
                 seen.append(value(schedule))
             found["plateau_" + mode] = [seen, schedule.state_dict()]
-    return {
-        name: [rates, {key: float(v) for key, v in state.items()}]
-        for name, (rates, state) in found.items()
-    }
+    return {name: [rates, {key: float(v) for key, v in state.items()}] for name, (rates, state) in found.items()}

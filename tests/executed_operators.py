@@ -36,16 +36,10 @@ class Plugin:
                 noting = self._noting(definition.fn, functools.partial(_called, op_type))
                 object.__setattr__(definition, "fn", noting)  # a definition is frozen
         # Operators with blocks have no function.
-        Lowering.run = self._noting(
-            Lowering.run, lambda lowering, env: [op.type for _, op, _ in lowering.items]
-        )
-        Host.run = self._noting(
-            Host.run, lambda host, segment, *others: [op.type for _, op, _ in segment.ops]
-        )
+        Lowering.run = self._noting(Lowering.run, lambda lowering, env: [op.type for _, op, _ in lowering.items])
+        Host.run = self._noting(Host.run, lambda host, segment, *others: [op.type for _, op, _ in segment.ops])
 
-    def _noting(
-        self, function: Callable[..., Any], operators: Callable[..., Iterable[str]]
-    ) -> Callable[..., Any]:
+    def _noting(self, function: Callable[..., Any], operators: Callable[..., Iterable[str]]) -> Callable[..., Any]:
         @functools.wraps(function)
         def noting(*arguments: Any, **keywords: Any) -> Any:
             found = function(*arguments, **keywords)
@@ -56,9 +50,7 @@ class Plugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._executed.update(
-            node.workeroutput["executed_operators"] if hasattr(node, "workeroutput") else ()
-        )
+        self._executed.update(node.workeroutput["executed_operators"] if hasattr(node, "workeroutput") else ())
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -66,9 +58,7 @@ class Plugin:
             self._config.workeroutput["executed_operators"] = sorted(self._executed)
         elif exitstatus == pytest.ExitCode.OK and self._runs_all_tests():
             self._missing = [
-                t
-                for t in registry.registered()
-                if t not in self._executed | REPLACED and not registry.get(t).absent
+                t for t in registry.registered() if t not in self._executed | REPLACED and not registry.get(t).absent
             ]
             if self._missing:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -87,8 +77,7 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._missing:
             terminalreporter.write_line(
-                f"No test executes {', '.join(self._missing)}: every registered operator needs a test "
-                "in tests/ops",
+                f"No test executes {', '.join(self._missing)}: every registered operator needs a test in tests/ops",
                 red=True,
             )
 

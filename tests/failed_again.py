@@ -16,9 +16,7 @@ MOST = 2
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
-def run_again(
-    failed: Sequence[str], run: Callable[[list[str]], int], tell: Callable[[str], None]
-) -> int:
+def run_again(failed: Sequence[str], run: Callable[[list[str]], int], tell: Callable[[str], None]) -> int:
     """The exit status: 0 where all of one or two ``failed`` tests pass as ``run`` runs them."""
     if not 0 < len(failed) <= MOST:
         tell(f"{len(failed)} tests failed; no more than {MOST} are run again")

@@ -42,9 +42,7 @@ class Schedule(LoadFileScheduling):
         waiting, computing: seconds by file, of those that start processes and of the others.
     """
 
-    def __init__(
-        self, config: Any, log: Any, waiting: dict[str, int], computing: dict[str, int]
-    ) -> None:
+    def __init__(self, config: Any, log: Any, waiting: dict[str, int], computing: dict[str, int]) -> None:
         super().__init__(config, log)
         self._waiting, self._seconds = waiting.keys(), waiting | computing
 

@@ -29,9 +29,7 @@ def start(
         for end in (end for pipe in pipes for end in pipe):
             stack.enter_context(end)
         outputs = [theirs for _, theirs in pipes]
-        process = FORKS.Process(
-            target=_begin, args=(function, argument, outputs, dict(environment)), daemon=True
-        )
+        process = FORKS.Process(target=_begin, args=(function, argument, outputs, dict(environment)), daemon=True)
         process.start()
         return process, [os.fdopen(os.dup(ours.fileno())) for ours, _ in pipes]
 
@@ -55,12 +53,8 @@ def _begin(
 class Popen:
     """A forked process, with what tests use of `subprocess.Popen`; its streams are pipes."""
 
-    def __init__(
-        self, function: Callable[[Any], None], argument: Any, environment: Mapping[str, str]
-    ) -> None:
-        self._process, (self.stdout, self.stderr) = start(
-            function, argument, environment, streams=2
-        )
+    def __init__(self, function: Callable[[Any], None], argument: Any, environment: Mapping[str, str]) -> None:
+        self._process, (self.stdout, self.stderr) = start(function, argument, environment, streams=2)
 
     @property
     def returncode(self) -> int | None:

@@ -11,8 +11,7 @@ U1, F4 = (b"cnumpy\ndtype\nU\x02" + name + b"K\x00K\x01\x87R\x89" for name in (b
 def _tenfold(begin: bytes, end: bytes) -> bytes:
     """Containers within containers: each holds ten times the one before it."""
     return b"".join(
-        begin + b"".join(b"h" + bytes([i]) for _ in range(10)) + end + b"q" + bytes([i + 1])
-        for i in range(9)
+        begin + b"".join(b"h" + bytes([i]) for _ in range(10)) + end + b"q" + bytes([i + 1]) for i in range(9)
     )
 
 
@@ -45,9 +44,7 @@ def hostile(size: int) -> dict[str, bytes]:
         "remembered and used": b"\x80\x04}" + b"\x94" * size + b"h\x01.",
         "shared lists": BEGIN
         + b"("
-        + b"".join(
-            b"]r" + struct.pack("<I", i) + b"j" + struct.pack("<I", i) for i in range(size // 10)
-        )
+        + b"".join(b"]r" + struct.pack("<I", i) + b"j" + struct.pack("<I", i) for i in range(size // 10))
         + b"ts.",
         "one text, ordered again and again": BEGIN
         + b"ccollections\nOrderedDict\nq\x00]("
@@ -96,13 +93,7 @@ def hostile(size: int) -> dict[str, bytes]:
         + b"\x40\x87"
         + F4
         + b"C\x00tbs.",
-        "too many dimensions": BEGIN
-        + ARRAY
-        + b"(K\x01("
-        + b"K\x01" * 100
-        + b"t"
-        + U1
-        + b"C\x01xtbs.",
+        "too many dimensions": BEGIN + ARRAY + b"(K\x01(" + b"K\x01" * 100 + b"t" + U1 + b"C\x01xtbs.",
         "a damaged text": BEGIN + b"X\x02\x00\x00\x00\xff\xffs.",
         "an instruction of protocol 0": HEAD + b"I" + b"1" * size + b"\n.",
         "protocol 9": b"\x80\x09}.",

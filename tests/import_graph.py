@@ -90,9 +90,7 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, (
-                f"{path}, line {node.lineno}: write imports with the package's name"
-            )
+            assert node.module and not node.level, f"{path}, line {node.lineno}: write imports with the package's name"
             yield from ((node.module, alias.name) for alias in node.names)
 
 
@@ -100,17 +98,12 @@ def read(package: Path = PACKAGE) -> dict[str, set[str]]:
     """Of each module of a package the modules of it that it imports: `from a import b` is an import
     of a.b where that is a module, else of a."""
     paths = {
-        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
-            ".__init__"
-        ): path
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in sorted(package.rglob("*.py"))
     }
     graph = {}
     for module, path in paths.items():
-        found = {
-            f"{source}.{name}" if f"{source}.{name}" in paths else source
-            for source, name in imports(path)
-        }
+        found = {f"{source}.{name}" if f"{source}.{name}" in paths else source for source, name in imports(path)}
         graph[module] = found & set(paths) - {module}
     return graph
 

@@ -13,9 +13,7 @@ from tests import forked, forked_members
 
 COMMAND = [sys.executable, "-m", "jfluid.launch"]
 ENVIRONMENT = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("PADDLE_", "SLURM_", "OMPI_", "PMI_"))
+    name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "SLURM_", "OMPI_", "PMI_"))
 } | {
     "PYTHONPATH": os.pathsep.join(sys.path),
     "COLUMNS": "200",
@@ -144,9 +142,7 @@ def gang(script, *arguments, **options):
 def on_terminal(*arguments):
     """The exit code of a launcher on a terminal, and what it put on the screen."""
     main, other = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other
-    )
+    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other)
     os.close(other)
     screen = b""
     while True:

@@ -14,9 +14,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def call_within(
-    call: Callable[[], Result], *, peak: float, seconds: float = float("inf")
-) -> Result:
+def call_within(call: Callable[[], Result], *, peak: float, seconds: float = float("inf")) -> Result:
     """Return what ``call()`` returns; AssertionError where each of three calls takes ``peak`` bytes
     or more at a time, or as many processor ``seconds``. NumPy's arrays count, what C++ allocates
     does not. What it raises is raised."""
@@ -33,6 +31,4 @@ def call_within(
             tracemalloc.stop()
         if costs[-1][0] < seconds and costs[-1][1] < peak:
             return result
-    raise AssertionError(
-        f"expected less than {seconds} s and {peak:.0f} bytes; (s, bytes): {costs}"
-    )
+    raise AssertionError(f"expected less than {seconds} s and {peak:.0f} bytes; (s, bytes): {costs}")

@@ -132,10 +132,7 @@ def _list(value: Any) -> list:
 
 def _each(inputs: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
     """`function` of every value of every slot."""
-    return {
-        s: [function(a) for a in v] if isinstance(v, list) else function(v)
-        for s, v in inputs.items()
-    }
+    return {s: [function(a) for a in v] if isinstance(v, list) else function(v) for s, v in inputs.items()}
 
 
 def _rows(value: Any) -> Any:
@@ -163,9 +160,7 @@ def _runner(
         with warnings.catch_warnings():
             if not padded:
                 warnings.filterwarnings("ignore", "this program is compiled anew", RuntimeWarning)
-            found = exe.run(
-                program, feed=feeds, fetch_list=fetches, scope=scope, return_numpy=not lod
-            )
+            found = exe.run(program, feed=feeds, fetch_list=fetches, scope=scope, return_numpy=not lod)
         return [v if _lod(v) else np.array(v) for v in found] if lod else found
 
     return run
@@ -176,14 +171,10 @@ def _check_inferred(slot: str, var: Any, have: Any, unknown: bool) -> None:
     may be -1.
     """
     shape, dtype = _rows(have).shape, _rows(have).dtype
-    fits = len(var.shape) == len(shape) and all(
-        i == r or (unknown and i == -1) for i, r in zip(var.shape, shape)
-    )
+    fits = len(var.shape) == len(shape) and all(i == r or (unknown and i == -1) for i, r in zip(var.shape, shape))
     assert fits, f"{slot}: inferred {var.shape}, got {shape}"
     assert var.np_dtype == dtype, f"{slot}: inferred {var.np_dtype}, got {dtype}"
-    assert var.lod_level == len(_lod(have)), (
-        f"{slot}: inferred {var.lod_level} levels, got lod {_lod(have)}"
-    )
+    assert var.lod_level == len(_lod(have)), f"{slot}: inferred {var.lod_level} levels, got lod {_lod(have)}"
 
 
 def _compare(what: str, have: Any, target: Any, rtol: float, atol: float) -> None:
@@ -191,20 +182,14 @@ def _compare(what: str, have: Any, target: Any, rtol: float, atol: float) -> Non
         assert _lod(have) == target.lod(), f"{what}: expected lod {target.lod()}, got {_lod(have)}"
     have, target = np.asarray(_rows(have)), np.asarray(_rows(target))
     assert have.shape == target.shape, f"{what}: expected shape {target.shape}, got {have.shape}"
-    assert target.dtype in (have.dtype, np.float64), (
-        f"{what}: expected {target.dtype}, got {have.dtype}"
-    )
+    assert target.dtype in (have.dtype, np.float64), f"{what}: expected {target.dtype}, got {have.dtype}"
     np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=what)
 
 
-def _arguments(
-    op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
-) -> tuple[Any, list, dict]:
+def _arguments(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[Any, list, dict]:
     """The operator's definition, its inputs in the order of its slots, and its keywords."""
     definition = registry.get(op_type)
-    kwargs = {
-        n: normalise(v, definition.attrs[n].kind) for n, v in attrs.items() if n in definition.attrs
-    }
+    kwargs = {n: normalise(v, definition.attrs[n].kind) for n, v in attrs.items() if n in definition.attrs}
     if definition.rng:
         kwargs["key"] = jax.random.key(0)
     return (
@@ -229,9 +214,7 @@ def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> 
     return {s.name: o for s, o in zip(definition.outs, outs) if o is not None}
 
 
-def _check_without_jit(
-    op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str, list]
-) -> None:
+def _check_without_jit(op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str, list]) -> None:
     """Where 64 bits are allowed the outputs have the same types and values (those of random
     operators: the same shapes).
     """
@@ -296,11 +279,7 @@ def _wide_run(
     flat_weights = [w for ws in weights.values() for w in ws]
 
     def loss() -> float:
-        return sum(
-            float((np.asarray(_rows(a)) * w).sum())
-            for a, w in zip(run(feeds), flat_weights)
-            if w is not None
-        )
+        return sum(float((np.asarray(_rows(a)) * w).sum()) for a, w in zip(run(feeds), flat_weights) if w is not None)
 
     gradients = {}
     for (slot, i), analytic in zip(sources, found[len(flat) :]):
@@ -350,10 +329,7 @@ def _weights(outs: Mapping[str, list]) -> dict[str, list]:
     """
     rng = np.random.RandomState(7)
     return {
-        s: [
-            rng.uniform(0.5, 1.5, _rows(a).shape) if is_float(_rows(a).dtype) else None
-            for a in values
-        ]
+        s: [rng.uniform(0.5, 1.5, _rows(a).shape) if is_float(_rows(a).dtype) else None for a in values]
         for s, values in outs.items()
     }
 
@@ -424,15 +400,10 @@ def _check_padding(
     @jax.jit
     def found_and_gradients(values: list) -> tuple[list, list]:
         found, pull = gradients.vjp(definition, values, kwargs, wanted, used)
-        return found, pull(
-            [_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)]
-        )
+        return found, pull([_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)])
 
     with jax.enable_x64(True):
-        values = [
-            [_padded(v) for v in slot] if isinstance(slot, list) else _padded(slot)
-            for slot in given
-        ]
+        values = [[_padded(v) for v in slot] if isinstance(slot, list) else _padded(slot) for slot in given]
         if not padded:
             with pytest.raises(ragged_dispatch.NeedsExactRows):
                 ragged_dispatch.call(definition, values, kwargs)
@@ -461,9 +432,7 @@ def _check_padding(
             atol=1e-9,
             err_msg=f"gradient of {op_type}.{slot} with padding rows",
         )
-        assert not a.ndim or not b[len(a) :].any(), (
-            f"{op_type}.{slot}: padding rows have a gradient"
-        )
+        assert not a.ndim or not b[len(a) :].any(), f"{op_type}.{slot}: padding rows have a gradient"
 
 
 def _one_level(array: np.ndarray) -> LoDTensor:

@@ -29,9 +29,7 @@ def optimizers(fluid):
         "rmsprop": lambda: o.RMSPropOptimizer(0.02, momentum=0.5),
         "rmsprop_centered": lambda: o.RMSPropOptimizer(0.02, centered=True),
         "ftrl": lambda: o.Ftrl(0.1, l1=0.01, l2=0.02),
-        "lamb": lambda: o.LambOptimizer(
-            0.05, exclude_from_weight_decay_fn=lambda p: p.name.endswith("b_0")
-        ),
+        "lamb": lambda: o.LambOptimizer(0.05, exclude_from_weight_decay_fn=lambda p: p.name.endswith("b_0")),
         "dpsgd": lambda: o.Dpsgd(0.1, clip=0.2, batch_size=4.0, sigma=0.0),
         "named": lambda: o.Adam(0.05, name="mine"),
         "l1": lambda: o.SGD(0.1, regularization=decay.L1Decay(0.05)),
@@ -43,9 +41,7 @@ def optimizers(fluid):
         ),
         "clip_some": lambda: o.SGD(
             0.1,
-            grad_clip=clip.GradientClipByGlobalNorm(
-                0.1, need_clip=lambda p: p.name.endswith("w_0")
-            ),
+            grad_clip=clip.GradientClipByGlobalNorm(0.1, need_clip=lambda p: p.name.endswith("w_0")),
         ),
         "scheduled": lambda: o.SGD(fluid.layers.exponential_decay(0.2, 2, 0.5)),
         "param_attr": lambda: o.Momentum(0.1, 0.9, regularization=decay.L2Decay(0.05)),
@@ -62,9 +58,7 @@ def build(fluid, case, make):
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         x = fluid.data("x", [4, 3])
         y = fluid.data("y", [4, 2])
-        hidden = fluid.layers.fc(
-            x, 4, act="tanh", param_attr=fluid.ParamAttr(initializer=constant(W0), **own)
-        )
+        hidden = fluid.layers.fc(x, 4, act="tanh", param_attr=fluid.ParamAttr(initializer=constant(W0), **own))
         out = fluid.layers.fc(hidden, 2, param_attr=fluid.ParamAttr(initializer=constant(W1)))
         loss = fluid.layers.mean(fluid.layers.square_error_cost(out, y))
         optimizer = make()
@@ -78,11 +72,7 @@ def train(fluid, main, startup, loss, steps=STEPS):
     with fluid.scope_guard(scope):
         executor.run(startup)
         losses = [
-            float(
-                np.asarray(executor.run(main, feed={"x": X, "y": Y}, fetch_list=[loss])[0]).ravel()[
-                    0
-                ]
-            )
+            float(np.asarray(executor.run(main, feed={"x": X, "y": Y}, fetch_list=[loss])[0]).ravel()[0])
             for _ in range(steps)
         ]
     return losses, scope
@@ -110,9 +100,7 @@ def schedules(fluid):
         "cosine": lambda: layers.cosine_decay(0.1, 3, 4),
         "piecewise": lambda: layers.piecewise_decay([3, 6], [1.0, 0.5, 0.1]),
         "warmup": lambda: layers.linear_lr_warmup(0.1, 5, 0.01, 0.1),
-        "warmup_scheduled": lambda: layers.linear_lr_warmup(
-            layers.exponential_decay(0.1, 4, 0.5), 5, 0.01, 0.1
-        ),
+        "warmup_scheduled": lambda: layers.linear_lr_warmup(layers.exponential_decay(0.1, 4, 0.5), 5, 0.01, 0.1),
     }
 
 
@@ -129,10 +117,7 @@ def rates(fluid, main, startup, rate, steps=10):
     executor, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     with fluid.scope_guard(scope):
         executor.run(startup)
-        return [
-            float(np.asarray(executor.run(main, fetch_list=[rate])[0]).ravel()[0])
-            for _ in range(steps)
-        ]
+        return [float(np.asarray(executor.run(main, fetch_list=[rate])[0]).ravel()[0]) for _ in range(steps)]
 
 
 HIDDEN_ATTRS = {
@@ -167,13 +152,7 @@ def describe(program, roles):
             found.append(
                 [op.type]
                 + slots
-                + [
-                    {
-                        a: list(v) if isinstance(v, (list, tuple)) else v
-                        for a, v in attrs.items()
-                        if v != [] and v != ()
-                    }
-                ]
+                + [{a: list(v) if isinstance(v, (list, tuple)) else v for a, v in attrs.items() if v != [] and v != ()}]
             )
     return found
 

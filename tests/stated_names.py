@@ -16,10 +16,7 @@ PACKAGE = ROOT / "jfluid"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("jfluid", "tests", "docs", "benchmarks", "scripts", "examples", "configs")
 SOURCES = [
-    path
-    for folder in FOLDERS
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if not path.stem.endswith("_pb2")
+    path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if not path.stem.endswith("_pb2")
 ]
 
 # What readers have themselves.
@@ -53,9 +50,7 @@ def stale_in_pages() -> Iterator[str]:
     """`page: name` for each name that a page states and that there is not."""
     variables = set(_VARIABLE.findall((ROOT / "docs" / "variables.md").read_text()))
     for page in PAGES:
-        yield from (
-            f"{page.relative_to(ROOT)}: {name}" for name in stale(page.read_text(), variables)
-        )
+        yield from (f"{page.relative_to(ROOT)}: {name}" for name in stale(page.read_text(), variables))
 
 
 def stale(text: str, variables: set[str]) -> list[str]:
@@ -64,16 +59,10 @@ def stale(text: str, variables: set[str]) -> list[str]:
     """
     spans = re.findall(r"`([^`]+)`", _FENCE.sub("", text))
     found = [
-        f"{name}{test and f'::{test}'}"
-        for span in spans
-        for name, test in _files(span)
-        if not _is_file(name, test)
+        f"{name}{test and f'::{test}'}" for span in spans for name, test in _files(span) if not _is_file(name, test)
     ]
     found += [
-        name
-        for span in spans
-        for name in _DOTTED.findall(span)
-        if not _FILE.fullmatch(name) and not importable(name)
+        name for span in spans for name in _DOTTED.findall(span) if not _FILE.fullmatch(name) and not importable(name)
     ]
     found += [name for span in spans for name in _VARIABLE.findall(span) if name not in variables]
     return list(dict.fromkeys(found))
@@ -87,11 +76,7 @@ def stale_in_sources() -> Iterator[str]:
     """
     for source in SOURCES:
         text = source.read_text()
-        names = [
-            name
-            for name, _ in _FILE.findall(text)
-            if name.partition("/")[0] in FOLDERS and not _is_file(name)
-        ]
+        names = [name for name, _ in _FILE.findall(text) if name.partition("/")[0] in FOLDERS and not _is_file(name)]
         if not source.is_relative_to(ROOT / "tests"):
             names += [
                 name

@@ -104,15 +104,11 @@ def test_imports_in_functions_and_for_types_count(tmp_path):
 
 def test_environment_variables_are_read_in_one_place():
     for path in PACKAGE.rglob("*.py"):
-        if not any(
-            path.is_relative_to(PACKAGE / folder) for folder in ("environment", "launch", "startup")
-        ):
+        if not any(path.is_relative_to(PACKAGE / folder) for folder in ("environment", "launch", "startup")):
             names = {
                 node.attr
                 for node in import_graph.nodes(path)
-                if isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "os"
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
             }
             names |= {name for source, name in imports(path) if source == "os"}
             assert not names & {"environ", "environb", "getenv", "putenv"}, path

@@ -20,11 +20,7 @@ def _op(op_type, ins, attrs=None, out="Out"):
 
 
 def _param(name, shape):
-    return (
-        fluid.default_main_program()
-        .global_block()
-        .create_parameter(name=name, shape=shape, dtype="float32")
-    )
+    return fluid.default_main_program().global_block().create_parameter(name=name, shape=shape, dtype="float32")
 
 
 def _run(feed, fetch):
@@ -45,9 +41,7 @@ def test_gradients_of_a_reused_variable_are_summed_under_fluids_names(square_los
     ((param, grad),) = fluid.append_backward(loss)
     assert param is w and grad.name == "w@GRAD"
     ops = fluid.default_main_program().global_block().ops
-    assert [op.input("X") for op in ops if op.type == "sum"] == [
-        ["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]
-    ]
+    assert [op.input("X") for op in ops if op.type == "sum"] == [["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]]
     fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))
     (got,) = _run({"x": np.array([4, 5, 6], "float32")}, [grad])
     np.testing.assert_allclose(got, 2 * np.array([1, 2, 3]) * [4, 5, 6] / 3, rtol=1e-6)
@@ -176,10 +170,7 @@ def _deep_grads(checkpointed):
         )
         (step,) = exe.engine._steps.values()
         segment = step.segments[0]
-        shapes = [
-            np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32")
-            for n in segment.kept
-        ]
+        shapes = [np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32") for n in segment.kept]
         return values, segment.exact.lower((), tuple(shapes), np.zeros(2, "uint32")).as_text()
 
 

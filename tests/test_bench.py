@@ -45,9 +45,7 @@ def results(ours=(10, 20, 30), host=80.0, height=1.02):
         "host": part({"dict": {"run_us": host, "call_us": 40.0}}),
         "heights": part({"sgd": {"ratio": height}}),
         "detection": part({"ssd": {"ratio": 2.0}}),
-        "dygraph": part(
-            {"mlp": {"jfluid, eager": engine(1, 2, 3), "jfluid, static": engine(2, 4, 6)}}
-        ),
+        "dygraph": part({"mlp": {"jfluid, eager": engine(1, 2, 3), "jfluid, static": engine(2, 4, 6)}}),
         "servers": part({"1+1": ways}),
         "memory": part({"optimizers": {"sgd": {"one device": 10.0, "Reduce": 13.0}}}),
         "startup": part({"linear": 1.0}),

@@ -12,9 +12,7 @@ from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import norm
 
-pytestmark = pytest.mark.skipif(
-    not channel_kernels.names(), reason="machine code is made for CPUs with AVX2"
-)
+pytestmark = pytest.mark.skipif(not channel_kernels.names(), reason="machine code is made for CPUs with AVX2")
 
 SHAPES = {
     "one vector": ((64, 32, 32, 16), 0, 1),

@@ -59,14 +59,10 @@ def test_what_is_read_is_what_fluid_had():
     assert block.var("embedding_0.w_0@GRAD").type == VarType.SELECTED_ROWS
     assert block.var("array_0.out").type == VarType.LOD_TENSOR_ARRAY
     loop = next(op for op in block.ops if op.type == "while")
-    assert isinstance(loop.attrs["sub_block"], Block) and loop.attrs["sub_block"] is program.block(
-        1
-    )
+    assert isinstance(loop.attrs["sub_block"], Block) and loop.attrs["sub_block"] is program.block(1)
     assert loop.attr_type("sub_block") == "BLOCK"
     values = next(op for op in block.ops if op.type == "assign_value")
-    assert values.attrs["fp32_values"] == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0) and values.attrs[
-        "shape"
-    ] == (2, 3)
+    assert values.attrs["fp32_values"] == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0) and values.attrs["shape"] == (2, 3)
     assert block.var("reader_reader").type == VarType.READER
 
 
@@ -127,15 +123,11 @@ def test_programs_made_here_carry_their_defaults_and_the_release():
     block.append_op("scale", {"X": "x"}, {"Out": "y"}, {"scale": 2.0})
     desc = pb.ProgramDesc.FromString(fluid.default_main_program().serialize_to_string())
     attrs = {a.name: a for a in desc.blocks[0].ops[0].attrs}
-    assert (
-        attrs["scale"].f == 2.0 and attrs["bias_after_scale"].b is True and attrs["op_role"].i == 0
-    )
+    assert attrs["scale"].f == 2.0 and attrs["bias_after_scale"].b is True and attrs["op_role"].i == 0
     assert attrs["op_callstack"].strings[-1].strip().startswith("File")
     assert desc.version.version == 1008005 and desc.blocks[0].vars[0].need_check_feed
     block.ops[0].attrs["scale"] = "two"
-    with pytest.raises(
-        errors.AttributeTypeError, match="operator scale, attribute scale: 'two' does not fit FLOAT"
-    ):
+    with pytest.raises(errors.AttributeTypeError, match="operator scale, attribute scale: 'two' does not fit FLOAT"):
         fluid.default_main_program().serialize_to_string()
 
 
@@ -155,9 +147,7 @@ def test_programs_made_here_carry_their_defaults_and_the_release():
         ),
         (lambda d: d.blocks[0].vars.append(d.blocks[0].vars[0]), "twice"),
         (
-            lambda d: next(
-                v for v in d.blocks[0].vars if v.name == "words"
-            ).type.lod_tensor.tensor.dims.append(-7),
+            lambda d: next(v for v in d.blocks[0].vars if v.name == "words").type.lod_tensor.tensor.dims.append(-7),
             "variable words has an impossible shape",
         ),
         (
@@ -189,31 +179,23 @@ def described(fill):
     [
         lambda block, desc: block.ops.add(type="NAME"),
         lambda block, desc: block.ops.add(type="r").inputs.add(parameter="NAME"),
-        lambda block, desc: block.ops.add(type="r").outputs.add(
-            parameter="Out", arguments=["NAME"]
-        ),
+        lambda block, desc: block.ops.add(type="r").outputs.add(parameter="Out", arguments=["NAME"]),
         lambda block, desc: block.ops.add(type="r").attrs.add(name="NAME", type=pb.INT),
         lambda block, desc: block.ops.add(type="r").attrs.add(name="a", type=pb.STRING, s="NAME"),
-        lambda block, desc: block.ops.add(type="r").attrs.add(
-            name="a", type=pb.STRINGS, strings=["b", "NAME"]
-        ),
+        lambda block, desc: block.ops.add(type="r").attrs.add(name="a", type=pb.STRINGS, strings=["b", "NAME"]),
         lambda block, desc: setattr(block.vars.add(name="NAME").type, "type", pb.VarType.RAW),
     ],
 )
 def test_names_that_are_no_text_are_refused(fill):
     assert fluid.Program.parse_from_string(described(fill)).num_blocks == 1
-    with pytest.raises(
-        errors.FileFormatError, match=r"a name or text of the program is no UTF-8: b'\\xff\\xfeME'"
-    ):
+    with pytest.raises(errors.FileFormatError, match=r"a name or text of the program is no UTF-8: b'\\xff\\xfeME'"):
         fluid.Program.parse_from_string(described(fill).replace(b"NAME", b"\xff\xfeME"))
 
 
 def test_where_an_operator_was_made_may_have_any_name():
     """Folders of Python 2 were called as their users liked."""
     data = described(
-        lambda block, desc: block.ops.add(type="r").attrs.add(
-            name="op_callstack", type=pb.STRINGS, strings=["NAME"]
-        )
+        lambda block, desc: block.ops.add(type="r").attrs.add(name="op_callstack", type=pb.STRINGS, strings=["NAME"])
     )
     program = fluid.Program.parse_from_string(data.replace(b"NAME", b"\xd6\xd0\xce\xc4"))
     assert program.global_block().ops[0].attrs["op_callstack"] == (r"\xd6\xd0\xce\xc4",)
@@ -230,9 +212,7 @@ def test_blocks_lie_in_few_others_and_many_names_cost_no_more_than_few():
         return described(fill)
 
     assert fluid.Program.parse_from_string(nested(60, 3000)).num_blocks == 60
-    with pytest.raises(
-        errors.FileFormatError, match="block 65 of the program lies in more than 64 others"
-    ):
+    with pytest.raises(errors.FileFormatError, match="block 65 of the program lies in more than 64 others"):
         fluid.Program.parse_from_string(nested(100, 30_000))
 
 
@@ -275,18 +255,14 @@ def test_many_small_parts_are_refused_before_they_are_made(name):
         "slots": block(part(4, b"\x1a\x01r" + part(1, b"") * count)),
         "attributes": block(part(4, b"\x1a\x01r" + part(4, b"") * count)),
         "texts": attribute(part(8, b"") * count),
-        "in a reader": block(
-            part(3, b"\x0a\x01a" + part(2, b"\x08\x0f" + part(5, part(1, b"") * count)))
-        ),
+        "in a reader": block(part(3, b"\x0a\x01a" + part(2, b"\x08\x0f" + part(5, part(1, b"") * count)))),
         "versions": part(4, b"") * count,
         "unknown": b"\x78\x01" * count,
         "compatible": part(3, part(1, b"") * count),
     }[name]
 
     def refuse():
-        with pytest.raises(
-            errors.FileFormatError, match="the program would take more than|more than 1000 parts"
-        ):
+        with pytest.raises(errors.FileFormatError, match="the program would take more than|more than 1000 parts"):
             fluid.Program.parse_from_string(data)
 
     call_within(refuse, peak=10 * len(data) + 500_000)
@@ -307,9 +283,7 @@ def test_bytes_that_are_no_program_are_refused():
             fluid.Program.parse_from_string(case)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
 def test_generating_the_messages_and_their_stubs_again_changes_nothing():
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "gen_proto.py", "--check"],

@@ -28,11 +28,7 @@ def test_values_come_in_and_out(device):
         traces.append(1)
         state, scale = donated
         total = jax.lax.psum(state.sum(), AXIS)
-        noise = (
-            None
-            if key is None
-            else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
-        )
+        noise = None if key is None else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
         return (state * scale + kept["shift"], scale + 1), {"total": total, "noise": noise}
 
     call = collective_jit.CollectiveJit(function, device)
@@ -48,9 +44,7 @@ def test_values_come_in_and_out(device):
     (state, _), _ = call((jnp.zeros((3, 2)), scale), {"shift": np.float32(9)}, None)
     assert (np.asarray(state) == 9).all() and len(traces) == 1
     noise = [
-        call((jnp.ones((3, 2)), scale), {"shift": np.float32(0)}, np.array([0, seed], np.uint32))[
-            1
-        ]["noise"]
+        call((jnp.ones((3, 2)), scale), {"shift": np.float32(0)}, np.array([0, seed], np.uint32))[1]["noise"]
         for seed in (1, 1, 2)
     ]
     assert (noise[0] == noise[1]).all() and (noise[0] != noise[2]).all()
@@ -101,12 +95,8 @@ def test_only_parts_that_need_the_others_span_processes(device):
     x = fluid.data("x", [4])
     block = fluid.default_main_program().global_block()
     y = fluid.layers.scale(x, 2.0)
-    z = fluid.layers.py_func(
-        lambda v: v + 1, y, block.create_var(name="z", shape=[4], dtype="float32")
-    )
-    flag = fluid.layers.less_than(
-        fluid.layers.reduce_sum(z), fluid.layers.fill_constant([1], "float32", 100.0)
-    )
+    z = fluid.layers.py_func(lambda v: v + 1, y, block.create_var(name="z", shape=[4], dtype="float32"))
+    flag = fluid.layers.less_than(fluid.layers.reduce_sum(z), fluid.layers.fill_constant([1], "float32", 100.0))
 
     def inside():
         block.program.current_block().append_op("c_allreduce_sum", {"X": z}, {"Out": z})

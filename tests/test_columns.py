@@ -22,9 +22,7 @@ def _step(order, width=WIDTH):
 
 
 def _traced(function, x):
-    return jax.make_jaxpr(
-        lambda x: image_layout.channels_last(lambda _: {"out": function(x)})["out"]
-    )(x)
+    return jax.make_jaxpr(lambda x: image_layout.channels_last(lambda _: {"out": function(x)})["out"])(x)
 
 
 X = np.arange(ROWS * 17, dtype="float32").reshape(ROWS, 17)

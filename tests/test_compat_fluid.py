@@ -56,11 +56,7 @@ def test_structures():
 
 
 def test_convert_to_list():
-    assert (
-        utils.convert_to_list(3, 2, "stride")
-        == [3, 3]
-        == utils.convert_to_list((3, 3), 2, "stride")
-    )
+    assert utils.convert_to_list(3, 2, "stride") == [3, 3] == utils.convert_to_list((3, 3), 2, "stride")
     for wrong in ([1], "ab", None, ["a", 1]):
         with pytest.raises(ValueError, match="stride: expected int or 2 of them"):
             utils.convert_to_list(wrong, 2, "stride")
@@ -70,9 +66,7 @@ def test_schedules_of_scripts():
     with fluid.default_main_program()._lr_schedule_guard():
         step = _decay_step_counter()
     assert step.dtype == fluid.core.VarDesc.VarType.FP32
-    assert _get_var("@LR_DECAY_COUNTER@") is fluid.default_main_program().global_block().var(
-        "@LR_DECAY_COUNTER@"
-    )
+    assert _get_var("@LR_DECAY_COUNTER@") is fluid.default_main_program().global_block().var("@LR_DECAY_COUNTER@")
     with pytest.raises(TypeError, match="expected a Program, found str"):
         _get_var("x", "main")
 
@@ -212,9 +206,7 @@ def test_batches_of_one_trainer(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
     assert [*distributed_batch_reader(batches)()] == [1, 4]
     monkeypatch.setenv("PADDLE_TRAINER_ID", "3")
-    with pytest.raises(
-        errors.ProgramError, match="PADDLE_TRAINER_ID is 3 of PADDLE_TRAINERS_NUM=3"
-    ):
+    with pytest.raises(errors.ProgramError, match="PADDLE_TRAINER_ID is 3 of PADDLE_TRAINERS_NUM=3"):
         distributed_batch_reader(batches)
 
 

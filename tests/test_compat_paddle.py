@@ -130,9 +130,7 @@ def test_names_of_python(installed, caplog):
 
     assert collections.Mapping is collections.abc.Mapping and time.clock() >= 0
     assert tuple(inspect.getargspec(function)) == (["a", "b"], "c", "d", (1,))
-    assert os.errno.EEXIST and "time.clock is no more; time.process_time means the same" in (
-        caplog.messages
-    )
+    assert os.errno.EEXIST and "time.clock is no more; time.process_time means the same" in (caplog.messages)
     with pytest.raises(AttributeError, match="module 'time' has no attribute 'clokc'"):
         time.clokc  # noqa: B018
 
@@ -147,9 +145,7 @@ def run(code, folder=None, **variables):
     environment = {k: v for k, v in os.environ.items() if k != startup.CHOICE} | variables
     rest = [str(folder)] if folder else []
     environment["PYTHONPATH"] = os.pathsep.join([startup.FOLDER, *rest])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     return done.stdout, done.stderr
 
 
@@ -167,13 +163,9 @@ def test_an_installed_paddle_is_taken_and_said(another):
     code = "from collections import Iterable; import paddle, sys; print('jax' in sys.modules)"
     out, err = run(code, another)
     said, _, err = err.partition("\n")
-    assert (
-        said == "jfluid: collections.Iterable is no more; collections.abc.Iterable means the same"
-    )
+    assert said == "jfluid: collections.Iterable is no more; collections.abc.Iterable means the same"
     assert out.split("\n")[:-1] == ["sitecustomize", "the other one", "False"]
-    assert err == (
-        f"jfluid: paddle is {another}/paddle/__init__.py; JFLUID_AS_PADDLE=1 takes jfluid instead\n"
-    )
+    assert err == (f"jfluid: paddle is {another}/paddle/__init__.py; JFLUID_AS_PADDLE=1 takes jfluid instead\n")
 
 
 @pytest.mark.process

@@ -164,22 +164,16 @@ def test_hdfs(configured, tmp_path):
     assert client.ls("/data") == ["/data/a", "/data/b", "/data/sub"] and client.ls("/none") == []
     assert client.lsr("/data") == ["/data/a", "/data/b", "/data/sub/c"]
     assert "/data/sub" in client.lsr("/data", only_file=False)
-    assert (
-        client.is_dir("/data/sub") and not client.is_dir("/data/a") and client.is_exist("/data/a")
-    )
+    assert client.is_dir("/data/sub") and not client.is_dir("/data/a") and client.is_exist("/data/a")
     assert client.cat("/data/sub/c") == "text of sub/c" and client.cat("/none") == ""
     copies = str(tmp_path / "copies")
     shares = [fluid.contrib.multi_download(client, "/data", copies, i, 2) for i in (0, 1)]
     assert shares == [[f"{copies}/a", f"{copies}/sub/c"], [f"{copies}/b"]]
     assert (tmp_path / "copies" / "sub" / "c").read_text() == "text of sub/c"
     assert not client.download("/data/a", copies) and client.download("/data/a", copies, True)
-    assert not client.upload("/data", str(here / "a")) and client.upload(
-        "/data", str(here / "a"), True
-    )
+    assert not client.upload("/data", str(here / "a")) and client.upload("/data", str(here / "a"), True)
     assert client.rename("/data/a", "/data/moved") and not client.rename("/data/a", "/data/b")
-    assert not client.rename("/data/moved", "/data/b") and client.rename(
-        "/data/moved", "/data/b", True
-    )
+    assert not client.rename("/data/moved", "/data/b") and client.rename("/data/moved", "/data/b", True)
     assert client.cat("/data/b") == "text of a"
     assert client.delete("/data") and client.delete("/data") and not client.is_exist("/data")
     with pytest.raises(FileNotFoundError):
@@ -198,9 +192,7 @@ def test_hdfs_of_fleet(configured, tmp_path):
     assert client.upload("/data", str(here), multi_processes=2)
     assert client.lsr("/data", excludes=["*.log"]) == ["/data/a.txt"]
     assert client.download("/data", copies) and not client.download("/data", copies)
-    assert client.download("/data", copies, overwrite=True) and not client.upload_dir(
-        "/data", str(here)
-    )
+    assert client.download("/data", copies, overwrite=True) and not client.upload_dir("/data", str(here))
     assert (tmp_path / "copies" / "sub" / "b.log").read_text() == "sub/b.log"
     assert HDFSClient.split_files(["x", "y", "z"], 1, 2) == ["y"] and client.is_file("/data/a.txt")
 
@@ -255,11 +247,7 @@ esac
 def test_names_of_transpilers_and_trainers(capsys):
     from jfluid.transpiler.distribute_transpiler import log, same_or_split_var, slice_variable
 
-    w = (
-        fluid.default_main_program()
-        .global_block()
-        .create_parameter(name="w", shape=[100, 30], dtype="float32")
-    )
+    w = fluid.default_main_program().global_block().create_parameter(name="w", shape=[100, 30], dtype="float32")
     assert slice_variable([w], 2, 1000) == ["w:0:1500", "w:1:1500"]
     assert slice_variable([w], 3, 8192) == ["w:0:3000"]
     assert same_or_split_var("w.block0", "w") and not same_or_split_var("wide", "w")

@@ -35,9 +35,7 @@ def test_while_loop_has_the_gradient_of_its_iterations():
     # Fluid itself gives zeros here.
     _, x, feed = _batch(fluid)
     i, ten = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 10)
-    i, y = layers.while_loop(
-        lambda i, y: layers.less_than(i, ten), lambda i, y: [i + 1, layers.scale(y, 1.1)], [i, x]
-    )
+    i, y = layers.while_loop(lambda i, y: layers.less_than(i, ten), lambda i, y: [i + 1, layers.scale(y, 1.1)], [i, x])
     grad = fluid.append_backward(layers.mean(y))[0][1]
     i, y, grad = _fetch(feed, [i, y, grad])
     assert i == [10]
@@ -65,17 +63,13 @@ def test_arrays_joined_and_stacked():
     array = layers.array_write(layers.square(x), layers.increment(i), array=array)
     joined, sizes = layers.tensor_array_to_tensor(array, axis=1)
     stacked, _ = layers.tensor_array_to_tensor(array, axis=0, use_stack=True)
-    grad = fluid.append_backward(
-        layers.mean(joined) + layers.scale(layers.reduce_sum(stacked), 0.1)
-    )[0][1]
+    grad = fluid.append_backward(layers.mean(joined) + layers.scale(layers.reduce_sum(stacked), 0.1))[0][1]
     joined, sizes, stacked, grad = _fetch(feed, [joined, sizes, stacked, grad])
     np.testing.assert_allclose(joined, np.concatenate([BATCH, BATCH**2], 1), rtol=1e-6)
     np.testing.assert_allclose(stacked, np.stack([BATCH, BATCH**2]), rtol=1e-6)
     assert sizes.tolist() == [4, 4]
     # Fluid counts only one of the two gradients of the array.
-    np.testing.assert_allclose(
-        grad, BATCH.T @ ((1 + 2 * BATCH) * (1 / 24 + 0.1)), rtol=1e-4, atol=1e-6
-    )
+    np.testing.assert_allclose(grad, BATCH.T @ ((1 + 2 * BATCH) * (1 / 24 + 0.1)), rtol=1e-4, atol=1e-6)
 
 
 def test_concat_and_stack_take_an_array():
@@ -161,9 +155,7 @@ def test_switch_passes_the_gradient_of_the_value_that_stays(taken):
         layers.assign(layers.scale(x, 5.0), out)
     grad = fluid.append_backward(layers.reduce_sum(out))[0][1]
     (found,) = _fetch(feed, [grad])
-    np.testing.assert_allclose(
-        found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5
-    )
+    np.testing.assert_allclose(found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5)
 
 
 def test_a_block_that_runs_where_conditions_hold():

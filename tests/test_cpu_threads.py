@@ -8,9 +8,7 @@ import pytest
 
 from jfluid import cpu_threads, errors, places
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads"
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads")
 
 
 def folder_of(threads: dict[int, str], folder: Path) -> Path:
@@ -25,16 +23,12 @@ def bound(monkeypatch):
     """What is bound, on a machine of which the process may use processors 2 and 5."""
     found = {}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 2})
-    monkeypatch.setattr(
-        os, "sched_setaffinity", lambda thread, where: found.update({thread: where})
-    )
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, where: found.update({thread: where}))
     return found
 
 
 def test_each_thread_of_the_pool_gets_a_processor(bound, tmp_path):
-    cpu_threads._bind(
-        folder_of({7: "python", 11: "tf_XLAEigen", 9: "tf_XLAEigen", 12: "grpc"}, tmp_path)
-    )
+    cpu_threads._bind(folder_of({7: "python", 11: "tf_XLAEigen", 9: "tf_XLAEigen", 12: "grpc"}, tmp_path))
     assert bound == {9: {2}, 11: {5}}
 
 

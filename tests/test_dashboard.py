@@ -297,9 +297,7 @@ def test_fewer_points_keep_extremes_and_what_is_not_finite():
     points[300], points[301] = (300.0, 300, math.nan), (301.0, 301, 50.0)
     found = series.fewer(points, 50)
     assert len(found) <= 60 and {points[301], points[-1]} <= set(found)
-    assert any(math.isnan(p[2]) for p in found) and [p[1] for p in found] == sorted(
-        p[1] for p in found
-    )
+    assert any(math.isnan(p[2]) for p in found) and [p[1] for p in found] == sorted(p[1] for p in found)
 
 
 def test_runs_have_the_shortest_names_that_tell_them_apart(tmp_path):
@@ -337,9 +335,7 @@ def test_logs_and_searches(job, monkeypatch):
     assert logs.search(job, "workerlog.0", "r") == "qrs"
 
 
-@pytest.mark.parametrize(
-    "name", ["secrets.txt", "../mylog/workerlog.0", "workerlog.0/..", "workerlog.9", "", "record"]
-)
+@pytest.mark.parametrize("name", ["secrets.txt", "../mylog/workerlog.0", "workerlog.0/..", "workerlog.9", "", "record"])
 def test_other_files_are_no_logs(job, name):
     for find in (lambda: logs.tail(job, name), lambda: logs.search(job, name, "a")):
         with pytest.raises(ValueError, match="there is no log"):
@@ -359,10 +355,7 @@ def test_the_page_and_what_it_asks_for(read):
             (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.decode(), re.DOTALL)
             digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             assert f"{tag}-src 'sha256-{digest}'" in policy
-        assert (
-            headers["x-content-type-options"] == "nosniff"
-            and headers["cache-control"] == "no-store"
-        )
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
         assert json.loads(get(port, "/data")[2])["runs"][0]["name"] == "mylog"
         assert json.loads(get(port, "/log?run=0")[2])["names"] == ["workerlog.0", "workerlog.1"]
         assert get(port, "/log?run=0&name=workerlog.0&search=first")[2] == b"first line"
@@ -378,9 +371,7 @@ def test_the_page_and_what_it_asks_for(read):
 
 
 def test_the_page_is_put_together_from_text_alone():
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", exports.page()
-    )
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", exports.page())
     # nothing of another host
     assert not re.search(r"https?:|@import|url\(|src=", exports.page())
     assert not re.search(r'\s(on\w+|style)="', exports.page())
@@ -388,9 +379,7 @@ def test_the_page_is_put_together_from_text_alone():
 
 def test_events_follow_what_is_written(job, read):
     with served(read) as port, socket.create_connection(("127.0.0.1", port), LIMIT) as connection:
-        connection.sendall(
-            f"GET /events?since={read.sequence} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-        )
+        connection.sendall(f"GET /events?since={read.sequence} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         answer = connection.makefile("rb")
         while answer.readline().strip():
             pass  # the head
@@ -413,9 +402,7 @@ def test_browsers_that_hang_keep_nobody_from_the_page(read):
         assert time.process_time() - begin < 1
 
 
-@pytest.mark.parametrize(
-    "host", ["example.com", "localhost.example.com", "127.0.0.1.nip.io:80", "", "0.0.0.0"]
-)
+@pytest.mark.parametrize("host", ["example.com", "localhost.example.com", "127.0.0.1.nip.io:80", "", "0.0.0.0"])
 def test_a_page_of_another_site_sees_nothing(read, host):
     with served(read) as port:
         status, _, body = get(port, "/data", Host=host)
@@ -510,9 +497,7 @@ def test_the_board_asks_for_metrics_that_there_are(read):
     wanted = set(re.findall(r"\bjfluid_\w+", asked))
     assert wanted <= known and len(wanted) > 10
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
-    assert len(set(places)) == len(places) and len({p["id"] for p in board["panels"]}) == len(
-        places
-    )
+    assert len(set(places)) == len(places) and len({p["id"] for p in board["panels"]}) == len(places)
 
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -523,13 +508,9 @@ def test_a_kept_page_holds_everything_and_loads_nothing(job, tmp_path, capsys):
     assert main(["dashboard", str(job), "--export", str(kept)]) == 0
     page = kept.read_text()
     assert kept.stat().st_mode & 0o777 == 0o600
-    (text,) = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
-    )
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     data = json.loads(text)
-    assert data["runs"][0]["series"]["trainer 0\0loss"] and data["logs"][0]["workerlog.0"].endswith(
-        "last line"
-    )
+    assert data["runs"][0]["series"]["trainer 0\0loss"] and data["logs"][0]["workerlog.0"].endswith("last line")
     assert "<img" not in page and page.count("</script>") == 2
     assert f'<meta http-equiv="Content-Security-Policy" content="{exports.policy()}">' in page
     assert page.index("Content-Security-Policy") < page.index("<style>")
@@ -556,9 +537,7 @@ def test_a_table_through_the_page(read):
     with served(read) as port:
         status, headers, body = get(port, "/table?run=0")
         assert status == 200 and headers["content-type"].startswith("text/csv")
-        assert "attachment" in headers["content-disposition"] and body.startswith(
-            b"process,name,step,time,value"
-        )
+        assert "attachment" in headers["content-disposition"] and body.startswith(b"process,name,step,time,value")
 
 
 def test_what_a_thread_reads_is_served(job):
@@ -605,12 +584,8 @@ def test_event_files(job, tmp_path):
     (file,) = folder.iterdir()
     assert folder.name == "trainer.0" and folder.stat().st_mode & 0o777 == 0o700
     events = [event_pb2.Event.FromString(record) for record in records(file)]
-    found = [
-        (event.step, event.wall_time, value) for event in events for value in event.summary.value
-    ]
-    loss = [
-        (step, moment, value.simple_value) for step, moment, value in found if value.tag == "loss"
-    ]
+    found = [(event.step, event.wall_time, value) for event in events for value in event.summary.value]
+    loss = [(step, moment, value.simple_value) for step, moment, value in found if value.tag == "loss"]
     assert loss[0] == (0, BEGIN, 3) and loss[3] == (3, BEGIN + 3, 1)
     assert math.isnan(loss[1][2]) and loss[2][2] == math.inf
     by_tag = {value.tag: value for _, _, value in found}

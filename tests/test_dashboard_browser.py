@@ -14,9 +14,7 @@ from tests.test_dashboard import HOSTILE, job  # noqa: F401
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(
-        BROWSER is None, reason="no chromium on this machine (apt-get install chromium)"
-    ),
+    pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (apt-get install chromium)"),
 ]
 OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -43,13 +41,9 @@ def shown(job, tmp_path):  # noqa: F811
 def test_the_kept_page_shows_all_and_runs_nothing_of_others(shown):
     page, said = shown
     assert "CONSOLE" not in said, [line for line in said.splitlines() if "CONSOLE" in line]
-    rows = re.findall(
-        r"<tr><th scope=\"row\">(trainer \d)</th>.*?<td class=\"(\w+)\">(.*?)</td>", page
-    )
+    rows = re.findall(r"<tr><th scope=\"row\">(trainer \d)</th>.*?<td class=\"(\w+)\">(.*?)</td>", page)
     assert rows == [("trainer 0", "quiet", "ended"), ("trainer 1", "bad", "failed: signal SIGKILL")]
-    assert re.search(
-        r'id="problem" class="banner bad".*?>rank 1 failed first \(signal SIGKILL\)', page
-    )
+    assert re.search(r'id="problem" class="banner bad".*?>rank 1 failed first \(signal SIGKILL\)', page)
     # the charts of hostile names, and their traceback
     text = "&lt;img src=x onerror=alert(1)&gt;\\x1b[2J\\u202e&lt;/script&gt;"
     assert f"<span>{text}</span>" in page and f"Traceback {text}</pre>" in page

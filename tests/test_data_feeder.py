@@ -24,14 +24,10 @@ def shown(feed):
 
 
 def test_fields_become_arrays(variables):
-    feed = feeder(variables[0], "label").feed(
-        [(np.arange(4.0).reshape(1, 2, 2), 3), (np.ones((1, 2, 2)), 4)]
-    )
+    feed = feeder(variables[0], "label").feed([(np.arange(4.0).reshape(1, 2, 2), 3), (np.ones((1, 2, 2)), 4)])
     np.testing.assert_array_equal(feed["image"], [[[[0, 1], [2, 3]]], [[[1, 1], [1, 1]]]])
     np.testing.assert_array_equal(feed["label"], [[3], [4]])
-    np.testing.assert_array_equal(
-        feeder("image").feed([([1, 2, 3, 4],)])["image"], [[[[1, 2], [3, 4]]]]
-    )
+    np.testing.assert_array_equal(feeder("image").feed([([1, 2, 3, 4],)])["image"], [[[[1, 2], [3, 4]]]])
     assert (np.array(feed["image"]).dtype, np.array(feed["label"]).dtype) == (np.float32, np.int64)
     assert feed["image"].lod() == []
 
@@ -100,9 +96,7 @@ def test_several_devices(variables):
         {"label": [[1], [2]]},
         {"label": [[3]]},
     ]
-    with pytest.raises(
-        fluid.errors.FeedError, match="expected one mini-batch for each of 3 devices, found 2"
-    ):
+    with pytest.raises(fluid.errors.FeedError, match="expected one mini-batch for each of 3 devices, found 2"):
         label.feed_parallel(batches[:2], 3)
     one_by_one = label.decorate_reader(lambda: iter(batches), multi_devices=False)
     assert [shown(feed) for feed in one_by_one()] == [
@@ -111,12 +105,8 @@ def test_several_devices(variables):
         {"label": [[4]]},
     ]
     in_pairs = label.decorate_reader(lambda: iter(batches), multi_devices=True, num_places=2)
-    assert [[shown(feed) for feed in feeds] for feeds in in_pairs()] == [
-        [{"label": [[1], [2]]}, {"label": [[3]]}]
-    ]
-    with pytest.raises(
-        fluid.errors.FeedError, match="the last 1 mini-batches do not suffice for 2 devices"
-    ):
+    assert [[shown(feed) for feed in feeds] for feeds in in_pairs()] == [[{"label": [[1], [2]]}, {"label": [[3]]}]]
+    with pytest.raises(fluid.errors.FeedError, match="the last 1 mini-batches do not suffice for 2 devices"):
         list(label.decorate_reader(lambda: iter(batches), True, num_places=2, drop_last=False)())
 
 

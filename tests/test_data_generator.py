@@ -45,9 +45,7 @@ def stdin(monkeypatch):
 LINES = ["2 4 5 1 1", "1 6 1 1", "3 7 8 9 1 1"]
 
 
-@pytest.mark.parametrize(
-    "kind, want", [(Words, LINES), (Backwards, [LINES[1], LINES[0], LINES[2]]), (Texts, LINES)]
-)
+@pytest.mark.parametrize("kind, want", [(Words, LINES), (Backwards, [LINES[1], LINES[0], LINES[2]]), (Texts, LINES)])
 def test_lines_of_the_standard_input(stdin, capsys, kind, want):
     made = kind()
     made.set_batch(2)
@@ -90,9 +88,7 @@ def test_what_is_no_sample(stdin, samples, problem):
 
     with pytest.raises(errors.DataError, match=problem):
         Wrong().run_from_stdin()
-    with pytest.raises(
-        errors.DataError, match="set_batch: expected a whole number above 0, found 0"
-    ):
+    with pytest.raises(errors.DataError, match="set_batch: expected a whole number above 0, found 0"):
         Wrong().set_batch(0)
     with pytest.raises(NotImplementedError, match="must override generate_sample"):
         dg.MultiSlotDataGenerator().run_from_memory()
@@ -104,9 +100,7 @@ def test_a_generator_may_have_its_own_text(stdin, capsys):
             return lambda: [line.split()] if line else [["a", "b"]]
 
     with pytest.raises(NotImplementedError, match="inherit from MultiSlotDataGenerator"):
-        Pairs = type(
-            "Pairs", (Words,), {"generate_sample": lambda self, line: lambda: [[("w", [1])]]}
-        )
+        Pairs = type("Pairs", (Words,), {"generate_sample": lambda self, line: lambda: [[("w", [1])]]})
         Pairs().run_from_memory()
     Words._gen_str = lambda self, sample: "+".join(sample) + "\n"
     Words().run_from_memory()

@@ -96,9 +96,7 @@ def test_a_download_takes_the_place_of_a_damaged_file(home, served, capsys):
     assert "downloading some.tgz" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("data", "length"), [(b"conten", 8), (b"contenxt", 8)], ids=["cut off", "another file"]
-)
+@pytest.mark.parametrize(("data", "length"), [(b"conten", 8), (b"contenxt", 8)], ids=["cut off", "another file"])
 def test_a_bad_download_leaves_nothing(home, served, data, length):
     answers, address = served
     answers["/some.tgz"] = (data, length)
@@ -145,11 +143,7 @@ def test_fetch_asks_for_every_file(monkeypatch):
     monkeypatch.setattr(common, "download", note)
     common.fetch_all()
     assert len(asked) == 24 and len(set(asked.values())) == 24
-    modules = {
-        m
-        for m in package.__all__
-        if hasattr(importlib.import_module(f"jfluid.compat.dataset.{m}"), "fetch")
-    }
+    modules = {m for m in package.__all__ if hasattr(importlib.import_module(f"jfluid.compat.dataset.{m}"), "fetch")}
     assert set(common._MODULES) == modules
 
 
@@ -312,9 +306,7 @@ def test_voc2012(files, monkeypatch):
     """The real one fails on Python 3: it puts a `b'...'` into the names of files."""
     from PIL import Image
 
-    monkeypatch.setattr(
-        common, "download", lambda url, name, *_: str(files / name / url.split("/")[-1])
-    )
+    monkeypatch.setattr(common, "download", lambda url, name, *_: str(files / name / url.split("/")[-1]))
     [(picture, classes)] = package.voc2012.val()()
     expected = np.array(Image.open(f"{dataset_files.IMAGES}/0.jpg"))
     assert picture.dtype == classes.dtype == np.uint8
@@ -324,9 +316,7 @@ def test_voc2012(files, monkeypatch):
 
 
 def test_ratings_do_not_touch_numpys_generator(files, monkeypatch):
-    monkeypatch.setattr(
-        common, "download", lambda url, name, *_: str(files / name / url.split("/")[-1])
-    )
+    monkeypatch.setattr(common, "download", lambda url, name, *_: str(files / name / url.split("/")[-1]))
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.RandomState(5).random_sample()
     train, test = package.movielens.train()(), package.movielens.test()()
@@ -352,9 +342,7 @@ def test_images_in_batches(files, tmp_path):
     path.write_bytes((files / "flowers" / "102flowers.tgz").read_bytes())
     labels = {f"jpg/image_{n:05d}.jpg": n for n in (1, 2, 4)}
     listing = image.batch_images_from_tar(str(path), "some", labels, num_per_batch=2)
-    batches = [
-        pickle.loads(Path(line).read_bytes()) for line in Path(listing).read_text().splitlines()
-    ]
+    batches = [pickle.loads(Path(line).read_bytes()) for line in Path(listing).read_text().splitlines()]
     assert [batch["label"] for batch in batches] == [[4, 1], [2]]
     assert batches[1]["data"] == [dataset_files.jpeg(2)]
     assert image.batch_images_from_tar(str(path), "some", {}) == listing  # taken as it is
@@ -368,9 +356,7 @@ def test_what_is_no_image(tmp_path, data):
         image.load_image(path)
     with pytest.raises(DataError, match=f"{len(data)} bytes: no image that can be read"):
         image.load_image_bytes(data)
-    with pytest.raises(
-        ValueError, match=r"an image of shape \[3, 4, 3\] has no square of 5 pixels"
-    ):
+    with pytest.raises(ValueError, match=r"an image of shape \[3, 4, 3\] has no square of 5 pixels"):
         image.center_crop(np.zeros((3, 4, 3)), 5)
 
 
@@ -426,10 +412,7 @@ def test_samples_are_split_and_read_by_several_trainers(tmp_path, monkeypatch):
     common.split(lambda: iter(samples), 3, suffix="part-%02d.pickle")
     sizes = [len(pickle.loads(p.read_bytes())) for p in sorted(tmp_path.iterdir())]
     assert sizes == [4, 3, 1]  # the first has one more, as in Fluid
-    shares = [
-        [n for _, n, _ in common.cluster_files_reader("part-*.pickle", 2, trainer)()]
-        for trainer in (0, 1)
-    ]
+    shares = [[n for _, n, _ in common.cluster_files_reader("part-*.pickle", 2, trainer)()] for trainer in (0, 1)]
     assert shares == [[0, 1, 2, 3, 7], [4, 5, 6]]
     read = next(iter(common.cluster_files_reader("part-*.pickle", 1, 0, pickle.load)()))
     assert read[0].dtype == np.float32 and read[2] == [0, "word"]

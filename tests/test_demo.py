@@ -26,9 +26,7 @@ def test_demo(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     auc, best, gap = map(
         float,
-        re.search(
-            r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)", result.stdout
-        ).groups(),
+        re.search(r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)", result.stdout).groups(),
     )
     assert auc > 0.698 and 0.75 < best < 0.85 and abs(gap - (best - auc)) < 2e-4
     rows = re.findall(
@@ -63,9 +61,7 @@ def test_demo(tmp_path):
 
 def test_the_script_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    script = re.search(
-        r"```python\n(import numpy.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )[1]
+    script = re.search(r"```python\n(import numpy.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     names = {}
     exec(compile(script, "README.md", "exec"), names)
     assert names["value"] < 0.05

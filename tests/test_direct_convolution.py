@@ -22,9 +22,7 @@ from jfluid.machine_code import (
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
-pytestmark = pytest.mark.skipif(
-    not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2"
-)
+pytestmark = pytest.mark.skipif(not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2")
 _WIDE = pytest.mark.skipif(not processor.has_wide_vectors(), reason="made for CPUs with AVX-512")
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
@@ -158,9 +156,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
     x, w = _draw((4, 32, 32, 16), (3, 3, 16, 16))
 
     def many(x):
-        return [
-            direct_convolution.forward(x * i, w, (1, 1), (1, 1), (32, 32)) for i in range(1, 33)
-        ]
+        return [direct_convolution.forward(x * i, w, (1, 1), (1, 1), (32, 32)) for i in range(1, 33)]
 
     found = jax.jit(many)(x)
     for i, each in enumerate(found, 1):
@@ -213,9 +209,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 )
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(
-        functions, "images_registered", lambda: made.append(threading.current_thread().name)
-    )
+    monkeypatch.setattr(functions, "images_registered", lambda: made.append(threading.current_thread().name))
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])
         for i, (count, channels, *kernel) in enumerate(filters)

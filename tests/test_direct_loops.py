@@ -17,9 +17,7 @@ from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
-pytestmark = pytest.mark.skipif(
-    not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2"
-)
+pytestmark = pytest.mark.skipif(not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2")
 
 USUAL = ("sigmoid", "tanh", "tanh")
 OTHERS = ("sigmoid", "relu", "identity")

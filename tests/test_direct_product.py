@@ -12,9 +12,7 @@ import jfluid as fluid
 from jfluid.compile import image_layout, products
 from jfluid.machine_code import direct_product, functions, processor, product_kernels
 
-pytestmark = pytest.mark.skipif(
-    not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-)
+pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
 
 # numbers that are added up, rows and columns of the result
 SHAPES = {
@@ -53,8 +51,7 @@ LAYER, INPUT, WEIGHT = (1, 0), (1, 1), (0, 0)
 def _draw(depth, rows, columns, over):
     rng = np.random.RandomState(0)
     return [
-        np.moveaxis(rng.randn(depth, n), 0, axis).astype("float32", order="C")
-        for n, axis in zip((rows, columns), over)
+        np.moveaxis(rng.randn(depth, n), 0, axis).astype("float32", order="C") for n, axis in zip((rows, columns), over)
     ]
 
 
@@ -117,9 +114,7 @@ def test_numbers_have_the_same_bits_where_they_are_copied(monkeypatch, depth):
 
 
 def test_rows_that_push_each_other_out_are_copied():
-    assert [
-        depth for depth in (64, 200, 512, 784, 1000, 1024) if direct_product._is_copied(depth)
-    ] == [
+    assert [depth for depth in (64, 200, 512, 784, 1000, 1024) if direct_product._is_copied(depth)] == [
         512,
         1024,
     ]
@@ -160,9 +155,7 @@ def test_devices_that_wait_for_one_another_leave_threads_to_each():
 
     run = training(direct_product.product)
     found = [np.asarray(run(x, y)) for _ in range(20)]
-    library = training(
-        lambda x, y, over: jax.lax.dot_general(x, y, ((over[:1], over[1:]), ((), ())))
-    )
+    library = training(lambda x, y, over: jax.lax.dot_general(x, y, ((over[:1], over[1:]), ((), ()))))
     for each in found:
         np.testing.assert_allclose(each, np.asarray(library(x, y)), rtol=1e-3, atol=1e-4)
 
@@ -219,9 +212,7 @@ def test_a_product_of_few_numbers_is_that_of_numpy(depth, over):
     x, y = _draw(depth, 5, 7, over)
     assert products.is_own(x, y, over) == (depth > 0)
     found = products.product(jnp.asarray(x), jnp.asarray(y), over)
-    np.testing.assert_allclose(
-        found, np.tensordot(x, y, (over[:1], over[1:])), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(found, np.tensordot(x, y, (over[:1], over[1:])), rtol=1e-5, atol=1e-6)
 
 
 def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(monkeypatch):
@@ -287,9 +278,7 @@ def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas
     called = []
     monkeypatch.setenv("CPU_NUM", "2")
     product = direct_product.product
-    monkeypatch.setattr(
-        direct_product, "product", lambda *given: called.append(given[2]) or product(*given)
-    )
+    monkeypatch.setattr(direct_product, "product", lambda *given: called.append(given[2]) or product(*given))
     losses = _losses(network, replicas)
     assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
     monkeypatch.setattr(functions, "products_registered", lambda: False)

@@ -14,9 +14,7 @@ from jfluid.machine_code import direct_rows, functions, row_kernels
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
 
-pytestmark = pytest.mark.skipif(
-    not row_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-)
+pytestmark = pytest.mark.skipif(not row_kernels.names(), reason="machine code is made for CPUs with AVX-512")
 
 HEIGHT = 3000
 # how many rows there are, and how wide they are
@@ -35,10 +33,7 @@ def _drawn(count, width, lowest=0):
     rows = np.minimum(random.zipf(1.2, count), HEIGHT + 5).astype(np.int64)
     rows[::97] = lowest
     draw = random.randn
-    return [
-        jnp.asarray(a)
-        for a in (draw(HEIGHT, width).astype("f"), rows, draw(count, width).astype("f"))
-    ]
+    return [jnp.asarray(a) for a in (draw(HEIGHT, width).astype("f"), rows, draw(count, width).astype("f"))]
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +63,7 @@ def _both(function, *arrays):
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
 def test_a_look_up_has_the_same_bits(count, width, kind):
     table, rows, _ = _drawn(count, width, lowest=-3)
-    found, expected = _both(
-        lambda t, r: embedding.look_up(t, r, 2, False), table, rows.astype(kind)
-    )
+    found, expected = _both(lambda t, r: embedding.look_up(t, r, 2, False), table, rows.astype(kind))
     assert np.isnan(found).any() and (np.asarray(found)[np.asarray(rows) == 2] == 0).all()
     np.testing.assert_array_equal(found, expected)
 
@@ -117,9 +110,7 @@ UPDATES = {
 def test_an_update_is_xlas_within_rounding(tables, update, count, width):
     table, rows, values = _drawn(count, width)
     arrays = [table] + [jnp.abs(table) + i for i in range(1, tables)]
-    found, expected = _both(
-        lambda r, v, *given: update(_merged(r, v), *given), rows, values, *arrays
-    )
+    found, expected = _both(lambda r, v, *given: update(_merged(r, v), *given), rows, values, *arrays)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
     untouched = np.setdiff1d(np.arange(HEIGHT), np.asarray(rows))
@@ -127,9 +118,7 @@ def test_an_update_is_xlas_within_rounding(tables, update, count, width):
     np.testing.assert_array_equal(np.asarray(first)[untouched], np.asarray(table)[untouched])
 
 
-@pytest.mark.parametrize(
-    "each", [lambda n: n, lambda n: 7, lambda n: HEIGHT], ids=["different", "the same", "none"]
-)
+@pytest.mark.parametrize("each", [lambda n: n, lambda n: 7, lambda n: HEIGHT], ids=["different", "the same", "none"])
 def test_each_row_is_merged_once(each):
     rows = jnp.asarray([each(n) for n in range(2000)], jnp.int64)
     values = jnp.ones((2000, 3), jnp.float32)
@@ -183,10 +172,7 @@ def test_slots_of_replicas_are_put_side_by_side():
     def side_by_side(t, r):
         def joined(_):
             slots = jnp.split(r, 4)
-            parts = [
-                jax.vmap(lambda own: embedding._rows_at(t, own))(slot.reshape(2, 300))
-                for slot in slots
-            ]
+            parts = [jax.vmap(lambda own: embedding._rows_at(t, own))(slot.reshape(2, 300)) for slot in slots]
             return {"out": jnp.concatenate([p.reshape(600, 10) for p in parts], 1)}
 
         return image_layout.channels_last(joined)["out"]
@@ -246,12 +232,7 @@ def test_slots_are_read_and_trained_where_their_columns_are(reverse):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
     with table_rows.using(OwnRows()):
-        text = (
-            jax.jit(lambda *given: last(*given))
-            .lower(table, moment, known, dense)
-            .compile()
-            .as_text()
-        )
+        text = jax.jit(lambda *given: last(*given)).lower(table, moment, known, dense).compile().as_text()
     assert len(re.findall(r"custom-call.*jfluid_rows_(?:take|add|merge)", text)) == 3 + 2
     assert "transpose(" not in text
 

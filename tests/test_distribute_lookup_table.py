@@ -28,8 +28,6 @@ def test_the_distributed_table_of_a_program():
     assert found.find_distributed_lookup_table(program) == "a"
     assert found.find_distributed_lookup_table_inputs(program, "a") == [x, z]
     assert found.find_distributed_lookup_table_outputs(program, "a") == rows[:2]
-    layers.embedding(
-        x, [5, 2], is_sparse=True, is_distributed=True, param_attr=fluid.ParamAttr("d")
-    )
+    layers.embedding(x, [5, 2], is_sparse=True, is_distributed=True, param_attr=fluid.ParamAttr("d"))
     with pytest.raises(RuntimeError, match="expected one distributed table .* found a, d"):
         found.find_distributed_lookup_table(program)

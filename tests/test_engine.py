@@ -61,9 +61,7 @@ def test_the_way_to_xla_is_short_with_servers(monkeypatch):
         (trainer,) = job.trainers
 
         def run():
-            trainer.executor.run(
-                trainer.main, feed=batch(0), fetch_list=[trainer.built[0]], scope=trainer.scope
-            )
+            trainer.executor.run(trainer.main, feed=batch(0), fetch_list=[trainer.built[0]], scope=trainer.scope)
 
         longest = max(frames(monkeypatch, run), key=len)
         assert longest[-1] == "Executor.run" and len(longest) <= 7
@@ -76,8 +74,7 @@ def test_one_place_traces(text):
     assert [
         f
         for f in found
-        if not f.startswith("ops/")
-        and f not in ("compile/lower.py", "compile/control.py", "parallel/joined.py")
+        if not f.startswith("ops/") and f not in ("compile/lower.py", "compile/control.py", "parallel/joined.py")
     ] == ["compile/trace.py"]
 
 

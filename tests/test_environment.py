@@ -119,9 +119,7 @@ def test_devices(monkeypatch):
     ):
         fluid.cuda_places()
     monkeypatch.setenv("CPU_NUM", "two")
-    with pytest.raises(
-        errors.PlaceError, match="CPU_NUM: expected an integer from 1 on, found 'two'"
-    ):
+    with pytest.raises(errors.PlaceError, match="CPU_NUM: expected an integer from 1 on, found 'two'"):
         fluid.cpu_places()
     assert len(fluid.cpu_places(2)) == 2
 
@@ -171,9 +169,7 @@ def test_devices(monkeypatch):
 def test_wrong_variables_are_named(kind, error, name, text, expected):
     with pytest.raises(error) as raised:
         kind.from_env({name: text})
-    assert f"{name}: expected {expected}" in str(raised.value) and f", found {text!r}" in str(
-        raised.value
-    )
+    assert f"{name}: expected {expected}" in str(raised.value) and f", found {text!r}" in str(raised.value)
     with pytest.raises(errors.ProgramError, match=f"{name}: expected"):
         ProcessEnvironment.from_env({name: text})
 
@@ -185,9 +181,7 @@ def test_each_wrong_variable_has_a_line():
 
 
 def test_a_secret_is_not_shown():
-    assert "a-secret" not in repr(GIVEN) and "a-secret" not in repr(
-        SecretVariables(older_job_token="a-secret")
-    )
+    assert "a-secret" not in repr(GIVEN) and "a-secret" not in repr(SecretVariables(older_job_token="a-secret"))
 
 
 def test_a_variable_that_is_needed_and_not_set():

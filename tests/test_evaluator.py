@@ -31,9 +31,7 @@ def test_chunk_evaluator_counts_over_batches_until_it_is_reset():
         np.testing.assert_allclose(first, np.full((3, 1), 2 / 3), rtol=1e-6)
         exe.run(main, feed={"found": tags([0, 3, 3, 3]), "wanted": tags([0, 1, 2, 3])})
         precision, recall, score = evaluator.eval(exe)
-        np.testing.assert_allclose(
-            [precision, recall, score], [[3 / 4], [3 / 6], [3 / 5]], rtol=1e-6
-        )
+        np.testing.assert_allclose([precision, recall, score], [[3 / 4], [3 / 6], [3 / 5]], rtol=1e-6)
         assert precision.dtype == "float32"
         evaluator.reset(exe)
         assert evaluator.eval(exe) == (0, 0, 0)
@@ -74,13 +72,9 @@ def test_mean_average_precision_of_all_batches_until_it_is_reset():
 
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
-        detected, box = (
-            fluid.data(n, [-1, w], lod_level=1) for n, w in (("detected", 6), ("box", 4))
-        )
+        detected, box = (fluid.data(n, [-1, w], lod_level=1) for n, w in (("detected", 6), ("box", 4)))
         label, hard = (fluid.data(n, [-1, 1], "int32", lod_level=1) for n in ("label", "hard"))
-        evaluator = fluid.evaluator.DetectionMAP(
-            detected, label, box, hard, class_num=3, evaluate_difficult=False
-        )
+        evaluator = fluid.evaluator.DetectionMAP(detected, label, box, hard, class_num=3, evaluate_difficult=False)
     assert [s.name for s in evaluator.states] == [
         "map_eval_0_0_accum_pos_count",
         "map_eval_0_1_accum_true_pos",

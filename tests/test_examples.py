@@ -71,12 +71,8 @@ CLICKS = {
 
 @pytest.mark.process
 def test_ctr_dnn_in_one_process_fails_below_the_auc_it_wants(tmp_path):
-    result = run_example(
-        "ctr_dnn_local", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0
-    )
-    auc, best, gap = map(
-        float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)")
-    )
+    result = run_example("ctr_dnn_local", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0)
+    auc, best, gap = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)"))
     assert auc > 0.65 and 0.75 < best < 0.85
     assert gap == pytest.approx(best - auc, abs=2e-4)
     assert (
@@ -119,9 +115,7 @@ def test_files_of_clicks_are_the_same_whoever_makes_them(example, tmp_path):
     parts = [criteo_data.clicks_of(model, f"train-{number}.txt", 1000, 3) for number in range(3)]
     assert [len(part.labels) for part in parts] == [333, 333, 334]
     again = criteo_data.clicks_of(criteo_data.ClickModel(3), tmp_path / "train-1.txt", 1000, 3)
-    assert list(again.lines()) == list(parts[1].lines()) and list(again.lines()) != list(
-        parts[0].lines()
-    )
+    assert list(again.lines()) == list(parts[1].lines()) and list(again.lines()) != list(parts[0].lines())
     assert list(criteo_data.clicks_of(model, "test-1.txt", 1000, 3).lines()) != list(again.lines())
     criteo_data.write(tmp_path / "data" / "train-1.txt", again)
     assert (tmp_path / "data" / "train-1.txt").read_text().splitlines() == list(again.lines())
@@ -144,9 +138,7 @@ def test_clicks_follow_the_probabilities_and_the_seed(example):
     assert clicks.labels.mean() == pytest.approx(criteo_data.CLICK_RATE, abs=0.02)
     order = np.argsort(clicks.probabilities)
     for part in np.split(order, 10):
-        assert clicks.labels[part].mean() == pytest.approx(
-            clicks.probabilities[part].mean(), abs=0.04
-        )
+        assert clicks.labels[part].mean() == pytest.approx(clicks.probabilities[part].mean(), abs=0.04)
     again = criteo_data.ClickModel(3).draw(20000, np.random.default_rng(4))
     assert list(again.lines()) == list(clicks.lines())
     fields = [line.split("\t") for line in list(clicks.lines())[:500]]
@@ -201,9 +193,7 @@ def test_word2vec(tmp_path, loss):
 
 
 def test_word2vec_names_unknown_words(example, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["word2vec.py", "--words", "day", "qwertyuiop", "--output_dir", str(tmp_path)]
-    )
+    monkeypatch.setattr("sys.argv", ["word2vec.py", "--words", "day", "qwertyuiop", "--output_dir", str(tmp_path)])
     with pytest.raises(SystemExit, match="--words: the corpus does not hold qwertyuiop 20 times"):
         example("word2vec").main()
 
@@ -214,10 +204,7 @@ def test_words_of_names(example):
         """No word of this."""
         return self.parse(b'no', r"\\" "word") or _URL2path
     '''
-    assert (
-        example("word2vec").words_of(source)
-        == "read http header self max size self parse url path".split()
-    )
+    assert example("word2vec").words_of(source) == "read http header self max size self parse url path".split()
 
 
 # ---- reviews ----
@@ -257,9 +244,7 @@ def test_labels_of_reviews_follow_their_clauses(example):
         assert adjective in blame | praise
         kept = [w for w in words if w not in {*sentiment.SUBJECTS, *sentiment.ADVERBS}]
         openings[positive == (adjective in praise)].add(" ".join(kept))
-    assert len(openings[True]) == len(sentiment.STRAIGHT) and len(openings[False]) == len(
-        sentiment.TURNED
-    )
+    assert len(openings[True]) == len(sentiment.STRAIGHT) and len(openings[False]) == len(sentiment.TURNED)
     assert not openings[True] & openings[False]
     texts, labels = zip(*(sentiment.review(chance, 5) for _ in range(400)))
     assert 0.4 < np.mean(labels) < 0.6 and len(set(texts)) > 390

@@ -74,10 +74,7 @@ def test_scopes_keep_values_apart_and_inherit(net):
         net.run(feed={"x": X})
     inner = outer.new_scope()
     net.run(feed={"x": X}, scope=inner)
-    assert (
-        inner.local_var_names() == []
-        and not (np.array(outer.find_var("w").get_tensor()) == 0.5).all()
-    )
+    assert inner.local_var_names() == [] and not (np.array(outer.find_var("w").get_tensor()) == 0.5).all()
 
 
 def test_set_tensor_is_seen_and_checked(net):

@@ -15,9 +15,7 @@ from tests.test_pages import _anchors
 
 ROOT = Path(__file__).parent.parent
 NAMED = {
-    cls.__name__: cls
-    for cls in vars(errors).values()
-    if isinstance(cls, type) and issubclass(cls, errors.JFluidError)
+    cls.__name__: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.JFluidError)
 }
 
 

@@ -48,9 +48,7 @@ def test_several_elements_are_none(convert):
 def test_in_all_else_it_is_an_array():
     plain = np.arange(6, dtype=np.int64).reshape(2, 3)
     value = fetched(plain)
-    assert (
-        isinstance(value, np.ndarray) and value.dtype == plain.dtype and value.shape == plain.shape
-    )
+    assert isinstance(value, np.ndarray) and value.dtype == plain.dtype and value.shape == plain.shape
     assert repr(value) == repr(plain) and str(value) == str(plain) and f"{value}" == f"{plain}"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(value, protocol))

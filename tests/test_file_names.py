@@ -64,9 +64,7 @@ def everything_below(folder):
 @pytest.mark.parametrize("name", BAD)
 def test_names_that_lead_out_or_stand_for_two_files_are_refused(name):
     for paths in (path_below, lambda folder, name: paths_to_write(folder, ["ok", name])):
-        with pytest.raises(
-            errors.FileFormatError, match="Expected a name that stays in the folder"
-        ):
+        with pytest.raises(errors.FileFormatError, match="Expected a name that stays in the folder"):
             paths("/folder", name)
 
 
@@ -93,13 +91,9 @@ def test_no_way_of_saving_follows_a_name_out_of_the_folder(name, exe, tmp_path):
     out = block.create_var(name="out", shape=[2], dtype="float32")
     block.append_op("elementwise_add", {"X": "w", "Y": name}, {"Out": "out"})
     ways.append(lambda: io.save_inference_model(d, [], [out], exe, program))
-    ways.append(
-        lambda: io.save_inference_model(d, [], [out], exe, program, export_for_deployment=False)
-    )
+    ways.append(lambda: io.save_inference_model(d, [], [out], exe, program, export_for_deployment=False))
     for way in ways:
-        with pytest.raises(
-            errors.FileFormatError, match="Expected a name that stays in the folder"
-        ):
+        with pytest.raises(errors.FileFormatError, match="Expected a name that stays in the folder"):
             way()
         assert outside.read_text() == "precious" and everything_below(tmp_path) == ["outside"]
     io.save_persistables(exe, d, program, "all")  # holds no names
@@ -133,18 +127,12 @@ def test_a_loaded_model_is_saved_into_the_folder_or_not_at_all(exe, tmp_path):
     name = str(tmp_path / "bashrc")
     Path(name).write_text("precious")
     program = program_of("w", name)
-    x = program.global_block().create_var(
-        name="x", shape=[2], dtype="float32", need_check_feed=True
-    )
+    x = program.global_block().create_var(name="x", shape=[2], dtype="float32", need_check_feed=True)
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("elementwise_add", {"X": x, "Y": name}, {"Out": out})
-    io.save_inference_model(
-        str(tmp_path / "theirs"), ["x"], [out], exe, program, params_filename="params"
-    )
+    io.save_inference_model(str(tmp_path / "theirs"), ["x"], [out], exe, program, params_filename="params")
     with fluid.scope_guard(fluid.Scope()):
-        loaded, feeds, fetches = io.load_inference_model(
-            str(tmp_path / "theirs"), exe, params_filename="params"
-        )
+        loaded, feeds, fetches = io.load_inference_model(str(tmp_path / "theirs"), exe, params_filename="params")
         with pytest.raises(errors.FileFormatError, match="bashrc': an absolute path"):
             io.save_inference_model(str(tmp_path / "mine"), feeds, fetches, exe, loaded)
     assert Path(name).read_text() == "precious" and not (tmp_path / "mine").exists()
@@ -161,19 +149,13 @@ def test_links_that_lead_out_are_not_written_through(exe, tmp_path):
         match="variable sub/w: a link in the folder leads out of it, to .*outside",
     ):
         io.save_params(exe, str(tmp_path / "mine"), program_of("link/w", "sub/w"))
-    assert (
-        everything_below(tmp_path / "outside")
-        == everything_below(tmp_path / "mine" / "inside")
-        == []
-    )
+    assert everything_below(tmp_path / "outside") == everything_below(tmp_path / "mine" / "inside") == []
     io.save_params(exe, str(tmp_path / "mine"), program_of("link/w"))
     assert everything_below(tmp_path / "mine" / "inside") == ["w"]
     (tmp_path / "outside" / "w").write_text("precious")
     (tmp_path / "mine" / "w").symlink_to(tmp_path / "outside" / "w")
     io.save_params(exe, str(tmp_path / "mine"), program_of("w"))  # replaces the link
-    assert (tmp_path / "outside" / "w").read_text() == "precious" and not (
-        tmp_path / "mine" / "w"
-    ).is_symlink()
+    assert (tmp_path / "outside" / "w").read_text() == "precious" and not (tmp_path / "mine" / "w").is_symlink()
     (tmp_path / "folder").symlink_to(tmp_path / "mine")
     # the user's own way to the folder
     io.save_params(exe, str(tmp_path / "folder"), program_of("inside/w"))
@@ -185,9 +167,7 @@ def test_a_file_has_one_variable_and_a_folder_no_other_meaning(exe, tmp_path):
     program = program_of("__model__")
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("relu", {"X": "__model__"}, {"Out": out})
-    with pytest.raises(
-        errors.FileFormatError, match="variable __model__: another file of the folder has this name"
-    ):
+    with pytest.raises(errors.FileFormatError, match="variable __model__: another file of the folder has this name"):
         io.save_inference_model(str(tmp_path / "m"), [], [out], exe, program)
     assert everything_below(tmp_path) == []
 
@@ -210,26 +190,18 @@ def test_servers_folders_stay_below_the_trainers(tmp_path):
         job.begin()
         trainer = job.trainers[0]
         division = trainer.main.division
-        name = next(
-            n for n, saved in division.variables.items() if saved.distributed and saved.parameter
-        )
+        name = next(n for n, saved in division.variables.items() if saved.distributed and saved.parameter)
         for block in division.origin.blocks:
             if name in block.vars:
                 block.rename_var(name, "../elsewhere")
         saved = division.variables.pop(name)
-        division.variables["../elsewhere"] = replace(
-            saved, name="../elsewhere", table="../elsewhere"
-        )
+        division.variables["../elsewhere"] = replace(saved, name="../elsewhere", table="../elsewhere")
         d = str(tmp_path / "mine")
         with fluid.scope_guard(trainer.scope):
             for way in [
                 lambda: checkpoint.save_persistables(trainer.executor, d, trainer.main),
-                lambda: checkpoint.save_one_table(
-                    trainer.executor, "../elsewhere", d, trainer.main
-                ),
-                lambda: checkpoint.load_one_table(
-                    trainer.executor, "../elsewhere", d, trainer.main
-                ),
+                lambda: checkpoint.save_one_table(trainer.executor, "../elsewhere", d, trainer.main),
+                lambda: checkpoint.load_one_table(trainer.executor, "../elsewhere", d, trainer.main),
                 lambda: checkpoint.save_inference_model(
                     trainer.executor, d, ["x", "ids"], [trainer.built[1]], trainer.main
                 ),

@@ -52,9 +52,4 @@ def test_the_table_is_made_from_a_report(tmp_path, monkeypatch):
 
 
 def test_files_of_the_table_are_there():
-    assert [
-        f
-        for files in json.loads(TABLE.read_text()).values()
-        for f in files
-        if not (ROOT / f).exists()
-    ] == []
+    assert [f for files in json.loads(TABLE.read_text()).values() for f in files if not (ROOT / f).exists()] == []

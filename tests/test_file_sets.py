@@ -26,9 +26,7 @@ def net():
     main, start = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, start), fluid.unique_name.guard():
         x = fluid.data("x", [None, 2])
-        out = fluid.layers.fc(
-            fluid.layers.fc(x, 3, param_attr="encoder/w"), 2, bias_attr="encoder/b"
-        )
+        out = fluid.layers.fc(fluid.layers.fc(x, 3, param_attr="encoder/w"), 2, bias_attr="encoder/b")
         fluid.optimizer.Momentum(0.1, 0.9).minimize(fluid.layers.mean(out))
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(start)
@@ -65,9 +63,7 @@ class Model:
 
     def inference(self, folder, **more):
         with fluid.unique_name.guard():
-            fluid.io.save_inference_model(
-                folder, ["x"], [self.out], self.exe, self.marked(), **more
-            )
+            fluid.io.save_inference_model(folder, ["x"], [self.out], self.exe, self.marked(), **more)
 
     def marked(self):
         """The program with an attribute that tells which save its file is of."""
@@ -109,9 +105,7 @@ class Model:
             fluid.save_dygraph(layer.state_dict(), f"{folder}/m")
 
     def load_dygraph(self, folder):
-        return {
-            float(v) for a in fluid.load_dygraph(f"{folder}/m")[0].values() for v in np.unique(a)
-        }
+        return {float(v) for a in fluid.load_dygraph(f"{folder}/m")[0].values() for v in np.unique(a)}
 
     def checkpoint(self, folder):
         status = checkpoint.TrainStatus(int(next(iter(self.values()))))

@@ -19,10 +19,7 @@ from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType
 
 MODELS = Path(__file__).parent / "golden" / "models"
-TENSORS = {
-    t: np.arange(6).reshape(2, 3).astype(t)
-    for t in ("int8", "int32", "int64", "float32", "float64")
-}
+TENSORS = {t: np.arange(6).reshape(2, 3).astype(t) for t in ("int8", "int32", "int64", "float32", "float64")}
 TENSORS["one"] = np.array([2.5], "float32")
 TENSORS["ragged"] = np.arange(5, dtype="int64").reshape(5, 1)
 
@@ -71,11 +68,7 @@ def test_element_types_that_fluid_reads_but_does_not_save(dtype, tmp_path):
     value = (np.arange(6).reshape(3, 2) % 2).astype(np_dtype(dtype))
     save_tensors(tmp_path / "t", [Stored(value), Stored(value[:0])])
     first, second = load_tensors(tmp_path / "t", ["a", "b"])
-    assert (
-        first.value.dtype == value.dtype
-        and np.array_equal(first.value, value)
-        and second.value.shape == (0, 2)
-    )
+    assert first.value.dtype == value.dtype and np.array_equal(first.value, value) and second.value.shape == (0, 2)
 
 
 def test_every_truncation_and_any_addition_is_refused(tmp_path):
@@ -103,9 +96,7 @@ def test_any_changed_byte_is_read_or_refused(tmp_path):
                 assert "variable words" in str(e)
 
 
-@pytest.mark.parametrize(
-    "dims", [[2**40], [2**62, 2**62, 4], [-1, 3], [0, 2**62], [0, 2**40, 2**40], [1] * 80]
-)
+@pytest.mark.parametrize("dims", [[2**40], [2**62, 2**62, 4], [-1, 3], [0, 2**62], [0, 2**40, 2**40], [1] * 80])
 def test_impossible_shapes_are_refused_before_memory_is_taken(dims, tmp_path):
     desc = pb.VarType.TensorDesc(data_type=VarType.FP32, dims=dims).SerializeToString()
     (tmp_path / "t").write_bytes(struct.pack("<IQIi", 0, 0, 0, len(desc)) + desc + b"1234")
@@ -134,9 +125,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     os.chmod(tmp_path / "f", 0o640)
     with atomic_write(tmp_path / "f") as file:
         file.write(b"new")
-    assert (tmp_path / "f").read_bytes() == b"new" and (
-        tmp_path / "f"
-    ).stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "f").read_bytes() == b"new" and (tmp_path / "f").stat().st_mode & 0o777 == 0o640
 
 
 # Inference models
@@ -144,9 +133,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_a_model_of_fluid_gives_fluids_outputs(files, exe):
     expected = np.load(MODELS / "expected.npz")
     program, feeds, fetches = io.load_inference_model(str(MODELS / files[0]), exe, *files[1:])
-    assert feeds == ["image"] and [
-        v.name.startswith("save_infer_model/scale_0.tmp_") for v in fetches
-    ] == [True]
+    assert feeds == ["image"] and [v.name.startswith("save_infer_model/scale_0.tmp_") for v in fetches] == [True]
     (got,) = exe.run(program, feed={"image": expected["image"]}, fetch_list=fetches)
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
 
@@ -157,14 +144,8 @@ def test_a_saved_model_comes_back(params, exe, tmp_path):
     program, _, fetches = io.load_inference_model(str(MODELS / "separate"), exe)
     probability = program.global_block().var("fc_0.tmp_2")
     before = program.serialize_to_string()
-    names = io.save_inference_model(
-        str(tmp_path / "m"), "image", probability, exe, program, params_filename=params
-    )
-    assert (
-        len(names) == 1
-        and names[0].startswith("save_infer_model/scale_0.tmp_")
-        and names[0] != fetches[0].name
-    )
+    names = io.save_inference_model(str(tmp_path / "m"), "image", probability, exe, program, params_filename=params)
+    assert len(names) == 1 and names[0].startswith("save_infer_model/scale_0.tmp_") and names[0] != fetches[0].name
     assert program.serialize_to_string() == before
     assert sorted(os.listdir(tmp_path / "m")) == (
         ["__model__", "params"] if params else sorted(os.listdir(MODELS / "separate"))
@@ -172,16 +153,9 @@ def test_a_saved_model_comes_back(params, exe, tmp_path):
     source = MODELS / "combined" / "params" if params else MODELS / "separate" / "conv2d_0.w_0"
     assert (tmp_path / "m" / (params or "conv2d_0.w_0")).read_bytes() == source.read_bytes()
     with fluid.scope_guard(fluid.Scope()):
-        again, feeds, targets = io.load_inference_model(
-            str(tmp_path / "m"), exe, params_filename=params
-        )
+        again, feeds, targets = io.load_inference_model(str(tmp_path / "m"), exe, params_filename=params)
         types = [op.type for op in again.global_block().ops]
-        assert (
-            types[0] == "feed"
-            and types[-1] == "fetch"
-            and feeds == ["image"]
-            and [t.name for t in targets] == names
-        )
+        assert types[0] == "feed" and types[-1] == "fetch" and feeds == ["image"] and [t.name for t in targets] == names
         (got,) = exe.run(again, feed={"image": expected["image"]}, fetch_list=targets)
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
 
@@ -194,26 +168,18 @@ def test_an_inference_model_is_pruned_and_in_test_form(exe, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(os.listdir(MODELS / "separate"))
     model, _, fetches = io.load_inference_model(str(tmp_path), exe)
     golden, _, _ = io.load_inference_model(str(MODELS / "separate"), exe)
-    assert [op.type for op in model.global_block().ops] == [
-        op.type for op in golden.global_block().ops
-    ]
+    assert [op.type for op in model.global_block().ops] == [op.type for op in golden.global_block().ops]
     assert all(op.attrs["is_test"] for op in model.global_block().ops if "is_test" in op.attrs)
     expected = np.load(MODELS / "expected.npz")
     (got,) = exe.run(model, feed={"image": expected["image"]}, fetch_list=fetches)
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
-    io.save_inference_model(
-        str(tmp_path / "only"), ["image"], [target], exe, program, program_only=True
-    )
+    io.save_inference_model(str(tmp_path / "only"), ["image"], [target], exe, program, program_only=True)
     assert os.listdir(tmp_path / "only") == ["__model__"]
-    io.save_inference_model(
-        str(tmp_path / "train"), ["image"], [target], exe, program, export_for_deployment=False
-    )
+    io.save_inference_model(str(tmp_path / "train"), ["image"], [target], exe, program, export_for_deployment=False)
     assert "__model__.main_program" in os.listdir(tmp_path / "train")
     assert "conv2d_0.w_0_moment1_0" in os.listdir(tmp_path / "train")
     # as Fluid's own books save what is to be trained further
-    again = io.save_inference_model(
-        str(tmp_path / "again"), [], [], exe, program, export_for_deployment=False
-    )
+    again = io.save_inference_model(str(tmp_path / "again"), [], [], exe, program, export_for_deployment=False)
     assert again == []
     assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(tmp_path / "train"))
     with pytest.raises(TypeError, match="target_vars"):
@@ -307,9 +273,7 @@ def test_a_folder_without_a_model_is_refused(exe, tmp_path):
     with pytest.raises(errors.FileFormatError, match="__model__: No such file"):
         io.load_inference_model(str(tmp_path), exe)
     (tmp_path / "__model__").write_bytes(b"junk")
-    with pytest.raises(
-        errors.FileFormatError, match="__model__: these 4 bytes are no Fluid program"
-    ):
+    with pytest.raises(errors.FileFormatError, match="__model__: these 4 bytes are no Fluid program"):
         io.load_inference_model(str(tmp_path), exe)
 
 
@@ -392,9 +356,7 @@ def test_save_and_load_operators_run_in_programs(exe, tmp_path):
         block.create_var(name=name, shape=held(name).shape, dtype="float32", persistable=True)
     block.append_op("save", {"X": "w"}, {}, {"file_path": str(tmp_path / "w")})
     block.append_op("save_combine", {"X": ["b", "w"]}, {}, {"file_path": str(tmp_path / "all")})
-    block.append_op(
-        "save", {"X": "w"}, {}, {"file_path": str(tmp_path / "half"), "save_as_fp16": True}
-    )
+    block.append_op("save", {"X": "w"}, {}, {"file_path": str(tmp_path / "half"), "save_as_fp16": True})
     exe.run(program)
     assert load_tensors(tmp_path / "half", ["w"])[0].value.dtype == np.float16
     load = fluid.Program()
@@ -403,9 +365,7 @@ def test_save_and_load_operators_run_in_programs(exe, tmp_path):
         block.create_var(name=name, shape=shape, dtype="float32", persistable=True)
     block.append_op("load", {}, {"Out": "w2"}, {"file_path": str(tmp_path / "w")})
     block.append_op("load_combine", {}, {"Out": ["b", "w"]}, {"file_path": str(tmp_path / "all")})
-    block.append_op(
-        "load", {}, {"Out": "slice"}, {"file_path": str(tmp_path / "w"), "seek": 1, "shape": [2]}
-    )
+    block.append_op("load", {}, {"Out": "slice"}, {"file_path": str(tmp_path / "w"), "seek": 1, "shape": [2]})
     with fluid.scope_guard(fluid.Scope()):
         exe.run(load)
         assert [held(n).shape for n in ("w", "b", "w2", "slice")] == [(2, 3), (3,), (2, 3), (2,)]
@@ -419,13 +379,9 @@ def test_save_operator_does_not_overwrite_when_told_so(exe, tmp_path):
     small_program()
     program = fluid.Program()
     program.global_block().create_var(name="w", shape=[2, 3], dtype="float32", persistable=True)
-    program.global_block().append_op(
-        "save", {"X": "w"}, {}, {"file_path": str(tmp_path / "w"), "overwrite": False}
-    )
+    program.global_block().append_op("save", {"X": "w"}, {}, {"file_path": str(tmp_path / "w"), "overwrite": False})
     exe.run(program)
-    with pytest.raises(
-        errors.OpError, match="exists, and the operator's attribute overwrite is False"
-    ):
+    with pytest.raises(errors.OpError, match="exists, and the operator's attribute overwrite is False"):
         exe.run(program)
 
 
@@ -454,15 +410,10 @@ def test_a_state_of_fluid_is_read_and_written_byte_for_byte(exe, tmp_path):
     golden = {s: load_arrays(MODELS / "state" / f"net{s}") for s in (".pdparams", ".pdopt")}
     for suffix, arrays in golden.items():
         saved = load_arrays(tmp_path / "deep" / f"net{suffix}")
-        assert set(saved) == set(arrays) and all(
-            np.array_equal(saved[n], arrays[n]) for n in arrays
-        )
+        assert set(saved) == set(arrays) and all(np.array_equal(saved[n], arrays[n]) for n in arrays)
         save_arrays(tmp_path / "again", arrays)
         assert (tmp_path / "again").read_bytes() == (MODELS / "state" / f"net{suffix}").read_bytes()
-    assert (
-        fluid.Program.parse_from_string((tmp_path / "deep" / "net.pdmodel").read_bytes()).num_blocks
-        == 1
-    )
+    assert fluid.Program.parse_from_string((tmp_path / "deep" / "net.pdmodel").read_bytes()).num_blocks == 1
     state = io.load_program_state(str(tmp_path / "deep" / "net"))
     assert set(state) == set(golden[".pdparams"]) | set(golden[".pdopt"])
     with fluid.scope_guard(fluid.Scope()):
@@ -512,9 +463,7 @@ def test_states_that_do_not_fit_are_refused_and_the_scope_stays(exe, tmp_path):
         save_arrays(path + ".pdparams", params)
         with pytest.raises(errors.FileFormatError, match=text):
             io.load(program, path, exe)
-    with pytest.raises(
-        errors.ShapeError, match=r"state_dict, variable b: expected shape \[3\], found \[4\]"
-    ):
+    with pytest.raises(errors.ShapeError, match=r"state_dict, variable b: expected shape \[3\], found \[4\]"):
         io.set_program_state(program, {**good, "b": np.ones(4, "float32")})
     assert held("w").tolist() == [[2.0] * 3] * 2
     with pytest.warns(UserWarning, match="no variables stranger"):
@@ -571,18 +520,12 @@ def test_pickles_of_other_makers(tmp_path):
         (tmp_path / "p").write_bytes(pickle.dumps(arrays, protocol))
         found = load_arrays(tmp_path / "p")
         assert all(np.array_equal(found[k], arrays[k]) for k in ("a", "f", "big", "n"))
-        assert (
-            found["s"] == arrays["s"]
-            and isinstance(found["l"][0], np.ndarray)
-            and found["l"][1] == (1, None)
-        )
+        assert found["s"] == arrays["s"] and isinstance(found["l"][0], np.ndarray) and found["l"][1] == (1, None)
         assert found["big"].dtype == np.int32 and found["a"].flags.writeable
 
 
 def test_saved_arrays_name_only_what_old_and_new_numpy_know(tmp_path):
-    save_arrays(
-        tmp_path / "p", {"a": np.zeros((2, 3), "float32")[:, ::2], "scalar": np.zeros((), "int64")}
-    )
+    save_arrays(tmp_path / "p", {"a": np.zeros((2, 3), "float32")[:, ::2], "scalar": np.zeros((), "int64")})
     data = (tmp_path / "p").read_bytes()
     assert b"numpy.core.multiarray\n_reconstruct" in data and b"_core" not in data
     found = load_arrays(tmp_path / "p")

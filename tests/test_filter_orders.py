@@ -22,9 +22,7 @@ def _net():
         y = fluid.layers.conv2d(y, 2, 3)
         loss = fluid.layers.mean(fluid.layers.square(y))
         test = main.clone(for_test=True)
-        fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.01)).minimize(
-            loss
-        )
+        fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.01)).minimize(loss)
     return main, startup, test, loss
 
 

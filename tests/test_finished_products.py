@@ -14,9 +14,7 @@ from jfluid.compile import finished_products, image_layout, update_order
 from jfluid.machine_code import direct_product, functions, product_kernels
 from jfluid.machine_code.product_kernels import FINISHED, NAME, UPDATE
 
-pytestmark = pytest.mark.skipif(
-    not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-)
+pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
 LAYER, INPUT, WEIGHT = (1, 0), (1, 1), (0, 0)
 # numbers that are added up, rows and columns of the result: whole tiles and panels, parts of them, several blocks
 SHAPES = [(64, 28, 64), (100, 31, 57), (33, 15, 40), (777, 45, 10), (1000, 130, 33), (20, 40, 1)]
@@ -84,9 +82,7 @@ def test_an_update_is_that_of_numpy_and_made_once_where_tiles_overlap(shape, don
     parameter, rate = _rand(*product.shape), np.array([0.25], "float32")
     expected = parameter - 0.25 * product
     given = jnp.array(parameter)
-    update = jax.jit(
-        lambda *given: direct_product.updated(*given, WEIGHT, in_place), donate_argnums=donate
-    )
+    update = jax.jit(lambda *given: direct_product.updated(*given, WEIGHT, in_place), donate_argnums=donate)
     _close(update(x, y, given, rate), expected, shape[0])
     assert given.is_deleted() == bool(donate)
     if not donate:  # whoever reads it finds it as it was
@@ -153,9 +149,7 @@ def compared(monkeypatch, nothing_kept):
             plain = Trained(patch, optimizer, **network)
         assert not plain.calls[FINISHED] and not plain.calls[UPDATE]
         np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-5)
-        for one, other in zip(
-            (*found.parameters, *found.fetched), (*plain.parameters, *plain.fetched)
-        ):
+        for one, other in zip((*found.parameters, *found.fetched), (*plain.parameters, *plain.fetched)):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
         return found
 
@@ -163,9 +157,7 @@ def compared(monkeypatch, nothing_kept):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_layers_take_their_bias_activation_and_slope_with_them_and_sgd_its_parameter(
-    compared, activation
-):
+def test_layers_take_their_bias_activation_and_slope_with_them_and_sgd_its_parameter(compared, activation):
     """Three layers; slopes of the first two come with the gradients of what comes in. Of what is traced, who
     asks for nothing of a plain product gets none: what stands in its place is counted here only.
     """

@@ -44,9 +44,7 @@ ENDPOINTS = TRAINERS.split(",")
 def joined(monkeypatch):
     """Instead of waiting for other processes, note that they were asked for."""
     calls = []
-    monkeypatch.setattr(
-        processes, "join", lambda endpoints, rank: calls.append((list(endpoints), rank))
-    )
+    monkeypatch.setattr(processes, "join", lambda endpoints, rank: calls.append((list(endpoints), rank)))
     monkeypatch.setattr(fleet, "__dict__", Collective().__dict__)
     return calls
 
@@ -75,9 +73,7 @@ def test_processes_of_a_collective_job_are_workers():
         with _environment({"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINER_ID": str(index)}):
             maker = PaddleCloudRoleMaker(is_collective=True)
             maker.generate_role()
-        assert (
-            maker.is_worker() and not maker.is_server() and maker.is_first_worker() == (index == 0)
-        )
+        assert maker.is_worker() and not maker.is_server() and maker.is_first_worker() == (index == 0)
     maker = UserDefinedCollectiveRoleMaker(0, ENDPOINTS)
     assert maker.is_worker() and maker.is_first_worker() and not maker.is_server()
 
@@ -126,9 +122,7 @@ def test_wrong_variables(variables, said):
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 
 
-@pytest.mark.parametrize(
-    "variables", [MPI, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}], ids=["openmpi", "mpich"]
-)
+@pytest.mark.parametrize("variables", [MPI, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}], ids=["openmpi", "mpich"])
 def test_mpi_makes_a_server_and_a_trainer_of_each_pair(variables):
     rank = "PMI_RANK" if "PMI_SIZE" in variables else "OMPI_COMM_WORLD_RANK"
     makers = []
@@ -232,9 +226,7 @@ def test_general_role_maker():
     with _environment(job | {"TRAINING_ROLE": "PSERVER", "PADDLE_PSERVER_ID": "1"}):
         server = GeneralRoleMaker()
         assert server.is_server() and server.get_local_endpoint() == "b:1"
-        with pytest.raises(
-            errors.UnsupportedError, match="barrier_worker: only trainers tell each other numbers"
-        ):
+        with pytest.raises(errors.UnsupportedError, match="barrier_worker: only trainers tell each other numbers"):
             server.barrier_worker()
     with _environment(job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "a", "PADDLE_PORT": "1"}):
         assert GeneralRoleMaker().server_index() == 0
@@ -262,9 +254,7 @@ def test_trainers_of_servers_meet_at_their_endpoints(monkeypatch):
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(work, makers)) == [([1, 1], [5, 6])] * 2
     with ThreadPoolExecutor() as pool:
-        calls = [
-            pool.submit(maker.all_gather, [0] * (maker.worker_index() + 1)) for maker in makers
-        ]
+        calls = [pool.submit(maker.all_gather, [0] * (maker.worker_index() + 1)) for maker in makers]
     found = [call.exception() for call in calls]
     # the first that fails may close the connection before the other has read what is wrong
     assert all(isinstance(error, errors.DataError) for error in found)
@@ -272,9 +262,7 @@ def test_trainers_of_servers_meet_at_their_endpoints(monkeypatch):
 
 
 def test_numbers_of_all_trainers(monkeypatch, joined):
-    monkeypatch.setattr(
-        processes, "all_gather", lambda value: np.stack([value, value + 1, value * 3])
-    )
+    monkeypatch.setattr(processes, "all_gather", lambda value: np.stack([value, value + 1, value * 3]))
     maker = UserDefinedCollectiveRoleMaker(1, ENDPOINTS)
     for mode, expected in (("sum", [6, 21]), ("min", [1, 4]), ("max", [3, 12])):
         out = [0, 0]
@@ -312,9 +300,7 @@ def test_init_meets_the_others(joined):
     with _environment({"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINER_ID": "2"}):
         fleet.init()
     assert joined == [(ENDPOINTS, 2)]
-    assert (
-        fleet.worker_endpoints() == ENDPOINTS and fleet.worker_endpoints(to_string=True) == TRAINERS
-    )
+    assert fleet.worker_endpoints() == ENDPOINTS and fleet.worker_endpoints(to_string=True) == TRAINERS
     assert fleet.worker_num() == 3 and fleet.worker_index() == 2 and fleet.server_num() == 0
     assert (
         fleet.is_worker()
@@ -345,9 +331,7 @@ def test_before_init():
     _, loss = network()
     with pytest.raises(errors.ProgramError, match=r"call fleet\.init"):
         Collective().distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(loss)
-    with pytest.raises(
-        errors.ProgramError, match="save_persistables: give main_program, or minimize a loss"
-    ):
+    with pytest.raises(errors.ProgramError, match="save_persistables: give main_program, or minimize a loss"):
         Collective().save_persistables(fluid.Executor(fluid.CPUPlace()), "model")
     assert (Mode.TRANSPILER, Mode.PSLIB, Mode.COLLECTIVE) == (1, 2, 3)
     with pytest.raises(NotImplementedError, match=r"Fleet\.init_worker"):
@@ -356,13 +340,9 @@ def test_before_init():
         DistributedOptimizer(fluid.optimizer.SGD(0.1)).minimize(loss)
 
 
-@pytest.mark.parametrize(
-    "method", ["init_worker", "run_worker", "init_server", "run_server", "stop_worker"]
-)
+@pytest.mark.parametrize("method", ["init_worker", "run_worker", "init_server", "run_server", "stop_worker"])
 def test_what_a_collective_job_does_not_need(method):
-    with pytest.warns(
-        RuntimeWarning, match=rf"fleet\.{method}: a collective job has nothing to do there"
-    ):
+    with pytest.warns(RuntimeWarning, match=rf"fleet\.{method}: a collective job has nothing to do there"):
         getattr(fleet, method)()
 
 
@@ -425,9 +405,7 @@ def test_strategies_that_cannot_be(fields, error, said, joined):
 def test_wrong_optimizers():
     with pytest.raises(TypeError, match="expected an optimizer, found str"):
         CollectiveOptimizer("sgd")
-    with pytest.raises(
-        TypeError, match="strategy: expected a DistributedStrategy, found BuildStrategy"
-    ):
+    with pytest.raises(TypeError, match="strategy: expected a DistributedStrategy, found BuildStrategy"):
         CollectiveOptimizer(fluid.optimizer.SGD(0.1), fluid.BuildStrategy())
     with pytest.raises(TypeError, match="strategy: expected a DistributedStrategy, found NoneType"):
         CollectiveOpBasedOptimizer(fluid.optimizer.SGD(0.1))
@@ -481,10 +459,7 @@ def test_one_process_trains_as_without_a_fleet(fields, joined):
             exe.run(fluid.default_startup_program())
             program = fleet.main_program if distributed else fluid.default_main_program()
             rows = np.random.RandomState(0).rand(8, 4).astype("float32")
-            return [
-                exe.run(program, feed={"x": rows, "y": rows[:, :1]}, fetch_list=[loss])[0].item()
-                for _ in range(4)
-            ]
+            return [exe.run(program, feed={"x": rows, "y": rows[:, :1]}, fetch_list=[loss])[0].item() for _ in range(4)]
 
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-5)
 
@@ -575,31 +550,21 @@ def test_models(tmp_path, joined):
         "fc_0.w_0",
     ]
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["all"]
-    with pytest.raises(
-        errors.ProgramError, match=r"say which variables are fed \(feeded_var_names\)"
-    ):
+    with pytest.raises(errors.ProgramError, match=r"say which variables are fed \(feeded_var_names\)"):
         fleet.save_inference_model(exe, str(tmp_path), target_vars=[hidden])
     with pytest.raises(TypeError, match="main_program: expected a Program, found CompiledProgram"):
-        fleet.save_inference_model(
-            exe, str(tmp_path), ["x"], [hidden], main_program=fleet.main_program
-        )
+        fleet.save_inference_model(exe, str(tmp_path), ["x"], [hidden], main_program=fleet.main_program)
 
 
 def test_file_systems(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "f").write_text("text")
     here, there = LocalFS(), BDFS("memory://cluster", "user,secret")
-    assert here.list_dirs(str(tmp_path / "a")) == ["b"] and sorted(
-        here.ls_dir(str(tmp_path / "a"))
-    ) == ["b", "f"]
+    assert here.list_dirs(str(tmp_path / "a")) == ["b"] and sorted(here.ls_dir(str(tmp_path / "a"))) == ["b", "f"]
     assert not here.need_upload_download() and there.need_upload_download()
     there.upload(str(tmp_path / "a" / "f"), "/x/f")
     there.mkdir("/x/y")
-    assert (
-        there.ls_dir("/x") == (["y"], ["f"])
-        and there.list_dirs("/none") == []
-        and there.is_dir("/x")
-    )
+    assert there.ls_dir("/x") == (["y"], ["f"]) and there.list_dirs("/none") == [] and there.is_dir("/x")
     there.mv("/x/f", "/x/g")
     there.download("/x/g", str(tmp_path / "back" / "g"))
     assert (tmp_path / "back" / "g").read_text() == "text"

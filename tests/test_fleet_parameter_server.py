@@ -86,9 +86,7 @@ def of_job(role=Role.WORKER, index=0, strategy=None, optimizer=None, wait_port=F
     strategy = strategy if strategy is not None else StrategyFactory.create_async_strategy()
     strategy.set_program_config({"wait_port": wait_port})
     loss = _network(fluid)
-    found = fleet.distributed_optimizer(optimizer or fluid.optimizer.SGD(0.1), strategy).minimize(
-        loss
-    )
+    found = fleet.distributed_optimizer(optimizer or fluid.optimizer.SGD(0.1), strategy).minimize(loss)
     return found, loss
 
 
@@ -105,9 +103,7 @@ def test_equals_fluids(case, calls):
 
 def test_the_factory_has_two_names():
     assert DistributedStrategyFactory is StrategyFactory
-    assert [type(getattr(DistributedStrategyFactory, f)()) for f in FACTORY.values()] == list(
-        STRATEGIES
-    )
+    assert [type(getattr(DistributedStrategyFactory, f)()) for f in FACTORY.values()] == list(STRATEGIES)
 
 
 # ---- configurations ------------------------------------------------------------------------------
@@ -116,18 +112,13 @@ def test_the_factory_has_two_names():
 def test_how_far_trainers_look_ahead(calls, monkeypatch):
     for make in STRATEGIES:
         told = make().get_trainer_runtime_config().get_communicator_flags()
-        assert told.get("communicator_prefetch_depth") == (
-            "1" if make in (AsyncStrategy, HalfAsyncStrategy) else None
-        )
+        assert told.get("communicator_prefetch_depth") == ("1" if make in (AsyncStrategy, HalfAsyncStrategy) else None)
     strategy = AsyncStrategy()
     strategy.set_trainer_runtime_config({"prefetch_depth": 3, "communicator_max_merge_var_num": 20})
     assert strategy.get_trainer_runtime_config().prefetch_depth == 3
     strategy.get_trainer_runtime_config().prefetch_depth = 0
     told = strategy.get_trainer_runtime_config().get_communicator_flags()
-    assert (
-        told["communicator_prefetch_depth"] == "0"
-        and told["communicator_max_merge_var_num"] == "20"
-    )
+    assert told["communicator_prefetch_depth"] == "0" and told["communicator_max_merge_var_num"] == "20"
     monkeypatch.setenv("FLAGS_communicator_prefetch_depth", "2")
     assert TrainerRuntimeConfig().prefetch_depth == 2
     for make in (SyncStrategy, GeoStrategy):
@@ -298,25 +289,19 @@ def test_wrong_fields_of_configurations(monkeypatch):
         config.rpc_deadline = 5
     with pytest.raises(errors.ProgramError, match="rpc_deadline always has a value"):
         del config.runtime_configs["rpc_deadline"]
-    with pytest.raises(
-        errors.ProgramError, match="no field rpc_dedline.*did you mean rpc_deadline"
-    ):
+    with pytest.raises(errors.ProgramError, match="no field rpc_dedline.*did you mean rpc_deadline"):
         config.runtime_configs["rpc_dedline"] = 5
     with pytest.raises(errors.ProgramError, match="no field send_thread_num"):
         ServerRuntimeConfig().send_thread_num = 3
     assert repr(ServerRuntimeConfig()).startswith("ServerRuntimeConfig(_rpc_send_thread_num=12, ")
     monkeypatch.setenv("FLAGS_communicator_send_queue_size", "many")
-    with pytest.raises(
-        errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"
-    ):
+    with pytest.raises(errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"):
         TrainerRuntimeConfig()
 
 
 @pytest.mark.parametrize("frequency", [0, -1, 2.5, True, "9"])
 def test_how_often_geo_trainers_push(frequency):
-    with pytest.raises(
-        errors.ProgramError, match="update_frequency: expected after how many steps"
-    ):
+    with pytest.raises(errors.ProgramError, match="update_frequency: expected after how many steps"):
         StrategyFactory.create_geo_strategy(frequency)
     assert GeoStrategy(9).get_program_config().geo_sgd_need_push_nums == 9
 
@@ -332,9 +317,7 @@ def test_how_often_geo_trainers_push(frequency):
     ],
 )
 def test_what_strategies_have_in_common_is_none(what):
-    with pytest.raises(
-        NotImplementedError, match=f"DistributedStrategy.check_{what}: .*StrategyFactory"
-    ):
+    with pytest.raises(NotImplementedError, match=f"DistributedStrategy.check_{what}: .*StrategyFactory"):
         getattr(DistributedStrategy(), f"check_{what}")()
 
 
@@ -354,16 +337,10 @@ def test_roles_by_the_environment(calls):
     job = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(ENDPOINTS), "PADDLE_TRAINERS_NUM": "3"}
     with _environment(job | {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "2"}):
         fleet.init(PaddleCloudRoleMaker())
-    assert (
-        fleet.is_worker()
-        and not fleet.is_first_worker()
-        and (fleet.worker_index(), fleet.worker_num()) == (2, 3)
-    )
+    assert fleet.is_worker() and not fleet.is_first_worker() and (fleet.worker_index(), fleet.worker_num()) == (2, 3)
     assert fleet.server_num() == 2 and fleet.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
     assert fleet.split_files(list("abcd")) == ["d"]
-    with _environment(
-        job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": "6002"}
-    ):
+    with _environment(job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": "6002"}):
         fleet.init(PaddleCloudRoleMaker())
     assert fleet.is_server() and fleet.server_index() == 1
 
@@ -401,10 +378,7 @@ def test_a_server(calls, monkeypatch):
 def test_a_trainer(calls, monkeypatch):
     (updates, pairs), loss = of_job()
     assert [op.type for op in updates] == ["sgd"] * len(pairs) and len(pairs) == 6
-    assert (
-        fleet.main_program is loss.block.program
-        and fleet.startup_program is fluid.default_startup_program()
-    )
+    assert fleet.main_program is loss.block.program and fleet.startup_program is fluid.default_startup_program()
     assert "sgd" not in [op.type for op in fleet.main_program.global_block().ops]
     fleet.init_worker()
     with pytest.raises(errors.ProgramError, match="init_worker: the communicator runs already"):
@@ -414,9 +388,7 @@ def test_a_trainer(calls, monkeypatch):
     fleet.stop_worker()
     assert [name for name, _, _ in calls] == ["stop", "close"] and fleet._communicator is None
     for method in (fleet.init_server, fleet.run_server):
-        with pytest.raises(
-            errors.ProgramError, match="it is for a server, and this process is a trainer"
-        ):
+        with pytest.raises(errors.ProgramError, match="it is for a server, and this process is a trainer"):
             method()
 
 
@@ -448,9 +420,7 @@ def test_replicas_of_a_trainer(calls):
     )
     assert compiled._program is fleet.main_program
     with pytest.raises(errors.UnsupportedError, match="async_mode"):
-        fluid.CompiledProgram(fleet._origin_program).with_data_parallel(
-            build_strategy=strategy.get_build_strategy()
-        )
+        fluid.CompiledProgram(fleet._origin_program).with_data_parallel(build_strategy=strategy.get_build_strategy())
 
 
 class Step:
@@ -470,9 +440,7 @@ def test_saving(calls):
     fleet.save_persistables(exe, "model")
     fleet.save_persistables(exe, "model", other)
     for program in (None, fleet.main_program, other):
-        fleet.save_inference_model(
-            exe, "served", ["dense"], [loss], program, export_for_deployment=False
-        )
+        fleet.save_inference_model(exe, "served", ["dense"], [loss], program, export_for_deployment=False)
     assert fleet.shrink(None, 3) == 7
     fleet.save_one_table("shared", "folder")
     fleet.load_one_table("shared", "folder")
@@ -481,9 +449,7 @@ def test_saving(calls):
         ("save_persistables", (exe, "model", trainer), {}),
         ("save_persistables", (exe, "model", other), {}),
     ]
-    assert [named["origin_program"] for _, _, named in calls[2:5]] == [
-        fleet._origin_program
-    ] * 2 + [other]
+    assert [named["origin_program"] for _, _, named in calls[2:5]] == [fleet._origin_program] * 2 + [other]
     assert calls[2] == (
         "save_inference_model",
         (exe, "served", ["dense"], [loss]),
@@ -500,17 +466,13 @@ def test_saving(calls):
     ]
     types = [op.type for op in fleet._origin_program.global_block().ops]
     assert types.count("lookup_table") == 3 and "send" not in types
-    with pytest.raises(
-        TypeError, match="save_persistables, executor: expected an Executor, found NoneType"
-    ):
+    with pytest.raises(TypeError, match="save_persistables, executor: expected an Executor, found NoneType"):
         fleet.save_persistables(None, "model")
     with pytest.raises(
         TypeError,
         match="save_inference_model, main_program: expected a Program, found CompiledProgram",
     ):
-        fleet.save_inference_model(
-            exe, "served", ["dense"], [loss], fluid.CompiledProgram(fleet.main_program)
-        )
+        fleet.save_inference_model(exe, "served", ["dense"], [loss], fluid.CompiledProgram(fleet.main_program))
 
 
 def test_out_of_turn(calls):
@@ -524,13 +486,9 @@ def test_out_of_turn(calls):
         fleet.stop_worker,
         lambda: fleet.save_persistables(executor, "model"),
     ):
-        with pytest.raises(
-            errors.ProgramError, match="minimize a loss with fleet.distributed_optimizer first"
-        ):
+        with pytest.raises(errors.ProgramError, match="minimize a loss with fleet.distributed_optimizer first"):
             method()
-    with pytest.raises(
-        TypeError, match="optimizer: expected an Optimizer, found OptimizerWithMixedPrecision"
-    ):
+    with pytest.raises(TypeError, match="optimizer: expected an Optimizer, found OptimizerWithMixedPrecision"):
         fleet.distributed_optimizer(fluid.contrib.mixed_precision.decorate(optimizer))
     for strategy in ({"sync_mode": False}, "sync", DistributedStrategy(), fluid.BuildStrategy()):
         with pytest.raises(TypeError, match="strategy: expected what StrategyFactory makes"):
@@ -551,9 +509,7 @@ def test_what_cannot_be_minimised(arguments, error, said, calls):
     loss = _network(fluid)
     before = len(loss.block.ops)
     with pytest.raises(error, match=said):
-        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(
-            **{"loss": loss, **arguments}
-        )
+        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(**{"loss": loss, **arguments})
     assert len(loss.block.ops) == before and fleet.main_program is None
 
 

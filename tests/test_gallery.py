@@ -119,6 +119,4 @@ def test_by_its_job_file(tmp_path, monkeypatch, program):
 
 def test_every_program_has_a_job_file_and_a_golden_run():
     programs = {path.stem for path in GALLERY.glob("*.py")} - {"common"}
-    assert (
-        programs == set(PROGRAMS) == set(GOLDEN) == {path.stem for path in GALLERY.glob("*.yaml")}
-    )
+    assert programs == set(PROGRAMS) == set(GOLDEN) == {path.stem for path in GALLERY.glob("*.yaml")}

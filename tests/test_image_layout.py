@@ -151,9 +151,7 @@ def test_windows_side_by_side_are_not_turned(kernel):
     turned = {e.invars[0].aval.shape for e in equations if e.primitive.name == "transpose"}
     assert (2, 5, 6, 4) not in turned and (2, 6, 4, 5) not in turned
     spread = [
-        e
-        for e in equations
-        if e.primitive.name == "pad" and any(inside for _, _, inside in e.params["padding_config"])
+        e for e in equations if e.primitive.name == "pad" and any(inside for _, _, inside in e.params["padding_config"])
     ]
     assert not spread
 
@@ -242,9 +240,7 @@ def test_filters_that_are_held_in_another_order(sizes):
 
     def held(w, v, x):
         env = {"w": (w, order), "v": (v, order)}
-        return image_layout.channels_last(
-            lambda given: step(given, x), env, dict.fromkeys(env, order)
-        )
+        return image_layout.channels_last(lambda given: step(given, x), env, dict.fromkeys(env, order))
 
     expected = jax.jit(step)({"w": w, "v": v}, x)
     arguments = w.transpose(order), v.transpose(order), x

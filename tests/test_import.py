@@ -33,9 +33,7 @@ print(json.dumps({
 
 def run(code, **variables):
     # Without what makes coverage measure processes that tests start.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("COV")
-    } | variables
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")} | variables
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     return subprocess.run(
         [sys.executable, "-c", code],

@@ -58,9 +58,7 @@ def loader(dataset, **keywords):
 def test_batches_come_in_order_in_every_epoch_and_run(workers):
     x, y = variables()
     out = fluid.layers.reduce_sum(x) + fluid.layers.cast(fluid.layers.reduce_sum(y), "float32")
-    batches = fluid.io.DataLoader(
-        Squares(), [x, y], fluid.cpu_places(1), batch_size=3, num_workers=workers
-    )
+    batches = fluid.io.DataLoader(Squares(), [x, y], fluid.cpu_places(1), batch_size=3, num_workers=workers)
     assert len(batches) == 3
     exe = fluid.Executor(PLACE)
     for _ in range(2):
@@ -83,9 +81,7 @@ def test_samplers_and_what_makes_a_batch_are_replaced():
     assert list(sampler) == [[5, 1], [3]] and len(sampler) == 2
     found = loaded(Rows(), batch_sampler=sampler)
     assert [b[0].tolist() for b in found] == [[[5, 5], [1, 1]], [[3, 3]]]
-    found = loaded(
-        Rows(), batch_size=7, collate_fn=lambda rows: [sum(rows)], use_buffer_reader=False
-    )
+    found = loaded(Rows(), batch_size=7, collate_fn=lambda rows: [sum(rows)], use_buffer_reader=False)
     assert found[0][0].tolist() == [21, 21]
 
 

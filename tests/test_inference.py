@@ -71,9 +71,7 @@ def test_tensors_by_name(model, predictor):
     assert other.get_input_names() == ["x", "ids"] and config.model_dir() == ""
     tensors = [core.PaddleTensor(IDS, "ids", LOD), core.PaddleTensor(X, "x", copy=False)]
     assert same([out.as_ndarray() for out in other.run(tensors)], model)
-    with pytest.raises(
-        errors.FeedError, match=r"with the names \('x', 'ids'\), found \['x', 'y'\]"
-    ):
+    with pytest.raises(errors.FeedError, match=r"with the names \('x', 'ids'\), found \['x', 'y'\]"):
         other.run([core.PaddleTensor(X, "x"), core.PaddleTensor(X, "y")])
 
 
@@ -258,9 +256,7 @@ def test_models_that_fluids_passes_have_fused_give_what_fluid_gives(name):
         program, feeds, targets = fluid.io.load_inference_model(
             str(folder), exe, model_filename="model", params_filename="params"
         )
-        assert {"fc", "fusion_repeated_fc_relu", "fusion_gru"} & {
-            op.type for op in program.global_block().ops
-        }
+        assert {"fc", "fusion_repeated_fc_relu", "fusion_gru"} & {op.type for op in program.global_block().ops}
         x = expected["x"]
         value = x.astype("float32") if x.ndim == 4 else fluid.core.LoDTensor(x, [[0, 3, 4, 7]])
         (found,) = exe.run(program, feed={feeds[0]: value}, fetch_list=targets)

@@ -118,9 +118,7 @@ def test_numpy_array(dtype):
     np.testing.assert_array_equal(found, array)
 
 
-@pytest.mark.parametrize(
-    "given, dtype", [("float64", "float32"), ("int64", "float32"), ("float64", "int32")]
-)
+@pytest.mark.parametrize("given, dtype", [("float64", "float32"), ("int64", "float32"), ("float64", "int32")])
 def test_a_numpy_array_becomes_what_the_variable_is(given, dtype):
     array = np.arange(24).reshape(4, 6).astype(given) / (1 if "int" in dtype + given else 3)
     make(NumpyArrayInitializer(array), dtype=dtype)

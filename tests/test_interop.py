@@ -17,9 +17,7 @@ def net():
     x = fluid.data("x", [None, 4])
     ids = fluid.data("ids", [None, 1], dtype="int64")
     label = fluid.data("label", [None, 1], dtype="int64")
-    hidden = fluid.layers.concat(
-        [fluid.layers.fc(x, 6, act="tanh"), fluid.layers.embedding(ids, [10, 3])], axis=1
-    )
+    hidden = fluid.layers.concat([fluid.layers.fc(x, 6, act="tanh"), fluid.layers.embedding(ids, [10, 3])], axis=1)
     hidden = fluid.layers.batch_norm(hidden)
     probability = fluid.layers.fc(hidden, 3, act="softmax")
     loss = fluid.layers.mean(fluid.layers.cross_entropy(probability, label))
@@ -63,9 +61,7 @@ def test_narrow_ids_and_wide_mode(net):
     narrow = jnp.asarray(FEED["ids"], jnp.int32)
     np.testing.assert_allclose(jax.jit(apply)(params, FEED["x"], narrow)[0], want, rtol=1e-5)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(
-            jax.jit(apply)(params, FEED["x"], FEED["ids"])[0], want, rtol=1e-5
-        )
+        np.testing.assert_allclose(jax.jit(apply)(params, FEED["x"], FEED["ids"])[0], want, rtol=1e-5)
     each = jax.jit(jax.vmap(lambda x, i: apply(params, x[None], i[None])[0][0]))
     rows = each(FEED["x"], narrow)
     np.testing.assert_allclose(rows, want, rtol=1e-5)
@@ -112,9 +108,7 @@ def test_random_programs_need_a_key():
     apply, params = fluid.to_jax(fluid.default_main_program(), ["x"], [y])
     with pytest.raises(errors.ProgramError, match=r"key=jax\.random\.key"):
         apply(params, np.ones(100, "float32"))
-    one, two = (
-        jax.jit(apply)(params, np.ones(100, "float32"), key=jax.random.key(k))[0] for k in (0, 1)
-    )
+    one, two = (jax.jit(apply)(params, np.ones(100, "float32"), key=jax.random.key(k))[0] for k in (0, 1))
     assert set(np.unique(one)) == {0.0, 2.0} and not np.array_equal(one, two)
 
 
@@ -128,21 +122,13 @@ def test_errors(net):
         apply(params, FEED["x"])
     with pytest.raises(errors.UninitializedError, match="params lacks"):
         apply({}, *FEED.values())
-    with pytest.raises(
-        errors.FeedError, match="takes the feeds x, ids, label; missing: ids, label; unknown: idz"
-    ):
+    with pytest.raises(errors.FeedError, match="takes the feeds x, ids, label; missing: ids, label; unknown: idz"):
         apply(params, {"x": FEED["x"], "idz": FEED["ids"]})
-    with pytest.raises(
-        errors.FeedError, match=r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]"
-    ):
+    with pytest.raises(errors.FeedError, match=r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]"):
         apply(params, FEED["x"][0], FEED["ids"], FEED["label"])
-    with pytest.raises(
-        errors.FeedError, match="feed ids: values from 1 to 3000000000 do not fit int32"
-    ):
+    with pytest.raises(errors.FeedError, match="feed ids: values from 1 to 3000000000 do not fit int32"):
         apply(params, FEED | {"ids": np.array([[1], [3_000_000_000]])})
-    with pytest.raises(
-        errors.FeedError, match=r"the fetches need ids, which feeds \(x, label\) lacks"
-    ):
+    with pytest.raises(errors.FeedError, match=r"the fetches need ids, which feeds \(x, label\) lacks"):
         fluid.to_jax(program, ["x", "label"], [loss])
     with pytest.raises(errors.ProgramError, match=r"no variable lable \(did you mean label\?\)"):
         fluid.to_jax(program, ["x", "ids", "lable"], [loss])
@@ -167,9 +153,7 @@ def test_flax_round_trip(net):
     scope = fluid.Scope()
     to_scope(module, scope)
     assert (np.array(scope.find_var("fc_1.b_0").get_tensor()) == 1).all()
-    assert set(scope.local_var_names()) == set(
-        fluid.to_jax(program, ["x", "ids", "label"], [loss])[1]
-    )
+    assert set(scope.local_var_names()) == set(fluid.to_jax(program, ["x", "ids", "label"], [loss])[1])
     exe.run(program.clone(for_test=True), feed=FEED, fetch_list=[loss], scope=scope)
     with pytest.raises(TypeError, match="expected a FluidModule"):
         to_scope(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), scope)

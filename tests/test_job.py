@@ -63,15 +63,12 @@ def test_a_module_in_place_of_a_script():
     assert job.command() == [sys.executable, "-m", "news.train", "--epochs", "3"]
     assert job.name == "train" and read(job.to_yaml()) == job
     assert mistakes("script: news/train.py\nmodule: true") == [
-        "job.yaml:1:1: script: with module: true it must be a module's name, such as news.train, "
-        "found 'news/train.py'"
+        "job.yaml:1:1: script: with module: true it must be a module's name, such as news.train, found 'news/train.py'"
     ]
 
 
 def test_arguments_from_a_mapping():
-    job = read(
-        "script: train.py\nargs: {epochs: 3, lr: 1e-3, verbose: true, quiet: false, sizes: [8, x]}"
-    )
+    job = read("script: train.py\nargs: {epochs: 3, lr: 1e-3, verbose: true, quiet: false, sizes: [8, x]}")
     assert job.command() == [
         sys.executable,
         "train.py",
@@ -127,9 +124,7 @@ def test_sizes_of_batches_that_are_none(text, expected):
 
 
 def test_sizes_of_batches_are_given_once():
-    (line,) = mistakes(
-        'script: train.py\nshape_buckets: {ids: {"1": [32]}}\nenv: {FLAGS_shape_buckets: ""}'
-    )
+    (line,) = mistakes('script: train.py\nshape_buckets: {ids: {"1": [32]}}\nenv: {FLAGS_shape_buckets: ""}')
     assert "env sets FLAGS_shape_buckets, which shape_buckets does; remove it" in line
 
 
@@ -188,9 +183,7 @@ def test_yaml_1_2_scalars(text, value):
         ),
         (
             "script: train.py\nargs: 3",
-            [
-                "job.yaml:2:1: args: must be a mapping (epochs: 10 is passed as --epochs 10) or a list, found 3"
-            ],
+            ["job.yaml:2:1: args: must be a mapping (epochs: 10 is passed as --epochs 10) or a list, found 3"],
         ),
         (
             "script: train.py\nargs:\n  a: {b: 1}\n  e: [[1]]",
@@ -235,9 +228,7 @@ def test_yaml_1_2_scalars(text, value):
         ),
         (
             "script: [",
-            [
-                "job.yaml:1:10: while parsing a flow node expected the node content, but found '<stream end>'"
-            ],
+            ["job.yaml:1:10: while parsing a flow node expected the node content, but found '<stream end>'"],
         ),
         (
             "a: 1\n---\nb: 1",
@@ -369,9 +360,7 @@ def test_mistakes_of_parameter_server_jobs(text, expected):
 
 
 def test_hosts_of_a_parameter_server_job():
-    job = read(
-        'script: train.py\nmode: parameter_server\nservers: ["a:1", "b:1"]\ntrainers: ["b:2", "c:1"]'
-    )
+    job = read('script: train.py\nmode: parameter_server\nservers: ["a:1", "b:1"]\ntrainers: ["b:2", "c:1"]')
     assert job.hosts() == ["a", "b", "c"]
     assert read("script: train.py\nmode: parameter_server\nservers: 3").hosts() == []
 
@@ -383,9 +372,7 @@ def test_options_choose_the_mode():
     )
     assert script_job("train.py", [], options=gpus).mode == "collective"
     assert script_job("train.py", [], options=gpus | servers).mode == "parameter_server"
-    with pytest.raises(
-        JobError, match="--servers 2: the key 'servers' belongs to jobs with mode: parameter_server"
-    ):
+    with pytest.raises(JobError, match="--servers 2: the key 'servers' belongs to jobs with mode: parameter_server"):
         script_job("train.py", [], options={"processes": ("--cpus 2", 2)} | servers)
 
 

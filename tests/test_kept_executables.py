@@ -65,10 +65,7 @@ def losses(rows=(2, 2, 2)):
     with fluid.scope_guard(fluid.Scope()):
         executor = fluid.Executor(fluid.CPUPlace())
         executor.run(startup)
-        return [
-            executor.run(main, {"x": np.full((n, 3), 0.5, "float32")}, [loss])[0].item()
-            for n in rows
-        ]
+        return [executor.run(main, {"x": np.full((n, 3), 0.5, "float32")}, [loss])[0].item() for n in rows]
 
 
 def wait_for(name):

@@ -51,9 +51,7 @@ def started(*arguments):
 
 def test_arguments_after_a_script_are_the_scripts(folder):
     write("train.py", "")
-    command = launch.parse(
-        ["--log_dir", "logs", "train.py", "--gpus", "2", "--set", "x", "--dry-run"]
-    )
+    command = launch.parse(["--log_dir", "logs", "train.py", "--gpus", "2", "--set", "x", "--dry-run"])
     assert command.job.arguments() == ["--gpus", "2", "--set", "x", "--dry-run"]
     assert (command.job.mode, command.job.log_dir, command.action) == ("local", "logs", "run")
 
@@ -93,13 +91,7 @@ def test_options_stand_before_or_after_a_job_file(folder):
 )
 def test_options_set_keys_of_the_job(folder, arguments, expected):
     job = launch.parse([*arguments.split(), write("train.py", "")]).job
-    mode = (
-        "parameter_server"
-        if "servers" in expected
-        else "local"
-        if "stall_timeout" in expected
-        else "collective"
-    )
+    mode = "parameter_server" if "servers" in expected else "local" if "stall_timeout" in expected else "collective"
     assert job.mode == mode
     assert {key: getattr(job, key) for key in expected} == expected
 

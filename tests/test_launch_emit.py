@@ -67,9 +67,7 @@ def test_kubernetes(capsys, monkeypatch):
         spec["parallelism"],
         spec["backoffLimit"],
     ) == ("Indexed", 2, 2, 3)
-    assert (
-        pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
-    )
+    assert pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
     assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
     (container,) = pod["containers"]
     assert container["image"] == "registry/train:1"
@@ -88,9 +86,7 @@ def test_kubernetes(capsys, monkeypatch):
 
 
 def test_kubernetes_with_one_pod(capsys):
-    config, indexed = yaml.safe_load_all(
-        emitted(capsys, "--emit", "k8s", "--image", "i", "train.py")
-    )
+    config, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", "train.py"))
     assert indexed["spec"]["completions"] == 1
     (container,) = indexed["spec"]["template"]["spec"]["containers"]
     assert container["resources"] == {"requests": {"cpu": "1"}}
@@ -98,16 +94,12 @@ def test_kubernetes_with_one_pod(capsys):
 
 
 def test_slurm(capsys):
-    text = emitted(
-        capsys, "--emit", "slurm", job("mode: collective\ngpus: 4\nnodes: 2\nlog_dir: a b")
-    )
+    text = emitted(capsys, "--emit", "slurm", job("mode: collective\ngpus: 4\nnodes: 2\nlog_dir: a b"))
     assert text.startswith(
         "#!/bin/bash\n#SBATCH --job-name=Big_Job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
         "#SBATCH --gpus-per-node=4\n"
     )
-    assert "#SBATCH --cpus-per-task=3\n" in emitted(
-        capsys, "--emit", "slurm", "--cpus", "3", "train.py"
-    )
+    assert "#SBATCH --cpus-per-task=3\n" in emitted(capsys, "--emit", "slurm", "--cpus", "3", "train.py")
     assert "#SBATCH --cpus-per-task=5\n" in emitted(
         capsys, "--emit", "slurm", "--servers", "2", "--trainers", "3", "train.py"
     )
@@ -115,9 +107,7 @@ def test_slurm(capsys):
 
 def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
     described = job("mode: ps\nservers: 2\ntrainers: 2\nnodes: 3\nsnapshots: {folder: /data/cuts}")
-    _, config, _, service, indexed = yaml.safe_load_all(
-        emitted(capsys, "--emit", "k8s", "--image", "i", described)
-    )
+    _, config, _, service, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", described))
     assert indexed["spec"]["completions"] == 3 and service["spec"]["clusterIP"] == "None"
     inside = read_job(write("inside.yaml", config["data"]["job.yaml"]))
     assert (inside.servers, inside.trainers, inside.nodes, inside.snapshots.folder) == (
@@ -172,9 +162,7 @@ SLURM_PROCID=0 SLURM_NODEID=0 "$@" & SLURM_PROCID=1 SLURM_NODEID=1 "$@" & wait -
     subprocess.run(["bash", write("script.sh", script)], env=environment, check=True, timeout=LIMIT)
     lines = [Path(f"a b/workerlog.{rank}").read_text().split() for rank in range(4)]
     assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
-    assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, (
-        "a new secret, the same for all"
-    )
+    assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, "a new secret, the same for all"
 
 
 def test_secrets_of_manifests(capsys, monkeypatch):
@@ -191,9 +179,7 @@ def test_secrets_of_manifests(capsys, monkeypatch):
         assert container["env"][1:] == [
             {
                 "name": "JFLUID_JOB_TOKEN",
-                "valueFrom": {
-                    "secretKeyRef": {"name": found[0]["metadata"]["name"], "key": "secret"}
-                },
+                "valueFrom": {"secretKeyRef": {"name": found[0]["metadata"]["name"], "key": "secret"}},
             }
         ]
     assert "of-who-emits-it" not in texts[0] + emitted(capsys, *slurm, plain)
@@ -206,9 +192,10 @@ def test_secrets_of_manifests(capsys, monkeypatch):
     assert "secret_file" not in found[1]["data"]["job.yaml"], "the file is not in the container"
     text = emitted(capsys, *slurm, own)
     assert "secret_file: secret" in text and "the-secret" not in text and "security new" not in text
-    assert [
-        d["kind"] for d in yaml.safe_load_all(emitted(capsys, *k8s, "--cpus", "2", "train.py"))
-    ] == ["ConfigMap", "Job"]
+    assert [d["kind"] for d in yaml.safe_load_all(emitted(capsys, *k8s, "--cpus", "2", "train.py"))] == [
+        "ConfigMap",
+        "Job",
+    ]
 
 
 @pytest.mark.parametrize(

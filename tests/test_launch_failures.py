@@ -114,9 +114,7 @@ time.sleep(1000)
     check_nobody_is_left(2)
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)]
-)
+@pytest.mark.parametrize(("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)])
 def test_an_error_counts_when_it_is_raised_not_when_the_process_ends(ending, code):
     """jax.distributed waits in an exit handler for the other processes; they fail meanwhile, or
     wait too.
@@ -351,9 +349,7 @@ def test_a_job_outlives_its_guard():
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])
-def test_a_signal_reaches_the_process_that_was_found_and_no_later_one_of_its_number(
-    kernel, monkeypatch
-):
+def test_a_signal_reaches_the_process_that_was_found_and_no_later_one_of_its_number(kernel, monkeypatch):
     if kernel == "old":
         monkeypatch.delattr("os.pidfd_open")
     mark = {"JFLUID_GANG_MEMBER": "this.0"}

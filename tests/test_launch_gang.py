@@ -38,11 +38,7 @@ def test_environment_of_processes_with_gpus(monkeypatch):
         ("trainer", 3, "logs/workerlog.3"),
     ]
     environment = members[1].env
-    assert {
-        name: environment[name]
-        for name in environment
-        if name.startswith(("PADDLE", "FLAGS", "CUDA"))
-    } == {
+    assert {name: environment[name] for name in environment if name.startswith(("PADDLE", "FLAGS", "CUDA"))} == {
         "PADDLE_TRAINER_ID": "3",
         "PADDLE_TRAINERS_NUM": "4",
         "PADDLE_NUM_TRAINERS": "4",
@@ -72,12 +68,10 @@ def test_free_ports_are_reserved_until_their_launcher_ends(monkeypatch):
 def test_processes_on_the_cpu_see_no_gpu(monkeypatch):
     monkeypatch.setenv("FLAGS_selected_gpus", "1")
     write("train.py", "")
-    members = collective_gang(
-        CollectiveJob(script="train.py", processes=2), ENDPOINTS[:1], 0, [], "secret"
-    )
-    assert [
-        (member.env["CUDA_VISIBLE_DEVICES"], member.env["JAX_PLATFORMS"]) for member in members
-    ] == [("", "cpu")] * 2
+    members = collective_gang(CollectiveJob(script="train.py", processes=2), ENDPOINTS[:1], 0, [], "secret")
+    assert [(member.env["CUDA_VISIBLE_DEVICES"], member.env["JAX_PLATFORMS"]) for member in members] == [
+        ("", "cpu")
+    ] * 2
     assert all("FLAGS_selected_gpus" not in member.env for member in members)
 
 
@@ -126,9 +120,7 @@ def test_too_few_gpus(monkeypatch, wanted, visible, expected):
 def test_excerpt():
     assert excerpt_of("\n".join(map(str, range(50)))) == "\n".join(map(str, range(40, 50)))
     assert (
-        excerpt_of(
-            "noise\nTraceback (most recent call last):\n  a\nTraceback (most recent call last):\n  b\nError\n"
-        )
+        excerpt_of("noise\nTraceback (most recent call last):\n  a\nTraceback (most recent call last):\n  b\nError\n")
         == "Traceback (most recent call last):\n  b\nError"
     )
     long = excerpt_of("Traceback (most recent call last):\n" + "frame\n" * 100).splitlines()
@@ -158,9 +150,7 @@ print("error of", rank, file=sys.stderr)
     assert result.stdout == logs[0].replace("error of 0\n", "")
     assert "error of 0\n" in result.stderr
     assert "error of 1" not in result.stderr
-    given = [
-        json.loads(next(line for line in log.splitlines() if line.startswith("{"))) for log in logs
-    ]
+    given = [json.loads(next(line for line in log.splitlines() if line.startswith("{"))) for log in logs]
     endpoints = given[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
     assert [item["PADDLE_CURRENT_ENDPOINT"] for item in given] == endpoints
     assert len(set(endpoints)) == 3
@@ -220,9 +210,7 @@ with Progress(total=3) as progress:
     for rank in range(2):
         assert b"[%d] train" % rank in screen
         assert b"loss %d.5" % rank in screen
-    assert all(screen.count(b"at %d\r\n" % step) == 1 for step in range(3)), (
-        "only the output of rank 0"
-    )
+    assert all(screen.count(b"at %d\r\n" % step) == 1 for step in range(3)), "only the output of rank 0"
 
 
 @process

@@ -159,9 +159,7 @@ _ANY_TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categorie
     as_set=st.booleans(),
 )
 def test_any_name_argument_and_size(name, arguments, value, pods, as_set):
-    job = CollectiveJob(
-        script="train.py", name=name, args=arguments, env={"A": value}, nodes=pods, processes=1
-    )
+    job = CollectiveJob(script="train.py", name=name, args=arguments, env={"A": value}, nodes=pods, processes=1)
     text = kubernetes_manifest(job, "registry/a:1", as_set=as_set)
     by_kind = validated(text)
     called = by_kind["JobSet" if as_set else "Job"]["metadata"]["name"]

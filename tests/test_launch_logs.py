@@ -16,9 +16,7 @@ from jfluid.launch.output import Console, MemberOutput
 from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, launched, write
 
 FULL = "No space left on device"
-needs_full_device = pytest.mark.skipif(
-    not os.path.exists("/dev/full"), reason="this system has no /dev/full"
-)
+needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 
 
 @pytest.fixture
@@ -133,9 +131,7 @@ def test_a_device_is_written_and_never_renamed(folder):
     with Log(Path("log.0"), False, 4, 1, told.append) as log:
         for _ in range(3):
             log.write(b"many bytes\n")
-    assert told == [
-        f"the log log.0 has stopped ({FULL}); the job goes on without it"
-    ] and os.path.islink("log.0")
+    assert told == [f"the log log.0 has stopped ({FULL}); the job goes on without it"] and os.path.islink("log.0")
     os.unlink("log.0")
     os.symlink("/dev/null", "log.0")
     with Log(Path("log.0"), False, 4, 1, told.append) as log:
@@ -144,9 +140,7 @@ def test_a_device_is_written_and_never_renamed(folder):
     assert os.listdir() == ["log.0"] and len(told) == 1
 
 
-def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_full(
-    folder, monkeypatch
-):
+def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_full(folder, monkeypatch):
     Path("file").write_text("")
     with pytest.raises(JobError, match="file/log.0: cannot write the log: File exists"):
         Log(Path("file/log.0"), False, 10, 1, print)
@@ -168,12 +162,8 @@ def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
     Path("disk").mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "disk"], capture_output=True
-    ).returncode:
-        pytest.skip(
-            "this machine does not let root mount a file system (a container without that right)"
-        )
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "disk"], capture_output=True).returncode:
+        pytest.skip("this machine does not let root mount a file system (a container without that right)")
     try:
         told = []
         monkeypatch.setattr(logs, "_SECONDS_TO_RETRY", 0.0)
@@ -185,10 +175,7 @@ def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
             Path("disk/other").unlink()
             log.write(b"the last\n")
         found = Path("disk/log.0").read_text()
-        assert (
-            found.startswith("line            0\n")
-            and "bytes are missing here\nthe last\n" in found
-        )
+        assert found.startswith("line            0\n") and "bytes are missing here\nthe last\n" in found
     finally:
         subprocess.run(["umount", "disk"], check=True)
 
@@ -204,9 +191,7 @@ def test_output_goes_to_the_console_and_into_the_excerpt_while_the_log_is_stoppe
     log._outlet._put = disk.put
     output = MemberOutput(Member("trainer", 0, [], {}, Path("log.0")), log, console)
     output.text(1, b"step 1\n")
-    output.reports(
-        b'{"step": 1, "total": null, "rate": 0, "metrics": {}, "done": true, "description": "train"}\n'
-    )
+    output.reports(b'{"step": 1, "total": null, "rate": 0, "metrics": {}, "done": true, "description": "train"}\n')
     output.text(2, b"RuntimeError: out of luck\n")
     output.close()
     found = capfd.readouterr()
@@ -291,12 +276,7 @@ pathlib.Path(f"done.{rank}").touch()
         )
         result = launched("--cpus", "2", "--log_dir", "log", "--console", "all", "train.py")
         assert result.returncode == 0 and Path("done.0").exists() and Path("done.1").exists()
-        assert (
-            result.stderr.count(
-                f"the log log/workerlog.1 has stopped ({FULL}); the job goes on without it\n"
-            )
-            == 1
-        )
+        assert result.stderr.count(f"the log log/workerlog.1 has stopped ({FULL}); the job goes on without it\n") == 1
         assert "[1] line 2\n" in result.stdout
         assert Path("log/workerlog.0").read_text() == "line 0\nline 1\nline 2\n"
 
@@ -325,9 +305,7 @@ if rank == 1:
         )
         with open("/dev/full", "wb") as full:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {closed: full}
-            result = subprocess.run(
-                [*COMMAND, "train.py"], env=ENVIRONMENT, timeout=LIMIT, text=True, **streams
-            )
+            result = subprocess.run([*COMMAND, "train.py"], env=ENVIRONMENT, timeout=LIMIT, text=True, **streams)
         assert result.returncode == 0 and Path("done").exists()
         assert len(Path("mylog/workerlog.0").read_text().splitlines()) == 198
         if closed == "stdout":
@@ -339,9 +317,5 @@ if rank == 1:
         assert launched("job.yaml").returncode == 0
         found = contents("mylog/workerlog.0")
         assert sorted(found) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]
-        assert found["workerlog.0"].endswith("line 999\n") and all(
-            len(text) <= 4096 for text in found.values()
-        )
-        assert all(
-            line.startswith("line ") for text in found.values() for line in text.splitlines()
-        )
+        assert found["workerlog.0"].endswith("line 999\n") and all(len(text) <= 4096 for text in found.values())
+        assert all(line.startswith("line ") for text in found.values() for line in text.splitlines())

@@ -71,21 +71,15 @@ def test_one_host():
 
 
 def test_explicit_hosts():
-    assert found(nodes=3, coordinator="a:7000", options={"rank": 2}) == Node(
-        2, 3, None, ("a", 7000)
-    )
+    assert found(nodes=3, coordinator="a:7000", options={"rank": 2}) == Node(2, 3, None, ("a", 7000))
     environment = {"PADDLE_NUM_TRAINERS": "3"}
     assert found({"rank": 1}, environment, coordinator="a:7000") == Node(1, 3, None, ("a", 7000))
 
 
 def test_lists_of_addresses():
     ips = ["10.0.0.1", "10.0.0.2"]
-    assert found(ips=ips, options={"ip": "10.0.0.2"}) == Node(
-        1, 2, "10.0.0.2", ("10.0.0.1", 6069), 6070
-    )
-    assert found(ips=ips, options={"rank": 0}, started_port=7000) == Node(
-        0, 2, "10.0.0.1", ("10.0.0.1", 6999), 7000
-    )
+    assert found(ips=ips, options={"ip": "10.0.0.2"}) == Node(1, 2, "10.0.0.2", ("10.0.0.1", 6069), 6070)
+    assert found(ips=ips, options={"rank": 0}, started_port=7000) == Node(0, 2, "10.0.0.1", ("10.0.0.1", 6999), 7000)
     assert found(ips=["203.0.113.9", "127.0.0.1"]).rank == 1, "127.0.0.1 is an address of this host"
     assert found(ips=["fd77::0:1", "[FD77::2]"], options={"rank": 1}) == Node(
         1, 2, "[fd77::2]", ("[fd77::1]", 6069), 6070
@@ -105,9 +99,7 @@ def test_paddlecloud():
     environment["DISTRIBUTED_TRAINER_ENDPOINTS"] = "10.0.0.1:71,10.0.0.1:72,10.0.0.2:81,10.0.0.2:82"
     assert found(options, environment).ports == (81, 82)
     assert found(options, {"PADDLE_TRAINERS_NUM": "1"}) == Node()
-    with pytest.raises(
-        JobError, match="PaddleCloud sets PADDLE_TRAINERS, POD_IP, but this environment has none"
-    ):
+    with pytest.raises(JobError, match="PaddleCloud sets PADDLE_TRAINERS, POD_IP, but this environment has none"):
         found(options, {"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2"})
 
 
@@ -129,16 +121,11 @@ def test_slurm():
     host, port = node.coordinator
     assert host == "gpu07"
     assert 61440 <= port < 65536
-    assert found(environment=SLURM | {"SLURM_PROCID": "0"}).coordinator == node.coordinator, (
-        "the same for all tasks"
+    assert found(environment=SLURM | {"SLURM_PROCID": "0"}).coordinator == node.coordinator, "the same for all tasks"
+    assert found(environment=SLURM | {"SLURM_JOB_ID": "13"}).coordinator != node.coordinator, "another for another job"
+    assert found(environment={"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Node(), (
+        "a batch script"
     )
-    assert found(environment=SLURM | {"SLURM_JOB_ID": "13"}).coordinator != node.coordinator, (
-        "another for another job"
-    )
-    assert (
-        found(environment={"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"})
-        == Node()
-    ), "a batch script"
     assert found(environment=SLURM, nodes=1) == Node(), "what the job says comes first"
     with pytest.raises(JobError, match="the job wants 4 hosts, but there are 6"):
         found(environment=SLURM, nodes=4)
@@ -166,24 +153,17 @@ def test_openmpi():
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "PMIX_NAMESPACE": "prterun-1@1",
     }
-    assert found(environment=environment, coordinator="a:7000") == Node(
-        3, 4, None, ("a", 7000), task=1, tasks=2
-    )
+    assert found(environment=environment, coordinator="a:7000") == Node(3, 4, None, ("a", 7000), task=1, tasks=2)
     uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
     assert found(environment=environment | uri).coordinator[0] == "10.96.0.1"
-    assert (
-        found(environment=environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator[0]
-        == "127.0.0.1"
-    )
+    assert found(environment=environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator[0] == "127.0.0.1"
     with pytest.raises(JobError, match="Say --coordinator HOST:PORT"):
         found(environment=environment)
 
 
 def test_mpich():
     environment = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "3"}
-    assert found(environment=environment, coordinator="a:7000") == Node(
-        3, 4, None, ("a", 7000), task=3, tasks=4
-    )
+    assert found(environment=environment, coordinator="a:7000") == Node(3, 4, None, ("a", 7000), task=3, tasks=4)
     assert found(environment=environment).coordinator[0] == "127.0.0.1"
     with pytest.raises(JobError, match="Say --coordinator HOST:PORT"):
         found(environment=environment | {"MPI_LOCALNRANKS": "2"})
@@ -192,13 +172,9 @@ def test_mpich():
 def test_kubernetes(monkeypatch):
     monkeypatch.setattr(socket, "getfqdn", lambda: "digits-2.digits.prod.svc.cluster.local")
     environment = {"JOB_COMPLETION_INDEX": "2"}
-    assert found(environment=environment, nodes=4) == Node(
-        2, 4, None, ("digits-0.digits.prod.svc.cluster.local", 6069)
-    )
+    assert found(environment=environment, nodes=4) == Node(2, 4, None, ("digits-0.digits.prod.svc.cluster.local", 6069))
     assert found(environment=environment | {"PADDLE_NUM_TRAINERS": "4"}).rank == 2
-    assert found(environment=environment) == Node(), (
-        "an Indexed Job without a number of hosts runs jobs of their own"
-    )
+    assert found(environment=environment) == Node(), "an Indexed Job without a number of hosts runs jobs of their own"
 
 
 @pytest.mark.parametrize(
@@ -240,9 +216,7 @@ def test_mistakes(fields, options, expected):
 
 
 def test_a_variable_that_is_no_number():
-    with pytest.raises(
-        JobError, match="PADDLE_NUM_TRAINERS: expected an integer from 1 on, found 'two'"
-    ):
+    with pytest.raises(JobError, match="PADDLE_NUM_TRAINERS: expected an integer from 1 on, found 'two'"):
         found(environment={"PADDLE_NUM_TRAINERS": "two"})
 
 
@@ -265,9 +239,7 @@ def test_a_number_of_hosts_from_outside_says_what_else_is_needed(capfd, monkeypa
     # A script on its own does not ignore it either.
     monkeypatch.setenv("PADDLE_NUM_TRAINERS", "2")
     assert main(["train.py"]) == 2
-    expected = (
-        "PADDLE_NUM_TRAINERS says 2 hosts, but the job is one process: say how many there are"
-    )
+    expected = "PADDLE_NUM_TRAINERS says 2 hosts, but the job is one process: say how many there are"
     assert expected in capfd.readouterr().err
 
 
@@ -278,9 +250,7 @@ def test_a_number_of_hosts_from_outside_says_what_else_is_needed(capfd, monkeypa
 def head(count, port, name="job", clock=time.monotonic):
     launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0, SECRET, clock)
     agreed = []
-    thread = threading.Thread(
-        target=lambda: agreed.append(launcher.rendezvous([1], lambda: False)), daemon=True
-    )
+    thread = threading.Thread(target=lambda: agreed.append(launcher.rendezvous([1], lambda: False)), daemon=True)
     thread.start()
     with contextlib.closing(launcher):
         yield launcher, agreed, thread
@@ -346,24 +316,14 @@ def test_a_launcher_that_does_not_belong(rank, count, name, expected):
 def test_a_launcher_that_does_not_come():
     # each look at it is 200 s later than the one before
     port, clock = free_port(), itertools.count(0, 200.0).__next__
-    with contextlib.closing(
-        Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET, clock)
-    ) as first:
-        with pytest.raises(
-            JobError, match="host 1, 2 of 3 did not come to the coordinator within 300 s"
-        ):
+    with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET, clock)) as first:
+        with pytest.raises(JobError, match="host 1, 2 of 3 did not come to the coordinator within 300 s"):
             first.rendezvous([1], lambda: False)
-        with pytest.raises(
-            JobError, match=f"cannot listen at the coordinator's address 127.0.0.1:{port}: "
-        ):
+        with pytest.raises(JobError, match=f"cannot listen at the coordinator's address 127.0.0.1:{port}: "):
             Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)
         assert first.rendezvous([1], lambda: True) is None
-    with pytest.raises(
-        JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 300 s"
-    ):
-        Follower(Node(1, 3, None, ("127.0.0.1", port)), "job", SECRET, clock).rendezvous(
-            [1], lambda: False
-        )
+    with pytest.raises(JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 300 s"):
+        Follower(Node(1, 3, None, ("127.0.0.1", port)), "job", SECRET, clock).rendezvous([1], lambda: False)
 
 
 # ---- strangers at the coordinator ----------------------------------------------------------------
@@ -371,9 +331,7 @@ def test_a_launcher_that_does_not_come():
 
 def joined_as(port, message, secret=SECRET):
     """What the coordinator answers to a process that has the secret, and says this."""
-    with sockets.connect(
-        ("127.0.0.1", port), secret, rendezvous._PURPOSE, 1 << 20, LIMIT
-    ) as connection:
+    with sockets.connect(("127.0.0.1", port), secret, rendezvous._PURPOSE, 1 << 20, LIMIT) as connection:
         connection.send(message)
         return connection.receive()
 
@@ -389,8 +347,7 @@ def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
             follower(1, 2, port, secret="another-secret-of-another").rendezvous([7], lambda: False)
         for said in (
             b"",
-            json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode()
-            + b"\n",
+            json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode() + b"\n",
             b"[" * 200_000 + b"\n",
         ):
             with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as stranger:
@@ -443,9 +400,7 @@ def test_strangers_during_a_run_are_turned_away_and_members_wait_for_the_next():
             assert len(first._listener._newcomers) <= 128 and first.verdict is None
             again = []
             second = follower(1, 2, port)
-            waiting = threading.Thread(
-                target=lambda: again.append(second.rendezvous([8], lambda: False))
-            )
+            waiting = threading.Thread(target=lambda: again.append(second.rendezvous([8], lambda: False)))
             waiting.start()
             wait_until(lambda: first.look() or first._early)
             assert first.verdict is None

@@ -55,10 +55,7 @@ def events(name="launcher.0"):
 
 
 def test_a_trainer_that_is_killed():
-    script = (
-        LOGS
-        + "ready()\nwait_for('pid.0', 'pid.1')\nif rank: os.kill(os.getpid(), 9)\ntime.sleep(1000)"
-    )
+    script = LOGS + "ready()\nwait_for('pid.0', 'pid.1')\nif rank: os.kill(os.getpid(), 9)\ntime.sleep(1000)"
     assert gang(script, "--cpus", "2", forks=True).returncode == 128 + signal.SIGKILL
     for rank in (0, 1):
         found = recorded(f"trainer.{rank}", "scalars")
@@ -68,9 +65,7 @@ def test_a_trainer_that_is_killed():
     found = events()
     assert found[:3] == [("job", None), ("start", "rank 0"), ("start", "rank 1")]
     assert found[-2:] == [("failure", "rank 1"), ("end", None)]
-    (exit,) = [
-        e for e in recorded("launcher.0", "event") if e["event"] == "exit" and e["rank"] == 1
-    ]
+    (exit,) = [e for e in recorded("launcher.0", "event") if e["event"] == "exit" and e["rank"] == 1]
     assert (exit["code"], exit["reason"], exit["log"]) == (-9, "signal SIGKILL", "workerlog.1")
     (job,) = [line for line in recorded("launcher.0", "event") if line["event"] == "job"]
     assert "processes: 2" in job["job"] and job["versions"]["jfluid"]
@@ -85,19 +80,14 @@ def test_restarts_and_the_traceback_of_a_failure():
         ("rank 0", "exit code 1", True),
         ("rank 0", "exit code 1", False),
     ]
-    assert (
-        "Traceback" in failures[0]["excerpt"]
-        and "<b>too</b> \x1b[31m large" in failures[0]["excerpt"]
-    )
+    assert "Traceback" in failures[0]["excerpt"] and "<b>too</b> \x1b[31m large" in failures[0]["excerpt"]
     assert len(recorded("trainer.0", "start")) == 2 and len(recorded("trainer.0", "scalars")) == 6
     assert [line["restarts"] for line in recorded("trainer.0", "start")] == [0, 1]
     assert recorded("launcher.0", "usage")[0]["members"]["rank 0"][0] > 0
 
 
 def test_a_member_that_is_started_again_alone():
-    script = (
-        LOGS + "if not os.environ.get('JFLUID_RESTARTS', '0') != '0': raise RuntimeError('once')"
-    )
+    script = LOGS + "if not os.environ.get('JFLUID_RESTARTS', '0') != '0': raise RuntimeError('once')"
     write("train.py", "import os\nrank = int(os.environ['PADDLE_TRAINER_ID'] or 0)\n" + script)
     # a script that leaves at once as a server
     text = Path("train.py").read_text()
@@ -179,9 +169,7 @@ def link_of(launcher):
 def test_the_page_of_a_job_while_it_runs():
     write(
         "train.py",
-        PROLOGUE
-        + LOGS
-        + "ready()\nwait_for('go')\nif rank: os.kill(os.getpid(), 9)\ntime.sleep(1000)",
+        PROLOGUE + LOGS + "ready()\nwait_for('go')\nif rank: os.kill(os.getpid(), 9)\ntime.sleep(1000)",
     )
     with Launcher("--dashboard", "--cpus", "2", "train.py", forks=True) as launcher:
         found = link_of(launcher)
@@ -189,9 +177,7 @@ def test_the_page_of_a_job_while_it_runs():
         assert found.group(0) == f"http://127.0.0.1:{port}/"
         wait_until(lambda: "trainer 1\0loss" in data_of(port)["series"])
         told = data_of(port)
-        assert (
-            told["job"]["name"] == "train" and [e["event"] for e in told["events"]] == ["start"] * 2
-        )
+        assert told["job"]["name"] == "train" and [e["event"] for e in told["events"]] == ["start"] * 2
         assert get(port, "/data", Host="example.com")[0] == 403
         assert json.loads(get(port, "/log?run=0")[1])["names"] == ["workerlog.0", "workerlog.1"]
         write("go", "")
@@ -203,9 +189,7 @@ def test_the_page_of_a_job_while_it_runs():
 def test_another_address_needs_the_key_in_the_link():
     write("train.py", PROLOGUE + LOGS + "wait_for('go')")
     port = free_port()
-    with Launcher(
-        "--dashboard", f"0.0.0.0:{port}", "--cpus", "1", "train.py", forks=True
-    ) as launcher:
+    with Launcher("--dashboard", f"0.0.0.0:{port}", "--cpus", "1", "train.py", forks=True) as launcher:
         key = link_of(launcher).group(2)
         assert key == address.access_of("0.0.0.0", ENVIRONMENT["JFLUID_JOB_TOKEN"]).key
         wait_until(lambda: get(port, "/data")[0] == 401)
@@ -233,14 +217,9 @@ def test_a_port_that_is_taken_and_packages_that_are_missing(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = launched("--dashboard", port, "train.py")
-        assert (
-            done.returncode == 2
-            and f"dashboard: 127.0.0.1:{port}: Address already in use" in done.stderr
-        )
+        assert done.returncode == 2 and f"dashboard: 127.0.0.1:{port}: Address already in use" in done.stderr
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        JobError, match=r"needs starlette and uvicorn: pip install 'jfluid\[serve\]'"
-    ):
+    with pytest.raises(JobError, match=r"needs starlette and uvicorn: pip install 'jfluid\[serve\]'"):
         page.Page(parse(["--dashboard", "train.py"]).job, "")
 
 

@@ -76,9 +76,7 @@ def job(**fields):
 
 
 def test_servers_and_trainers_of_one_host():
-    members = parameter_server_gang(
-        job(), SERVERS, TRAINERS, [SERVERS[1], TRAINERS[1]], ["4", "5"], "secret"
-    )
+    members = parameter_server_gang(job(), SERVERS, TRAINERS, [SERVERS[1], TRAINERS[1]], ["4", "5"], "secret")
     assert [(member.role, member.rank, str(member.log)) for member in members] == [
         ("server", 1, "mylog/serverlog.1"),
         ("trainer", 1, "mylog/workerlog.1"),
@@ -154,9 +152,7 @@ def test_members_get_the_secret_of_the_job_and_no_other(monkeypatch):
     for member in parameter_server_gang(job(), SERVERS, TRAINERS, SERVERS + TRAINERS, [], "secret"):
         assert member.env["JFLUID_JOB_TOKEN"] == "secret" and "JFLUID_PS_TOKEN" not in member.env
         assert "JFLUID_JOINED" not in member.env
-        assert not any("secret" in word for word in member.command), (
-            "what others see in a list of processes"
-        )
+        assert not any("secret" in word for word in member.command), "what others see in a list of processes"
 
 
 def test_fluids_options_and_names():
@@ -183,9 +179,7 @@ def test_fluids_options_and_names():
             ["10.0.0.1:6180"],
         )
     assert job(mode="ps").mode == "parameter_server"
-    write(
-        "job.yaml", "script: train.py\nmode: ps\nservers: 3\nrestarts: 2\nsnapshots: {folder: cuts}"
-    )
+    write("job.yaml", "script: train.py\nmode: ps\nservers: 3\nrestarts: 2\nsnapshots: {folder: cuts}")
     found = read_job("job.yaml")
     assert (found.mode, found.servers, found.trainers, found.server_grace) == (
         "parameter_server",
@@ -194,9 +188,7 @@ def test_fluids_options_and_names():
         10,
     )
     assert found.restarts == Restarts(servers=2, trainers=2)
-    assert found.snapshots == Snapshots(
-        folder="cuts", every_s=60, keep_bytes=256 << 20, resume=False
-    )
+    assert found.snapshots == Snapshots(folder="cuts", every_s=60, keep_bytes=256 << 20, resume=False)
     write("again.yaml", found.to_yaml())
     assert read_job("again.yaml") == found
 
@@ -268,17 +260,14 @@ def test_servers_that_do_not_end_by_themselves_are_ended():
         script(servers="sys.exit(wait_for('never'))"),
     )
     assert result.returncode == 0, result.stderr
-    assert (
-        "server 0 and server 1 still ran 0.2 s after all trainers had finished, and were ended"
-        in result.stderr
-    )
+    assert "server 0 and server 1 still ran 0.2 s after all trainers had finished, and were ended" in result.stderr
     assert not any(map(alive, numbers()))
     given = [json.loads(Path(f"mylog/serverlog.{rank}").read_text()) for rank in range(2)]
     given += [json.loads(Path(f"mylog/workerlog.{rank}").read_text()) for rank in range(3)]
     servers = given[0]["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
-    assert [item["PADDLE_CURRENT_ENDPOINT"] for item in given] == servers + given[0][
-        "PADDLE_TRAINER_ENDPOINTS"
-    ].split(",")
+    assert [item["PADDLE_CURRENT_ENDPOINT"] for item in given] == servers + given[0]["PADDLE_TRAINER_ENDPOINTS"].split(
+        ","
+    )
     assert [f"{item['POD_IP']}:{item['PADDLE_PORT']}" for item in given[:2]] == servers
     assert result.stdout == Path("mylog/workerlog.0").read_text()
 
@@ -380,26 +369,21 @@ def test_servers_and_trainers_on_each_of_two_hosts():
         "--node-rank",
         "{}",
     )
-    given = [
-        json.loads(Path(f"mylog/workerlog.{rank}").read_text().splitlines()[0]) for rank in range(4)
-    ]
+    given = [json.loads(Path(f"mylog/workerlog.{rank}").read_text().splitlines()[0]) for rank in range(4)]
     assert [item["PADDLE_TRAINER_ID"] for item in given] == ["0", "1", "2", "3"]
     assert all(len(item["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2 for item in given)
     tokens = {Path(f"mylog/workerlog.{rank}").read_text().splitlines()[1] for rank in range(4)}
     assert tokens == {ENVIRONMENT["JFLUID_JOB_TOKEN"]}
-    assert [
-        json.loads(Path(f"mylog/serverlog.{rank}").read_text())["PADDLE_PSERVER_ID"]
-        for rank in range(2)
-    ] == ["0", "1"]
+    assert [json.loads(Path(f"mylog/serverlog.{rank}").read_text())["PADDLE_PSERVER_ID"] for rank in range(2)] == [
+        "0",
+        "1",
+    ]
 
 
 def on_two_hosts(options, *rank):
     """Two launchers, which both end well."""
     rank = rank or ("--node_ip", "127.0.0.{next}")
-    hosts = [
-        Launcher(*(word.format(number, next=number + 1) for word in rank), *options)
-        for number in range(2)
-    ]
+    hosts = [Launcher(*(word.format(number, next=number + 1) for word in rank), *options) for number in range(2)]
     errors = [host.communicate()[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
 
@@ -470,10 +454,7 @@ raise RuntimeError(f"life {life}")
     result = launched("--servers", "1", "--trainers", "2", "--set=restarts.trainers=2", "train.py")
     assert result.returncode == 1
     assert result.stderr.count("rank 1 failed (exit code 1) and is started again") == 2
-    assert (
-        "    RuntimeError: life 2" in result.stderr
-        and "rank 1 failed first (exit code 1)" in result.stderr
-    )
+    assert "    RuntimeError: life 2" in result.stderr and "rank 1 failed first (exit code 1)" in result.stderr
     assert sorted(path.name for path in Path().glob("life.*")) == [
         "life.0.0",
         "life.1.0",
@@ -544,8 +525,7 @@ if life == 0:
     )
     assert result.returncode == 0, result.stderr
     assert (
-        "and is started again" not in result.stderr
-        and "rank 0 failed (exit code 1); restart 1 of 1" in result.stderr
+        "and is started again" not in result.stderr and "rank 0 failed (exit code 1); restart 1 of 1" in result.stderr
     )
     assert [Path(f"life.s0.{life}").read_text() for life in range(2)] == ["no", "1"]
 
@@ -567,8 +547,7 @@ wait_for("pid.s0")
     result = launched("--servers", "1", "--trainers", "1", "train.py")
     assert result.returncode == 0, result.stderr
     assert (
-        "server 0 ended with exit code 1 after all trainers had finished; its log: mylog/serverlog.0"
-        in result.stderr
+        "server 0 ended with exit code 1 after all trainers had finished; its log: mylog/serverlog.0" in result.stderr
     )
 
 
@@ -596,10 +575,7 @@ def test_snapshots_of_an_earlier_job_are_not_taken_for_this_ones():
     write("cuts/server-0/a.00000-of-00001.json", "{}")
     result = launched("--servers", "1", "--set=snapshots.folder=cuts", *GRACE, script())
     assert result.returncode == 2
-    assert (
-        "snapshots.folder: cuts holds snapshots of an earlier job; go on from them with"
-        in result.stderr
-    )
+    assert "snapshots.folder: cuts holds snapshots of an earlier job; go on from them with" in result.stderr
 
 
 @process

@@ -41,9 +41,7 @@ def transpiled(strategy, cut, table):
             setattr(config, field, value)
         transpiler = fluid.DistributeTranspiler(config)
         transpiler.config.min_block_size = smallest
-        transpiler.transpile(
-            1, pservers=",".join(ENDPOINTS), trainers=2, sync_mode=config.sync_mode
-        )
+        transpiler.transpile(1, pservers=",".join(ENDPOINTS), trainers=2, sync_mode=config.sync_mode)
         return transpiler, startup
 
 
@@ -68,9 +66,7 @@ def test_programs_name_the_layout(strategy, cut, table, monkeypatch):
     assert set(layout.parameters) == {"table", "w", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"}
     assert layout.endpoints == tuple(ENDPOINTS)
     assert layout.parameters["table"].hashed == (table == "distributed")
-    assert any(len(p.pieces) > 1 for p in layout.parameters.values() if not p.hashed) == (
-        cut == "sliced"
-    )
+    assert any(len(p.pieces) > 1 for p in layout.parameters.values() if not p.hashed) == (cut == "sliced")
     program = startup if strategy == "geo" else main
     assert Layout.of_program(program) == Layout.of_program(from_file(program)) == layout
 
@@ -99,9 +95,7 @@ def test_a_servers_program_from_a_file_takes_the_servers_from_the_environment(mo
 
 
 def test_a_value_is_split_into_pieces_and_joined():
-    layout = ParameterLayout(
-        "w", (5, 2), (Piece("w.block0", 1, 0, (3, 2)), Piece("w.block1", 0, 3, (2, 2)))
-    )
+    layout = ParameterLayout("w", (5, 2), (Piece("w.block0", 1, 0, (3, 2)), Piece("w.block1", 0, 3, (2, 2))))
     value = np.arange(10.0).reshape(5, 2)
     parts = layout.split(value)
     assert {n: p.tolist() for n, p in parts.items()} == {

@@ -21,9 +21,7 @@ def test_schedule(case):
     main, startup, rate = cases.schedule_program(fluid, cases.schedules(fluid)[case])
     assert rate.name == GOLDEN[case]["name"] and rate.shape == (1,)
     same_operators(cases.describe(main, 16), GOLDEN[case]["operators"])
-    np.testing.assert_allclose(
-        cases.rates(fluid, main, startup, rate), GOLDEN[case]["rates"], rtol=1e-5
-    )
+    np.testing.assert_allclose(cases.rates(fluid, main, startup, rate), GOLDEN[case]["rates"], rtol=1e-5)
 
 
 def test_two_schedules_share_the_counter():
@@ -57,9 +55,7 @@ def test_switch_runs_the_first_case_that_holds(x, expect):
                 fluid.layers.assign(fluid.layers.fill_constant([1], "float32", value), out)
         with switch.default():
             fluid.layers.assign(fluid.layers.fill_constant([1], "float32", 3.0), out)
-    (found,) = fluid.Executor(fluid.CPUPlace()).run(
-        feed={"given": np.array([x], "float32")}, fetch_list=[out]
-    )
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(feed={"given": np.array([x], "float32")}, fetch_list=[out])
     np.testing.assert_array_equal(found, [expect])
 
 

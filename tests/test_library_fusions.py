@@ -99,9 +99,7 @@ def _in_while(x, c):
     """A sum in a loop whose condition and body both read what is outside."""
     state = jnp.int32(0), jnp.float32(0)
     more = jnp.max(x) > 0
-    return jax.lax.while_loop(
-        lambda s: (s[0] < 1) & more, lambda s: (s[0] + 1, s[1] + (x @ c).sum()), state
-    )[1]
+    return jax.lax.while_loop(lambda s: (s[0] < 1) & more, lambda s: (s[0] + 1, s[1] + (x @ c).sum()), state)[1]
 
 
 def _in_branch(x, c):

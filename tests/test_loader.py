@@ -150,9 +150,7 @@ def ragged(count):
 
 def bag():
     y = fluid.default_main_program().global_block().var("y")
-    constant = fluid.initializer.NumpyArrayInitializer(
-        np.arange(15, dtype=np.float32).reshape(5, 3)
-    )
+    constant = fluid.initializer.NumpyArrayInitializer(np.arange(15, dtype=np.float32).reshape(5, 3))
     rows = fluid.layers.embedding(y, [5, 3], param_attr=fluid.ParamAttr(initializer=constant))
     return fluid.layers.sequence_pool(rows, "sum")
 
@@ -170,9 +168,7 @@ def test_ragged_rows_are_padded_ahead(puts):
         )
         ids, offsets = np.array(tensor)[:, 0], tensor.lod()[0]
         (got,) = exe.run(feed=feed, fetch_list=[pooled])
-        np.testing.assert_array_equal(
-            got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])]
-        )
+        np.testing.assert_array_equal(got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])])
 
 
 def test_a_batch_is_taken_whole_only_as_it_was_placed(puts):
@@ -234,13 +230,9 @@ def test_a_placed_tensor_that_is_set_counts_as_set(puts):
     assert exe.run(feed=feed, fetch_list=["x"])[0].tolist() == [[3, 3]] * 4
     rows = len(feed["y"])
     feed["y"].set(np.full((rows, 1), 4))
-    np.testing.assert_array_equal(
-        exe.run(feed=feed, fetch_list=[pooled])[0].sum(0), rows * np.array([12, 13, 14])
-    )
+    np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0].sum(0), rows * np.array([12, 13, 14]))
     feed["y"].set_lod([[0, rows]])
-    np.testing.assert_array_equal(
-        exe.run(feed=feed, fetch_list=[pooled])[0], [rows * np.array([12, 13, 14])]
-    )
+    np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0], [rows * np.array([12, 13, 14])])
 
 
 def test_a_program_that_does_not_bear_padding_gets_exact_rows(puts):
@@ -276,9 +268,7 @@ def test_a_reader_that_fails_says_at_which_batch_and_another_epoch_can_start(buf
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_run_raises_what_the_reader_of_the_program_raised(buffered):
-    loader = loader_of(
-        failing_once(2, OSError("disk gone")), iterable=False, use_double_buffer=buffered
-    )
+    loader = loader_of(failing_once(2, OSError("disk gone")), iterable=False, use_double_buffer=buffered)
     total, exe = total_of(), fluid.Executor(PLACE)
     loader.start()
     assert [float(exe.run(fetch_list=[total])[0][0]) for _ in range(2)] == [0, 6]
@@ -335,20 +325,14 @@ def test_a_batch_that_does_not_fit_is_named(batch, message):
     good = (np.zeros((3, 2), np.float32), np.zeros((3, 1), np.int64))
     iterator = loader_of(lambda: iter([good, batch]))()
     next(iterator)
-    with pytest.raises(
-        errors.FeedError, match=r"batch 1 \(counted from 0\) of the epoch: " + message
-    ):
+    with pytest.raises(errors.FeedError, match=r"batch 1 \(counted from 0\) of the epoch: " + message):
         next(iterator)
 
 
 def test_samples_that_do_not_fit_are_named():
     loader = fluid.io.DataLoader.from_generator(variables(), 2)
-    loader.set_sample_generator(
-        lambda: iter([([1, 2], [3]), ([1, 2], [3]), ([1, 2], [3]), ([1, 2],)]), 2, places=PLACE
-    )
-    with pytest.raises(
-        errors.FeedError, match=r"batch 1 .*: sample 1: expected 2 fields \(x, y\), found 1 fields"
-    ):
+    loader.set_sample_generator(lambda: iter([([1, 2], [3]), ([1, 2], [3]), ([1, 2], [3]), ([1, 2],)]), 2, places=PLACE)
+    with pytest.raises(errors.FeedError, match=r"batch 1 .*: sample 1: expected 2 fields \(x, y\), found 1 fields"):
         list(loader())
 
 
@@ -368,9 +352,7 @@ def test_wrong_use_is_refused():
         make([x, y], 2).set_batch_generator(batches(1))
     with pytest.raises(errors.ReaderError, match="no reader was set"):
         make([x, y], 2)()
-    with pytest.raises(
-        errors.ReaderError, match=r"start\(\) is for loaders made with iterable=False"
-    ):
+    with pytest.raises(errors.ReaderError, match=r"start\(\) is for loaders made with iterable=False"):
         loader_of(batches(1)).start()
     with pytest.raises(TypeError, match="from_generator"):
         fluid.io.DataLoader([1, 2, 3])
@@ -447,9 +429,9 @@ def test_a_dropped_program_ends_the_threads():
 
 def test_epochs_may_run_side_by_side():
     loader = loader_of(batches(3))
-    assert [
-        (np.array(a[0]["x"])[0, 0], np.array(b[0]["x"])[0, 0]) for a in loader for b in loader()
-    ] == [(i, j) for i in range(3) for j in range(3)]
+    assert [(np.array(a[0]["x"])[0, 0], np.array(b[0]["x"])[0, 0]) for a in loader for b in loader()] == [
+        (i, j) for i in range(3) for j in range(3)
+    ]
 
 
 def test_the_loader_itself_hands_out_batches():
@@ -480,11 +462,7 @@ def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
         with pytest.raises(fluid.core.EOFException):
             while True:
                 losses.append(
-                    float(
-                        exe.run(
-                            fluid.CompiledProgram(fluid.default_main_program()), fetch_list=[loss]
-                        )[0][0]
-                    )
+                    float(exe.run(fluid.CompiledProgram(fluid.default_main_program()), fetch_list=[loss])[0][0])
                 )
         loader.reset()
     assert len(losses) == 20 and losses[-1] < losses[4] / 10
@@ -503,24 +481,15 @@ def test_a_program_that_reads_holds_fluids_operators():
         "create_double_buffer_reader",
         "read",
     )
-    assert {
-        n: make.attr(n)
-        for n in ("shape_concat", "ranks", "lod_levels", "dtypes", "need_check_feed")
-    } == {
+    assert {n: make.attr(n) for n in ("shape_concat", "ranks", "lod_levels", "dtypes", "need_check_feed")} == {
         "shape_concat": (-1, 2, -1, 1),
         "ranks": (2, 2),
         "lod_levels": (0, 1),
         "dtypes": (5, 3),
         "need_check_feed": (1, 1),
     }
-    assert make.output("Out") == buffer.input("UnderlyingReader") and buffer.output(
-        "Out"
-    ) == read.input("Reader")
-    assert (
-        buffer.attr("place") == "AUTO"
-        and read.output("Out") == ["x", "y"]
-        and read.attr("drop_last") is True
-    )
+    assert make.output("Out") == buffer.input("UnderlyingReader") and buffer.output("Out") == read.input("Reader")
+    assert buffer.attr("place") == "AUTO" and read.output("Out") == ["x", "y"] and read.attr("drop_last") is True
 
 
 def test_two_readers_and_pruning():
@@ -610,9 +579,7 @@ def test_from_dataset_refuses_what_is_none():
 def test_slots_are_placed_as_one_array_and_each_has_its_own_rows(puts):
     lengths = ([1, 2, 1], [3, 1, 2], [1, 1, 1])
     tensors = [
-        fluid.create_lod_tensor(
-            np.arange(sum(counts), dtype=np.int64)[:, None] + 2**40, [counts], PLACE
-        )
+        fluid.create_lod_tensor(np.arange(sum(counts), dtype=np.int64)[:, None] + 2**40, [counts], PLACE)
         for counts in lengths
     ]
     slots = [fluid.data(f"slot_{i}", [None, 1], "int64", lod_level=1) for i in range(3)]

@@ -59,15 +59,10 @@ def test_another_process_gives_the_same_batches():
 
     given = []
     for separate in (False, True):
-        loader = fluid.io.DataLoader.from_generator(
-            x, 2, use_multiprocess=separate
-        ).set_sample_list_generator(reader, PLACE)
-        given.append(
-            [
-                {n: (np.array(t).tolist(), t.lod(), t.shape()) for n, t in feed[0].items()}
-                for feed in loader()
-            ]
+        loader = fluid.io.DataLoader.from_generator(x, 2, use_multiprocess=separate).set_sample_list_generator(
+            reader, PLACE
         )
+        given.append([{n: (np.array(t).tolist(), t.lod(), t.shape()) for n, t in feed[0].items()} for feed in loader()])
     assert given[0] == given[1] and len(given[0]) == 5
     (pid,) = set(values(loader_of(pids(3))()))
     assert pid != os.getpid()
@@ -110,9 +105,7 @@ def test_an_error_arrives_with_its_traceback(iterable):
 
 
 def test_a_wrong_batch_stays_a_feed_error():
-    with pytest.raises(
-        errors.FeedError, match="batch 0 .*feed x: expected dtype int64, found float32"
-    ):
+    with pytest.raises(errors.FeedError, match="batch 0 .*feed x: expected dtype int64, found float32"):
         next(loader_of(lambda: iter([(np.zeros((3, 1), np.float32),)]))())
 
 
@@ -273,9 +266,7 @@ print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums
 
 
 def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere():
-    script = subprocess.run(
-        [sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=120
-    )
+    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert script.stderr == ""
     devices, sums = script.stdout.splitlines()
     assert devices == "[{CpuDevice(id=0)}, {CpuDevice(id=0)}, {CpuDevice(id=1)}, {CpuDevice(id=1)}]"

@@ -9,18 +9,12 @@ from jfluid.lod_tensor import LoDTensor, MeasuredLod
 
 
 def test_lengths_and_offsets():
-    tensor = fluid.create_lod_tensor(
-        np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace()
-    )
+    tensor = fluid.create_lod_tensor(np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace())
     assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]] and tensor.recursive_sequence_lengths() == [
         [2, 1],
         [1, 2, 3],
     ]
-    assert (
-        tensor.has_valid_recursive_sequence_lengths()
-        and tensor.shape() == [6, 1]
-        and len(tensor) == 6
-    )
+    assert tensor.has_valid_recursive_sequence_lengths() and tensor.shape() == [6, 1] and len(tensor) == 6
     with pytest.raises(errors.ProgramError, match="the tensor has 6 rows"):
         tensor.set_lod([[0, 5]])
     assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]]
@@ -57,8 +51,7 @@ def test_text():
     value = np.array([[1.5], [1e-9], [123456789.0]], "float32")
     tensor = fluid.create_lod_tensor(value, [[1, 1], [1, 2]], fluid.CPUPlace())
     assert str(tensor) == (
-        "\tlod: {{0, 1, 2}{0, 1, 3}}\n\tdim: 3, 1\n\tlayout: NCHW\n\tdtype: float\n"
-        "\tdata: [1.5 1e-09 1.23457e+08]\n"
+        "\tlod: {{0, 1, 2}{0, 1, 3}}\n\tdim: 3, 1\n\tlayout: NCHW\n\tdtype: float\n\tdata: [1.5 1e-09 1.23457e+08]\n"
     )
     tensor = fluid.LoDTensor(np.array([[True, False]]))
     assert str(tensor).endswith("dtype: bool\n\tdata: [1 0]\n")

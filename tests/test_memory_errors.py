@@ -6,9 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 
-FAR_TOO_MANY = (
-    2**45
-)  # 128 TiB of float32: more than addresses reach, so that nothing of it is taken
+FAR_TOO_MANY = 2**45  # 128 TiB of float32: more than addresses reach, so that nothing of it is taken
 layers = fluid.layers
 
 
@@ -30,22 +28,16 @@ BUILDS = {
 def test_a_run_without_enough_memory(name):
     main, out = made(BUILDS[name])
     feed = {"x": np.ones((4, 1), np.float32)} if "x" in main.global_block().vars else {}
-    with pytest.raises(
-        errors.OutOfMemoryError, match="bytes were asked for|more than any memory"
-    ) as e:
+    with pytest.raises(errors.OutOfMemoryError, match="bytes were asked for|more than any memory") as e:
         fluid.Executor(fluid.CPUPlace()).run(main, feed, [out])
     assert isinstance(e.value, MemoryError)
-    assert "the largest variable of the program" in str(e.value) and "test_memory_errors.py" in str(
-        e.value
-    )
+    assert "the largest variable of the program" in str(e.value) and "test_memory_errors.py" in str(e.value)
 
 
 @pytest.mark.parametrize("count", [2**61, 2**62, 2**63 - 1])
 def test_sizes_that_overflow(count):
     main, out = made(lambda: layers.exp(layers.fill_constant([count], "float32", 1.5)))
-    with pytest.raises(
-        errors.OutOfMemoryError, match="operator fill_constant .*more than any memory"
-    ):
+    with pytest.raises(errors.OutOfMemoryError, match="operator fill_constant .*more than any memory"):
         fluid.Executor(fluid.CPUPlace()).run(main, fetch_list=[out])
 
 

@@ -41,9 +41,7 @@ def run(*arguments, folder):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [
-        float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", done.stdout, re.MULTILINE)
-    ]
+    return [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", done.stdout, re.MULTILINE)]
 
 
 def test_the_doctor_says_what_the_page_shows(clicks, capsys):

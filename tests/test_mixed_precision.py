@@ -43,9 +43,7 @@ def test_casts_stand_where_fluid_puts_them():
     decorate(fluid.optimizer.Momentum(0.1, 0.9), dtype="float16").minimize(loss)
     ops = fluid.default_main_program().global_block().ops
     forward = [
-        (op.type, op.output_arg_names[0] if op.type == "cast" else "")
-        for op in ops
-        if op.attr("op_role") in (0, 256)
+        (op.type, op.output_arg_names[0] if op.type == "cast" else "") for op in ops if op.attr("op_role") in (0, 256)
     ]
     assert forward[:15] == [
         ("cast", "image.cast_fp16"),
@@ -67,14 +65,9 @@ def test_casts_stand_where_fluid_puts_them():
     names = {v.name for v in fluid.default_main_program().list_vars() if v.persistable}
     assert {"loss_scaling_0", "num_good_steps_0", "num_bad_steps_0"} <= names
     block = fluid.default_main_program().global_block()
-    assert (
-        block.var("fc_0.tmp_1").np_dtype == np.float16
-        and block.var("batch_norm_0.tmp_0").np_dtype == np.float32
-    )
+    assert block.var("fc_0.tmp_1").np_dtype == np.float16 and block.var("batch_norm_0.tmp_0").np_dtype == np.float32
     assert all(p.np_dtype == np.float32 for p in block.all_parameters())
-    assert all(
-        block.var(op.input("Grad")[0]).np_dtype == np.float32 for op in ops if op.type == "momentum"
-    )
+    assert all(block.var(op.input("Grad")[0]).np_dtype == np.float32 for op in ops if op.type == "momentum")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -121,9 +114,7 @@ def test_dynamic_scaling_shrinks_and_grows_and_bad_steps_change_nothing():
 def test_static_scaling_gives_the_same_step():
     def run(scale):
         return _losses(
-            lambda: decorate(
-                fluid.optimizer.SGD(0.1), init_loss_scaling=scale, use_dynamic_loss_scaling=False
-            ),
+            lambda: decorate(fluid.optimizer.SGD(0.1), init_loss_scaling=scale, use_dynamic_loss_scaling=False),
             5,
         )
 
@@ -138,9 +129,7 @@ def test_lists():
     assert "softmax" in lists.white_list and "softmax" not in lists.black_list
     assert "conv2d" in lists.black_list and "conv2d" not in lists.white_list
     loss = _net()
-    decorate(
-        fluid.optimizer.SGD(0.1), AutoMixedPrecisionLists(custom_black_varnames={"conv2d_0.w_0"})
-    ).minimize(loss)
+    decorate(fluid.optimizer.SGD(0.1), AutoMixedPrecisionLists(custom_black_varnames={"conv2d_0.w_0"})).minimize(loss)
     conv = next(op for op in fluid.default_main_program().global_block().ops if op.type == "conv2d")
     assert conv.input("Filter") == ["conv2d_0.w_0"]
 
@@ -170,9 +159,7 @@ def test_sparse_gradients_are_scaled_back_too():
         layers.data("words", [1], dtype="int64"),
         layers.data("label", [1], dtype="int64"),
     )
-    scores = layers.fc(
-        layers.embedding(words, [20, 8], is_sparse=True, param_attr="table"), 2, act="softmax"
-    )
+    scores = layers.fc(layers.embedding(words, [20, 8], is_sparse=True, param_attr="table"), 2, act="softmax")
     loss = layers.mean(layers.cross_entropy(scores, label))
     fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.5)).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())

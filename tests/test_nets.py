@@ -13,9 +13,7 @@ X = np.random.RandomState(0).uniform(-1, 1, (2, 4, 6, 6)).astype("float32")
 
 def test_simple_img_conv_pool():
     net = Net(
-        lambda x: nets.simple_img_conv_pool(
-            x, 3, 3, 2, 2, act="relu", conv_padding=1, pool_type="avg"
-        ),
+        lambda x: nets.simple_img_conv_pool(x, 3, 3, 2, 2, act="relu", conv_padding=1, pool_type="avg"),
         x=X,
     )
     assert list(net.params) == ["conv2d_0.w_0", "conv2d_0.b_0"]
@@ -90,9 +88,7 @@ def test_img_conv_group_wants_a_list():
 
 def test_glu():
     expected = X[:, :2] / (1 + np.exp(-X[:, 2:]))
-    np.testing.assert_allclose(
-        run(lambda x: nets.glu(x, dim=1), x=X), expected, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(run(lambda x: nets.glu(x, dim=1), x=X), expected, rtol=1e-5, atol=1e-6)
 
 
 def attention(q, k, v):
@@ -120,10 +116,7 @@ def test_attention_with_two_heads():
         v=VALUES,
     )
     q, k, v = (x @ net.params[f"fc_{i}.w_0"] for i, x in enumerate((QUERIES, KEYS, VALUES)))
-    heads = [
-        attention(*(x[..., h * x.shape[-1] // 2 : (h + 1) * x.shape[-1] // 2] for x in (q, k, v)))
-        for h in (0, 1)
-    ]
+    heads = [attention(*(x[..., h * x.shape[-1] // 2 : (h + 1) * x.shape[-1] // 2] for x in (q, k, v))) for h in (0, 1)]
     np.testing.assert_allclose(net.run(), np.concatenate(heads, -1), rtol=1e-4, atol=1e-5)
 
 

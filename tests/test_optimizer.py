@@ -32,9 +32,7 @@ def same_operators(found, expect):
     writes them.
     """
     assert [op[0] for op in found] == [op[0] for op in expect]
-    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(
-        found, expect, strict=True
-    ):
+    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(found, expect, strict=True):
         want_outs = {s: n for s, n in want_outs.items() if s != "Scope"}
         assert ins == want_ins, kind
         assert {s: n for s, n in outs.items() if s != "Scope"} == want_outs, kind
@@ -81,11 +79,7 @@ def test_lookahead():
     losses, scope = cases.train(fluid, main, startup, loss)
     np.testing.assert_allclose(losses, GOLDEN["lookahead"]["losses"], rtol=1e-4)
     same_state(main, scope, GOLDEN["lookahead"]["state"])
-    assert not any(
-        "SLOW" in n
-        for op in main.clone(for_test=True).global_block().ops
-        for n in op.output_arg_names
-    )
+    assert not any("SLOW" in n for op in main.clone(for_test=True).global_block().ops for n in op.output_arg_names)
 
 
 @pytest.mark.parametrize("case", sorted(GOLDEN["averages"]))
@@ -94,9 +88,7 @@ def test_averages(case):
     np.testing.assert_allclose(found["values"], expect["values"], rtol=1e-4, atol=1e-6)
     assert {n for n in expect["state"] if "average" in n or "ema" in n} <= set(found["state"])
     for name in expect["state"]:
-        np.testing.assert_allclose(
-            found["state"][name], expect["state"][name], rtol=1e-4, atol=1e-6, err_msg=name
-        )
+        np.testing.assert_allclose(found["state"][name], expect["state"][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_averages_can_stay_until_restore():
@@ -148,9 +140,7 @@ def net():
     return fluid.layers.mean(fluid.layers.fc(fluid.data("x", [4, 3]), 2))
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"parameter_list": ["fc_0.w_0"]}, {"no_grad_set": {"fc_0.b_0"}}]
-)
+@pytest.mark.parametrize("arguments", [{"parameter_list": ["fc_0.w_0"]}, {"no_grad_set": {"fc_0.b_0"}}])
 def test_part_of_the_parameters(arguments):
     _, pairs = fluid.optimizer.SGD(0.1).minimize(net(), **arguments)
     assert [p.name for p, _ in pairs] == ["fc_0.w_0"]
@@ -218,9 +208,7 @@ def test_two_losses_that_share_parameters():
     def net(x):
         hidden = fluid.layers.fc(x, 2, param_attr=attr("a", 0.3), bias_attr=attr("ab", 0.1))
         return fluid.layers.mean(
-            fluid.layers.fc(
-                hidden, 2, param_attr=attr("b", 0.2), bias_attr=attr("bb", 0.0), act="tanh"
-            )
+            fluid.layers.fc(hidden, 2, param_attr=attr("b", 0.2), bias_attr=attr("bb", 0.0), act="tanh")
         )
 
     x = fluid.data("x", [4, 3])
@@ -232,9 +220,7 @@ def test_two_losses_that_share_parameters():
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(fluid.default_startup_program())
     feed = {"x": np.arange(12).reshape(4, 3).astype("float32") / 10}
-    losses = [
-        [float(v[0]) for v in executor.run(feed=feed, fetch_list=[first, second])] for _ in range(4)
-    ]
+    losses = [[float(v[0]) for v in executor.run(feed=feed, fetch_list=[first, second])] for _ in range(4)]
     np.testing.assert_allclose(
         losses,
         [
@@ -254,12 +240,8 @@ def test_recompute_changes_no_number():
             x, y = fluid.data("x", [4, 3]), fluid.data("y", [4, 2])
             hidden = [fluid.layers.fc(x, 4, act="tanh")]
             for _ in range(2):
-                hidden.append(
-                    fluid.layers.fc(fluid.layers.fc(hidden[-1], 4, act="relu"), 4, act="tanh")
-                )
-            loss = fluid.layers.mean(
-                fluid.layers.square_error_cost(fluid.layers.fc(hidden[-1], 2), y)
-            )
+                hidden.append(fluid.layers.fc(fluid.layers.fc(hidden[-1], 4, act="relu"), 4, act="tanh"))
+            loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(hidden[-1], 2), y))
             startup.random_seed = 4
             optimizer = wrap(fluid.optimizer.Momentum(0.1, 0.9), hidden)
             optimizer.minimize(loss)
@@ -326,16 +308,12 @@ def test_float64_parameters_get_float64_state():
         (lambda o: o.DGCMomentumOptimizer(0.1, 0.9, -1), ValueError, "rampup_begin_step"),
         (lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0, 1, [1.0]), ValueError, "sparsity"),
         (
-            lambda o: o.DGCMomentumOptimizer(
-                0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByValue(1.0)
-            ),
+            lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByValue(1.0)),
             TypeError,
             "GradientClipByNorm",
         ),
         (
-            lambda o: o.DGCMomentumOptimizer(
-                0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByNorm(1.0)
-            ),
+            lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0, grad_clip=fluid.clip.GradientClipByNorm(1.0)),
             ValueError,
             "num_trainers",
         ),

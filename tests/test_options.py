@@ -36,9 +36,7 @@ def test_options_of_a_program(monkeypatch):
 
 def test_startup_programs_of_few_numbers_are_compiled_without_passes(monkeypatch):
     given = []
-    monkeypatch.setattr(
-        placement, "options", lambda device, **others: given.append(others["numbers"]) or {}
-    )
+    monkeypatch.setattr(placement, "options", lambda device, **others: given.append(others["numbers"]) or {})
     x = fluid.data("x", [None, 3])
     loss = fluid.layers.mean(fluid.layers.fc(x, 4))
     fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
@@ -67,9 +65,7 @@ def test_xla_has_all_of_them_or_does_without(monkeypatch):
     for name, value in options.options(CPU, quickly=True).items():
         assert options._understood(name, value)
     monkeypatch.setattr(options, "_KNOWN", (0, 0))
-    monkeypatch.setattr(
-        options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"}
-    )
+    monkeypatch.setattr(options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"})
     assert set(options.options(CPU)) == {NAME, "xla_backend_optimization_level"}
 
 

@@ -36,9 +36,7 @@ def _everything(build):
                 var = block.var(name)
                 if not slot.intermediate and not var.persistable and (metric or var.lod_level):
                     names[name] = None
-    names |= {
-        p.name + "@GRAD": None for p in main.all_parameters() if block.has_var(p.name + "@GRAD")
-    }
+    names |= {p.name + "@GRAD": None for p in main.all_parameters() if block.has_var(p.name + "@GRAD")}
     return main, startup, feed, list(names)
 
 
@@ -49,9 +47,7 @@ def _run(build):
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
         set_parameters(fluid, main, scope)
-        return names, exe.run(
-            main, feed=feed(np.random.RandomState(3)), fetch_list=names, return_numpy=False
-        )
+        return names, exe.run(main, feed=feed(np.random.RandomState(3)), fetch_list=names, return_numpy=False)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +72,7 @@ def _batches(count, batch=32, low=20, high=120):
     rng = np.random.RandomState(0)
     for _ in range(count):
         lengths = rng.randint(low, high, batch)
-        yield fluid.create_lod_tensor(
-            rng.randint(0, 50, (lengths.sum(), 1)), [lengths.tolist()], fluid.CPUPlace()
-        )
+        yield fluid.create_lod_tensor(rng.randint(0, 50, (lengths.sum(), 1)), [lengths.tolist()], fluid.CPUPlace())
 
 
 def test_a_stream_of_lengths_compiles_a_handful_of_times():
@@ -163,9 +157,7 @@ def test_what_does_not_bear_padding_says_so_once():
     x = layers.data("x", [2], lod_level=1)
     turned = layers.reverse(x, axis=0)  # the last row first
     exe = fluid.Executor(fluid.CPUPlace())
-    with pytest.warns(
-        RuntimeWarning, match="compiled anew for each batch of other lengths.*operator reverse"
-    ) as seen:
+    with pytest.warns(RuntimeWarning, match="compiled anew for each batch of other lengths.*operator reverse") as seen:
         for n in (3, 5, 6):
             rows = np.arange(2.0 * n, dtype="float32").reshape(n, 2)
             feed = {"x": fluid.create_lod_tensor(rows, [[1, n - 1]], None)}
@@ -190,8 +182,7 @@ def test_rows_that_do_not_fit_together():
     x, y = layers.data("x", [2], lod_level=1), layers.data("y", [2], lod_level=1)
     total = layers.elementwise_add(x, y)
     feed = {
-        n: fluid.create_lod_tensor(np.ones((rows, 2), "float32"), [[rows]], None)
-        for n, rows in (("x", 30), ("y", 9))
+        n: fluid.create_lod_tensor(np.ones((rows, 2), "float32"), [[rows]], None) for n, rows in (("x", 30), ("y", 9))
     }
     with (
         warnings.catch_warnings(),
@@ -204,9 +195,5 @@ def test_rows_that_do_not_fit_together():
 def test_a_sequence_operator_needs_sequences():
     x = layers.data("x", [2], lod_level=1)
     pooled = layers.sequence_pool(x, "sum")
-    with pytest.raises(
-        errors.OpError, match="X needs a LoD of 1 level, found none.*create_lod_tensor"
-    ):
-        fluid.Executor(fluid.CPUPlace()).run(
-            feed={"x": np.ones((3, 2), "float32")}, fetch_list=[pooled]
-        )
+    with pytest.raises(errors.OpError, match="X needs a LoD of 1 level, found none.*create_lod_tensor"):
+        fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones((3, 2), "float32")}, fetch_list=[pooled])

@@ -47,9 +47,7 @@ def test_nothing_is_drawn_where_that_is_switched_off(monkeypatch, tmp_path):
     ploter.plot(tmp_path / "cost.png")
     assert not (tmp_path / "cost.png").exists()
     monkeypatch.setenv("DISABLE_PLOT", "False")
-    with pytest.raises(
-        errors.DependencyError, match=re.escape("pip install 'jfluid[datasets]', or")
-    ):
+    with pytest.raises(errors.DependencyError, match=re.escape("pip install 'jfluid[datasets]', or")):
         utils.Ploter("cost")
 
 
@@ -62,10 +60,7 @@ def test_without_a_path_curves_need_a_notebook(matplotlib, monkeypatch):
 
 def test_curves_of_a_log(matplotlib, tmp_path, capsys):
     log = tmp_path / "paddle.INFO"
-    lines = [
-        f"I04 Trainer.cpp] Pass={n} Batch=7 AvgCost=0.{9 - n} Eval: error=1e-0{n + 1}"
-        for n in range(3)
-    ]
+    lines = [f"I04 Trainer.cpp] Pass={n} Batch=7 AvgCost=0.{9 - n} Eval: error=1e-0{n + 1}" for n in range(3)]
     log.write_text("\n".join([*lines, "Test samples=10 AvgCost=0.5 Eval: error=0.25", "other"]))
     plotcurve.main(["-i", str(log), "-o", str(tmp_path / "a.png"), "AvgCost", "error"])
     assert is_picture(tmp_path / "a.png")
@@ -109,9 +104,7 @@ def test_transforming_images():
     assert np.array_equal(to_bgr.transformer(image), expected)
     with pytest.raises(ValueError, match=r"three axes and channels, found \[1, 0\]"):
         image_util.ImageTransformer((1, 0))
-    with pytest.raises(
-        ValueError, match="the mean of colour images has one or three axes, found 2"
-    ):
+    with pytest.raises(ValueError, match="the mean of colour images has one or three axes, found 2"):
         image_util.ImageTransformer(mean=np.zeros((2, 2)))
 
 
@@ -187,12 +180,8 @@ def test_batches_of_listed_images(labelled):
 def test_sets_with_different_labels(labelled):
     (labelled / "test" / "c").mkdir()
     creater = preprocess_img.ImageClassificationDatasetCreater(str(labelled), 16)
-    with pytest.raises(
-        errors.DataError, match=r"labels \['a', 'b'\] for training, \['a', 'b', 'c'\]"
-    ):
+    with pytest.raises(errors.DataError, match=r"labels \['a', 'b'\] for training, \['a', 'b', 'c'\]"):
         creater.create_batches()
-    small = preprocess_util.Dataset(
-        [(preprocess_util.Label(n, "n"),) for n in range(3)], ["labels"]
-    )
+    small = preprocess_util.Dataset([(preprocess_util.Label(n, "n"),) for n in range(3)], ["labels"])
     with pytest.raises(ValueError, match="batches of 3 items are too small for 3 labels"):
         small.permute(0, 3)

@@ -85,11 +85,7 @@ def blocks(page, language):
 
 
 def pages(language):
-    return [
-        pytest.param(page, id=str(page.relative_to(ROOT)))
-        for page in PAGES
-        if any(blocks(page, language))
-    ]
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if any(blocks(page, language))]
 
 
 # ---- Python ----
@@ -125,10 +121,7 @@ def run_job(script):
         "PADDLE_PORT": port,
     }
     processes, outputs = zip(
-        *[
-            forked.start(_run, script, {**job, "TRAINING_ROLE": role})
-            for role in ("PSERVER", "TRAINER")
-        ]
+        *[forked.start(_run, script, {**job, "TRAINING_ROLE": role}) for role in ("PSERVER", "TRAINER")]
     )
     with ThreadPoolExecutor(2) as threads:
         said = "\n".join(threads.map(lambda streams: _read(*streams, processes), outputs))
@@ -150,8 +143,7 @@ def _read(stream, processes):
 def _lacks(text):
     """Whether an example imports a library that is not installed here."""
     return any(
-        re.search(rf"^import {name}\b", text, re.MULTILINE)
-        and importlib.util.find_spec(name) is None
+        re.search(rf"^import {name}\b", text, re.MULTILINE) and importlib.util.find_spec(name) is None
         for name in _UNTOLD
     )
 
@@ -235,8 +227,7 @@ def _commands(page):
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
         if words and (
-            words[0] in ("jfluid", "jfluid-launch", "make", *_OTHER_PROGRAMS)
-            or words[0].rsplit("/", 1)[-1] == "python"
+            words[0] in ("jfluid", "jfluid-launch", "make", *_OTHER_PROGRAMS) or words[0].rsplit("/", 1)[-1] == "python"
         ):
             yield words
 
@@ -256,11 +247,7 @@ def _stale(words):
         return []
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        return [
-            word
-            for word in rest
-            if "=" not in word and not word.startswith("-") and word not in targets
-        ]
+        return [word for word in rest if "=" not in word and not word.startswith("-") and word not in targets]
     if program != "jfluid-launch" and rest[:1] == ["-m"]:
         program, rest = rest[1], rest[2:]
     elif program != "jfluid-launch" and rest and rest[0].endswith(".py"):
@@ -287,17 +274,13 @@ def _stale(words):
     others = program == "jfluid-launch" or {"--", "sbatch"} & set(rest)
     own = rest[: min(ends)] if ends and others else rest
     options = [word.split("=")[0] for word in own if word.startswith("--")]
-    files = [
-        word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN
-    ]
+    files = [word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN]
     return [option for option in options if f'"{option}"' not in source.read_text()] + [
         name for name in files if not (ROOT / name).exists()
     ]
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES if any(_commands(p))]
-)
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES if any(_commands(p))])
 def test_commands_have_files_and_options_that_there_are(page):
     for words in _commands(page):
         assert _stale(words) == [], words
@@ -322,7 +305,5 @@ def test_stale_commands_are_found():
     assert _stale(["jfluid", "run", "gone.py", "--epochs"]) == ["gone.py"]
     assert _stale(["jfluid", "launch", "--gone", "train.py"]) == ["--gone"]
     assert _stale(["jfluid", "gone", "train.py"]) == ["jfluid gone"]
-    assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(
-        ["make", "gone"]
-    ) == ["gone"]
+    assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(["make", "gone"]) == ["gone"]
     assert _stale(["python", "benchmarks/steps.py", "--steps", "1", "--gone"]) == ["--gone"]

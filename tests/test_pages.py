@@ -25,9 +25,7 @@ def test_committed_pages_are_what_the_code_makes():
     result = subprocess.run(
         [sys.executable, "-m", "scripts.pages", "--check"], cwd=ROOT, capture_output=True, text=True
     )
-    assert result.returncode == 0, (
-        f"run `python -m scripts.pages` and commit docs/:\n{result.stdout}\n{result.stderr}"
-    )
+    assert result.returncode == 0, f"run `python -m scripts.pages` and commit docs/:\n{result.stdout}\n{result.stderr}"
 
 
 def _anchors(text):
@@ -53,15 +51,11 @@ def test_links_lead_somewhere(page):
 
 def test_the_site_leads_to_every_page():
     listed = re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(
-        str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")
-    )
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.process
-@pytest.mark.skipif(
-    importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
 def test_the_site_is_built_without_warnings(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

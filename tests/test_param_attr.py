@@ -19,9 +19,7 @@ WEIGHT_NORM = {
 @pytest.mark.parametrize("dim", WEIGHT_NORM)
 def test_weight_norm_trains_as_in_fluid(dim):
     x = fluid.data("x", [None, 3])
-    y = fluid.layers.fc(
-        x, 4, param_attr=fluid.WeightNormParamAttr(dim=dim, name="w"), bias_attr=False
-    )
+    y = fluid.layers.fc(x, 4, param_attr=fluid.WeightNormParamAttr(dim=dim, name="w"), bias_attr=False)
     weight = fluid.WeightNormParamAttr.params_with_weight_norm[-1]
     assert weight.shape == (3, 4) and weight.op.type == "elementwise_mul"
     loss = fluid.layers.mean(fluid.layers.square(y))
@@ -32,9 +30,7 @@ def test_weight_norm_trains_as_in_fluid(dim):
     exe.run(fluid.default_startup_program())
     direction, length = (scope.find_var(n).get_tensor() for n in ("w_v", "w_g"))
     axis = None if dim is None else 0
-    np.testing.assert_allclose(
-        np.array(length).ravel(), np.linalg.norm(np.array(direction), axis=axis), rtol=1e-5
-    )
+    np.testing.assert_allclose(np.array(length).ravel(), np.linalg.norm(np.array(direction), axis=axis), rtol=1e-5)
     direction.set(np.arange(12, dtype="float32").reshape(3, 4) / 10 + np.float32(0.1))
     length.set(np.full(names["w_g"], 2, "float32"))
     for _ in range(3):

@@ -59,25 +59,19 @@ def transpile(
         setattr(config, name, value)
     transpiler = fluid.DistributeTranspiler(config)
     transpiler.config.min_block_size = smallest
-    transpiler.transpile(
-        trainer_id, pservers=",".join(servers), trainers=trainers, sync_mode=sync_mode
-    )
+    transpiler.transpile(trainer_id, pservers=",".join(servers), trainers=trainers, sync_mode=sync_mode)
     return transpiler
 
 
 def net(**attr):
     """The loss of a net with one hidden layer, of x [N, 6] and y [N, 1]."""
-    hidden = fluid.layers.fc(
-        fluid.data("x", [None, 6]), 5, act="tanh", param_attr=fluid.ParamAttr(name="w", **attr)
-    )
+    hidden = fluid.layers.fc(fluid.data("x", [None, 6]), 5, act="tanh", param_attr=fluid.ParamAttr(name="w", **attr))
     predicted = fluid.layers.fc(hidden, 1)
     return fluid.layers.mean(fluid.layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
 
 
 def table_net(**options):
-    rows = fluid.layers.embedding(
-        fluid.data("ids", [None, 1], dtype="int64"), [100, 4], param_attr="table", **options
-    )
+    rows = fluid.layers.embedding(fluid.data("ids", [None, 1], dtype="int64"), [100, 4], param_attr="table", **options)
     return fluid.layers.mean(fluid.layers.fc(rows, 3))
 
 
@@ -126,19 +120,14 @@ class Trainer:
         program = transpiler.get_trainer_program(wait_port=False)
         block = program.global_block()
         self.sends = [(op.input("X"), op.attr("epmap")) for op in block.ops if op.type == "send"]
-        self.receives = [
-            (op.output("Out"), op.attr("epmap")) for op in block.ops if op.type == "recv"
-        ]
+        self.receives = [(op.output("Out"), op.attr("epmap")) for op in block.ops if op.type == "recv"]
         self.step, self.join = program.clone(), fluid.Program()
         remote = [
             op
             for op in self.step.global_block().ops
-            if op.attr("op_role") == OpRole.RPC
-            or (op.type == "concat" and op.attr("op_role") == OpRole.Dist)
+            if op.attr("op_role") == OpRole.RPC or (op.type == "concat" and op.attr("op_role") == OpRole.Dist)
         ]
-        self.step.global_block().ops = [
-            op for op in self.step.global_block().ops if op not in remote
-        ]
+        self.step.global_block().ops = [op for op in self.step.global_block().ops if op not in remote]
         for var in block.vars.values():
             var.clone_into(self.join.global_block())
         for op in block.ops:
@@ -149,9 +138,7 @@ class Trainer:
     def gradients(self, feed):
         names = [n for given, _ in self.sends for n in given]
         with fluid.scope_guard(self.scope):
-            return dict(
-                zip(names, self.exe.run(self.step, feed=feed, fetch_list=names), strict=True)
-            )
+            return dict(zip(names, self.exe.run(self.step, feed=feed, fetch_list=names), strict=True))
 
     def receive(self, servers):
         pieces = {}
@@ -170,11 +157,7 @@ class Trainer:
 def train(optimizer, trainers=2, steps=4, servers=ENDPOINTS, **fields):
     """(the parameters after `steps` steps of one process, those after as many with servers)."""
     optimizer().minimize(
-        net(
-            initializer=fluid.initializer.NumpyArrayInitializer(
-                np.random.RandomState(1).randn(6, 5).astype("float32")
-            )
-        )
+        net(initializer=fluid.initializer.NumpyArrayInitializer(np.random.RandomState(1).randn(6, 5).astype("float32")))
     )
     main, startup = fluid.default_main_program(), fluid.default_startup_program()
     main.random_seed = startup.random_seed = 7
@@ -182,9 +165,7 @@ def train(optimizer, trainers=2, steps=4, servers=ENDPOINTS, **fields):
     transpilers = []
     for i in range(trainers):
         with fluid.program_guard(single.clone(), start.clone()):
-            transpilers.append(
-                transpile(trainer_id=i, trainers=trainers, servers=servers, **fields)
-            )
+            transpilers.append(transpile(trainer_id=i, trainers=trainers, servers=servers, **fields))
     serving = {e: Server(transpilers[0], e) for e in servers}
     training = [Trainer(t) for t in transpilers]
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
@@ -222,18 +203,12 @@ def _decayed():
 
 OPTIMIZERS = {
     "sgd": lambda: fluid.optimizer.SGD(_decayed()),
-    "momentum": lambda: fluid.optimizer.Momentum(
-        0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.1)
-    ),
-    "adam": lambda: fluid.optimizer.Adam(
-        _decayed(), regularization=fluid.regularizer.L1Decay(0.01)
-    ),
+    "momentum": lambda: fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.1)),
+    "adam": lambda: fluid.optimizer.Adam(_decayed(), regularization=fluid.regularizer.L1Decay(0.01)),
     "adagrad": lambda: fluid.optimizer.Adagrad(fluid.layers.piecewise_decay([2], [0.1, 0.05])),
     "adamax": lambda: fluid.optimizer.Adamax(0.1),
     "lamb": lambda: fluid.optimizer.LambOptimizer(0.1),
-    "clip by value": lambda: fluid.optimizer.SGD(
-        0.1, grad_clip=fluid.clip.GradientClipByValue(0.02)
-    ),
+    "clip by value": lambda: fluid.optimizer.SGD(0.1, grad_clip=fluid.clip.GradientClipByValue(0.02)),
     "clip by norm": lambda: fluid.optimizer.SGD(0.1, grad_clip=fluid.clip.GradientClipByNorm(0.05)),
 }
 
@@ -273,9 +248,7 @@ def test_placement_changes_no_result(case):
 def test_a_clip_by_the_global_norm_stays_with_the_trainers():
     clip = fluid.clip.GradientClipByGlobalNorm(0.05)
     want, found = train(
-        lambda: fluid.optimizer.Adam(
-            0.1, grad_clip=clip, regularization=fluid.regularizer.L2Decay(0.1)
-        ),
+        lambda: fluid.optimizer.Adam(0.1, grad_clip=clip, regularization=fluid.regularizer.L2Decay(0.1)),
         trainers=1,
     )
     for param, value in want.items():
@@ -283,9 +256,7 @@ def test_a_clip_by_the_global_norm_stays_with_the_trainers():
 
 
 def test_pieces_on_one_server_have_their_own_state():
-    program = transpile(net(), fluid.optimizer.Adam(0.1), split_method=Last).get_pserver_program(
-        SECOND
-    )
+    program = transpile(net(), fluid.optimizer.Adam(0.1), split_method=Last).get_pserver_program(SECOND)
     block = program.global_block()
     assert {n for n in block.vars if n.startswith("w_moment1_0")} == {
         "w_moment1_0.block0",
@@ -298,12 +269,7 @@ def test_initial_values_given_are_cut():
     value = np.arange(30, dtype="float32").reshape(6, 5)
     transpiler = transpile(net(initializer=fluid.initializer.NumpyArrayInitializer(value)))
     found = [Server(transpiler, e) for e in ENDPOINTS]
-    pieces = {
-        n: s.value(n)
-        for s in found
-        for n in ("w.block0", "w.block1")
-        if n in s.program.global_block().vars
-    }
+    pieces = {n: s.value(n) for s in found for n in ("w.block0", "w.block1") if n in s.program.global_block().vars}
     np.testing.assert_array_equal(np.concatenate([pieces["w.block0"], pieces["w.block1"]]), value)
 
 
@@ -329,9 +295,7 @@ def test_programs_are_printed_and_saved(strategy):
         startup,
     ]
     for program in programs:
-        assert structure(
-            fluid.Program.parse_from_string(program.serialize_to_string())
-        ) == structure(program)
+        assert structure(fluid.Program.parse_from_string(program.serialize_to_string())) == structure(program)
         assert all(op.type in str(program) for block in program.blocks for op in block.ops)
 
 
@@ -340,35 +304,27 @@ def test_programs_may_be_asked_for_in_any_order():
     transpiler = transpile(loss)
     before = structure(transpiler.get_pserver_program(FIRST))
     trainer = transpiler.get_trainer_program(wait_port=False)
-    assert (
-        trainer is fluid.default_main_program()
-        and ops_of(trainer, "send")
-        and not ops_of(trainer, "sgd")
-    )
+    assert trainer is fluid.default_main_program() and ops_of(trainer, "send") and not ops_of(trainer, "sgd")
     assert ops_of(fluid.default_startup_program(), "recv")
     told = structure(trainer)
     assert structure(transpiler.get_trainer_program(wait_port=False)) == told
     assert structure(transpiler.get_pserver_program(FIRST)) == before
     program, startup = transpiler.get_pserver_programs(FIRST)
     assert structure(program) == before
-    assert structure(
-        transpiler.get_startup_program(FIRST, program, fluid.default_startup_program())
-    ) == structure(startup)
+    assert structure(transpiler.get_startup_program(FIRST, program, fluid.default_startup_program())) == structure(
+        startup
+    )
 
 
 def test_a_distributed_table_is_on_every_server_by_ids():
-    transpiler = transpile(
-        table_net(is_sparse=True, is_distributed=True), fluid.optimizer.Adagrad(0.1)
-    )
+    transpiler = transpile(table_net(is_sparse=True, is_distributed=True), fluid.optimizer.Adagrad(0.1))
     server, startup = transpiler.get_pserver_programs(SECOND)
     for name in ("table", "table_moment_0"):
         var = server.global_block().var(name)
         assert (var.type, var.shape) == (VarType.SELECTED_ROWS, (100, 4))
     (listen,) = ops_of(server, "listen_and_serv")
     assert list(listen.attr("sparse_grad_to_param")) == ["table@GRAD.pserver_1:table"]
-    assert [
-        op.attr("shape") for op in startup.global_block().ops if op.output_arg_names == ["table"]
-    ] == [(100, 4)]
+    assert [op.attr("shape") for op in startup.global_block().ops if op.output_arg_names == ["table"]] == [(100, 4)]
     trainer = transpiler.get_trainer_program(wait_port=False)
     (look_up,) = ops_of(trainer, "distributed_lookup_table")
     assert (list(look_up.attr("table_names")), list(look_up.attr("height_sections"))) == (
@@ -380,25 +336,19 @@ def test_a_distributed_table_is_on_every_server_by_ids():
         "table@GRAD.pserver_0.trainer_0",
         "table@GRAD.pserver_1.trainer_0",
     ]
-    assert [
-        list(op.attr("epmap"))
-        for op in ops_of(trainer, "send")
-        if op.input("X") == split.output("Out")
-    ] == [[*ENDPOINTS]]
+    assert [list(op.attr("epmap")) for op in ops_of(trainer, "send") if op.input("X") == split.output("Out")] == [
+        [*ENDPOINTS]
+    ]
     assert "table" not in {n for op in ops_of(trainer, "recv") for n in op.output("Out")}
 
 
 def test_geo_trainers_update_and_begin_alike():
     loss = table_net(is_sparse=True)
-    transpiler = transpile(
-        loss, fluid.optimizer.LambOptimizer(0.1), sync_mode=False, geo_sgd_mode=True
-    )
+    transpiler = transpile(loss, fluid.optimizer.LambOptimizer(0.1), sync_mode=False, geo_sgd_mode=True)
     before = [op.type for op in fluid.default_main_program().global_block().ops]
     trainer = transpiler.get_trainer_program(wait_port=False)
     assert [op.type for op in trainer.global_block().ops] == [*before, "send"]
-    received = [
-        n for op in ops_of(fluid.default_startup_program(), "recv") for n in op.output("Out")
-    ]
+    received = [n for op in ops_of(fluid.default_startup_program(), "recv") for n in op.output("Out")]
     assert received == [
         "fc_0.b_0",
         "fc_0.w_0.block0",
@@ -410,15 +360,9 @@ def test_geo_trainers_update_and_begin_alike():
     for endpoint in ENDPOINTS:
         server = Server(transpiler, endpoint)
         assert set(server.program.global_block().vars) == {
-            n
-            for p in server.listen.attr("grad_to_block_id")
-            for n in (p.rsplit(":", 1)[0], p.split(".delta")[0])
+            n for p in server.listen.attr("grad_to_block_id") for n in (p.rsplit(":", 1)[0], p.split(".delta")[0])
         }
-        name = next(
-            n
-            for n in server.program.global_block().vars
-            if n.startswith("fc") and not n.endswith(".delta")
-        )
+        name = next(n for n in server.program.global_block().vars if n.startswith("fc") and not n.endswith(".delta"))
         old = server.value(name)
         server.round(
             {f"{name}.delta": np.ones_like(old)}
@@ -433,9 +377,7 @@ def test_geo_trainers_update_and_begin_alike():
 
 def test_geo_trainers_hold_whole_tables():
     with pytest.warns(RuntimeWarning, match="table table is not distributed: with geo_sgd_mode"):
-        transpile(
-            table_net(is_sparse=True, is_distributed=True), sync_mode=False, geo_sgd_mode=True
-        )
+        transpile(table_net(is_sparse=True, is_distributed=True), sync_mode=False, geo_sgd_mode=True)
 
 
 def test_a_table_that_others_read_is_received():
@@ -445,27 +387,19 @@ def test_a_table_that_others_read_is_received():
     whole = fluid.default_main_program().global_block().var("table")
     whole_sum = fluid.layers.reduce_sum(whole)
     whole_sum.stop_gradient = True
-    trainer = transpile(
-        fluid.layers.mean(fluid.layers.fc(rows, 3)) * whole_sum
-    ).get_trainer_program(wait_port=False)
-    assert not ops_of(trainer, "distributed_lookup_table") and ops_of(
-        trainer, "split_selected_rows"
-    )
+    trainer = transpile(fluid.layers.mean(fluid.layers.fc(rows, 3)) * whole_sum).get_trainer_program(wait_port=False)
+    assert not ops_of(trainer, "distributed_lookup_table") and ops_of(trainer, "split_selected_rows")
     assert ["table.block0", "table.block1"] in [op.output("Out") for op in ops_of(trainer, "recv")]
 
 
 def test_look_ups_that_differ_stay_apart():
     ids = fluid.data("ids", [None, 1], dtype="int64")
     parts = [
-        fluid.layers.embedding(ids, [100, 4], is_sparse=True, param_attr="table", padding_idx=p)
-        for p in (None, 3, 3)
+        fluid.layers.embedding(ids, [100, 4], is_sparse=True, param_attr="table", padding_idx=p) for p in (None, 3, 3)
     ]
-    trainer = transpile(fluid.layers.mean(fluid.layers.concat(parts))).get_trainer_program(
-        wait_port=False
-    )
+    trainer = transpile(fluid.layers.mean(fluid.layers.concat(parts))).get_trainer_program(wait_port=False)
     assert sorted(
-        (op.attr("padding_idx"), len(op.input("Ids")))
-        for op in ops_of(trainer, "distributed_lookup_table")
+        (op.attr("padding_idx"), len(op.input("Ids"))) for op in ops_of(trainer, "distributed_lookup_table")
     ) == [(-1, 1), (3, 2)]
 
 
@@ -608,9 +542,7 @@ def test_programs_that_servers_cannot_update():
     with pytest.raises(errors.ProgramError, match="the program updates no parameter"):
         transpile()
     transpiler = transpile(net())
-    with pytest.raises(
-        errors.ProgramError, match="endpoint: expected one of .*did you mean 127.0.0.1:617"
-    ):
+    with pytest.raises(errors.ProgramError, match="endpoint: expected one of .*did you mean 127.0.0.1:617"):
         transpiler.get_pserver_program("127.0.0.1:617")
     with pytest.raises(errors.ProgramError, match="get_trainer_program: call transpile first"):
         fluid.DistributeTranspiler().get_trainer_program()
@@ -622,23 +554,17 @@ def test_programs_that_servers_cannot_update():
 
 def test_sparse_rows_are_not_compensated():
     transpiler = transpile(table_net(is_sparse=True), sync_mode=False, enable_dc_asgd=True)
-    with pytest.raises(
-        errors.UnsupportedError, match="enable_dc_asgd: the gradient of table has sparse rows"
-    ):
+    with pytest.raises(errors.UnsupportedError, match="enable_dc_asgd: the gradient of table has sparse rows"):
         transpiler.get_pserver_program(FIRST)
 
 
 def test_updates_that_belong_to_no_parameter_are_refused():
     optimizer = fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1))
-    with pytest.raises(
-        errors.UnsupportedError, match="operator increment .* belongs to no parameter"
-    ):
+    with pytest.raises(errors.UnsupportedError, match="operator increment .* belongs to no parameter"):
         transpile(net(), optimizer)
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
         scaled = fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.1))
-        with pytest.raises(
-            errors.UnsupportedError, match="reads what is computed from several parameters' updates"
-        ):
+        with pytest.raises(errors.UnsupportedError, match="reads what is computed from several parameters' updates"):
             transpile(net(), scaled)
 
 
@@ -647,9 +573,7 @@ def test_dispatchers_that_name_no_server():
         def dispatch(self, varlist):
             return ["elsewhere:1" for _ in varlist]
 
-    with pytest.raises(
-        errors.ProgramError, match="Elsewhere.dispatch: expected one of 127.0.0.1:6170"
-    ):
+    with pytest.raises(errors.ProgramError, match="Elsewhere.dispatch: expected one of 127.0.0.1:6170"):
         transpile(net(), split_method=Elsewhere)
 
 
@@ -659,9 +583,7 @@ def test_trainers_wait_until_servers_listen(monkeypatch):
         closed.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
         transpiler = transpile(net(), servers=[nobody])
-        with pytest.raises(
-            TimeoutError, match=rf"do not listen after 0.3 s .*: {nobody} \(Connection refused\)"
-        ):
+        with pytest.raises(TimeoutError, match=rf"do not listen after 0.3 s .*: {nobody} \(Connection refused\)"):
             transpiler.get_trainer_program()
         closed.listen()
         assert transpiler.get_trainer_program() is fluid.default_main_program()

@@ -35,6 +35,4 @@ def test_losses_and_state_equal_fluids(build):
     # A bias in front of batch norm has no gradient but rounding, and steep velocities amplify what
     # differs.
     noisy = build.__name__ in ("vgg", "resnet")
-    assert norms == pytest.approx(
-        want["persistables"], rel=2e-2 if noisy else rtol, abs=5e-3 if noisy else 1e-6
-    )
+    assert norms == pytest.approx(want["persistables"], rel=2e-2 if noisy else rtol, abs=5e-3 if noisy else 1e-6)

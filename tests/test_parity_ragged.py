@@ -25,9 +25,7 @@ def one_size(request, monkeypatch):
     """
     ladder = padding.ladder
     if "sentiment_conv" not in request.node.name:
-        monkeypatch.setattr(
-            padding, "ladder", lambda n, rungs=4: ladder(max(n, 40) if rungs == 4 else n, rungs)
-        )
+        monkeypatch.setattr(padding, "ladder", lambda n, rungs=4: ladder(max(n, 40) if rungs == 4 else n, rungs))
 
 
 @pytest.mark.usefixtures("lowers_for_cuda", "one_size")

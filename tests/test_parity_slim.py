@@ -122,9 +122,7 @@ def test_a_graph_is_saved_and_loaded(tmp_path):
         graph.save_model(str(tmp_path / "model"), exe)
         graph.save_infer_model(str(tmp_path / "model"), exe, (["x"], [y.name]), program_only=True)
     assert graph.get_optimize_graph(fluid.optimizer.SGD(0.1), PLACE, scope) is None
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {
-        *("__model__", "__model__.infer", "__params__")
-    }
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {*("__model__", "__model__.infer", "__params__")}
     with fluid.scope_guard(fluid.Scope()):
         exe.exe.run(startup)
         graph.load_persistables(str(tmp_path / "all"), exe)

@@ -66,9 +66,7 @@ FOUND = {
         }
     },
     "operators": {"jfluid": rounds(34, 36, 40, processor=35.0)},
-    "replicas": {
-        "mlp": {f"jfluid {mode}": steps(2, 2, 2) for mode in ("one", "replicas", "apart", "reduce")}
-    },
+    "replicas": {"mlp": {f"jfluid {mode}": steps(2, 2, 2) for mode in ("one", "replicas", "apart", "reduce")}},
     "host": {
         "dict": {
             "run_us": 120.0,
@@ -79,9 +77,7 @@ FOUND = {
             "beyond_clock_us": 52.0,
         }
     },
-    "heights": {
-        "sgd": {"ms": {"100000": 18.0, "10000000": 18.5}, "ratio": 1.03, "low": 1.0, "high": 1.06}
-    },
+    "heights": {"sgd": {"ms": {"100000": 18.0, "10000000": 18.5}, "ratio": 1.03, "low": 1.0, "high": 1.06}},
     "servers": {
         "1+1": {
             "local": {"ms": 8.0, "cpu_ms": 14.0},
@@ -103,9 +99,7 @@ FOUND = {
             "geo": {"jfluid": [0.78]},
         },
     },
-    "tables": {
-        "look-ups": {"value": 12.0, "unit": "M rows/s", "goal": 10, "text": "12.0 M rows/s"}
-    },
+    "tables": {"look-ups": {"value": 12.0, "unit": "M rows/s", "goal": 10, "text": "12.0 M rows/s"}},
     "startup": {
         "import": 0.91,
         "resnet50_built": 0.4,
@@ -120,11 +114,7 @@ FOUND = {
         "optimizers": {"adam": {"one device": 3761.0, "Reduce": 4491.0}},
     },
     "feeding": {
-        "models": {
-            "mlp": {
-                "jfluid": {"fed_ms": 1.25, "loaders": [{"busy": 0.0, "ms": 1.4, "waits": 0.01}]}
-            }
-        },
+        "models": {"mlp": {"jfluid": {"fed_ms": 1.25, "loaders": [{"busy": 0.0, "ms": 1.4, "waits": 0.01}]}}},
         "crossing": {"low": 2000.0, "median": 2500.0, "high": 3000.0},
     },
     "dataset": {"lines_s": {"jfluid": [8e5, 9e5]}, "parser_mb_s": 1000.0, "waits": 0.012},

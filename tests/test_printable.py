@@ -77,9 +77,7 @@ PRINTERS = {
     "details": lambda p: p.to_string(True, True),
     "operators": lambda p: repr(p.global_block().ops[1]),
     "operator": lambda p: str(p.global_block().ops[1]),
-    "variable": lambda p: (
-        repr(p.global_block().vars[HOSTILE]) + str(p.global_block().vars[HOSTILE])
-    ),
+    "variable": lambda p: repr(p.global_block().vars[HOSTILE]) + str(p.global_block().vars[HOSTILE]),
     "code": lambda p: printer.program_to_code(p, True),
     "pprint": debugger.pprint_program_codes,
     "repr_op": lambda p: debugger.repr_op(p.global_block().ops[1]),
@@ -152,9 +150,7 @@ def test_progress_and_words_of_the_launcher(capsys):
 def test_an_operator_that_prints(capsys):
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
-        x = main.global_block().create_var(
-            name=f"x{HOSTILE}", shape=[1], dtype="float32", is_data=True
-        )
+        x = main.global_block().create_var(name=f"x{HOSTILE}", shape=[1], dtype="float32", is_data=True)
         fluid.layers.Print(x, message=HOSTILE)
     fluid.Executor(fluid.CPUPlace()).run(main, feed={x.name: np.ones(1, np.float32)})
     clean(capsys.readouterr().out)

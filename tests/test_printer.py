@@ -25,9 +25,7 @@ def test_to_string_is_the_message_as_text(block):
     program = fluid.default_main_program()
     read = text_format.Parse(str(program), pb.ProgramDesc())
     assert read.SerializeToString() == program.serialize_to_string()
-    assert 'name: "w"' in block.var("w").to_string(True) and "trainable" not in block.var(
-        "w"
-    ).to_string(True)
+    assert 'name: "w"' in block.var("w").to_string(True) and "trainable" not in block.var("w").to_string(True)
     assert "trainable: True" in block.var("w").to_string(True, True)
     assert 'type: "mul"' in block.ops[0].to_string(True) and 'type: "mul"' in str(block)
     details = program.to_string(True, with_details=True)
@@ -47,10 +45,7 @@ def test_messages_in_one_line(block):
     desc = block.to_message()
     by_name = {v.name: v for v in desc.vars}
     assert debugger.repr_var(by_name["w"]) == "Tensor w (tensor(type=float32, shape=[4, 2]))"
-    assert (
-        debugger.repr_selected_rows(by_name["w"]) is None
-        and debugger.repr_tensor_array(by_name["w"]) is None
-    )
+    assert debugger.repr_selected_rows(by_name["w"]) is None and debugger.repr_tensor_array(by_name["w"]) is None
     assert debugger.repr_var(block.var("w")) == "w: FP32[4, 2]"
     assert debugger.repr_op(desc.ops[0]).startswith("h = mul(X=x, Y=w)")
     assert debugger.repr_op(block.ops[1]) == "loss = mean(X=h)"
@@ -58,10 +53,7 @@ def test_messages_in_one_line(block):
         "dtype=float32",
         ("dtype", "float32"),
     )
-    assert (
-        debugger.repr_attr(pb.OpDesc.Attr(name="axes", type=pb.INTS, ints=[1, 2]))[0]
-        == "axes=[1, 2]"
-    )
+    assert debugger.repr_attr(pb.OpDesc.Attr(name="axes", type=pb.INTS, ints=[1, 2]))[0] == "axes=[1, 2]"
 
 
 def test_drawing(block, tmp_path):
@@ -71,9 +63,7 @@ def test_drawing(block, tmp_path):
     text = (tmp_path / "net.dot").read_text()
     assert text.startswith("digraph") and text.rstrip().endswith("}")
     mul = next(line for line in text.splitlines() if '"mul"' in line)
-    assert "orangered" in mul and "orangered" not in next(
-        line for line in text.splitlines() if '"mean"' in line
-    )
+    assert "orangered" in mul and "orangered" not in next(line for line in text.splitlines() if '"mean"' in line)
     assert r"odd \"name\"\\" in text and text.count('[label="mul"') == 1
     with pytest.raises(TypeError, match="expected a Block"):
         debugger.draw_block_graphviz(fluid.default_main_program())
@@ -86,9 +76,7 @@ def test_a_drawing_is_one_that_graphviz_reads(block, tmp_path):
     if shutil.which("dot") is None:
         pytest.skip("Graphviz is not installed")
     debugger.draw_block_graphviz(block, path=tmp_path / "net.dot")
-    subprocess.run(
-        ["dot", "-Tsvg", tmp_path / "net.dot", "-o", tmp_path / "net.svg"], check=True, timeout=60
-    )
+    subprocess.run(["dot", "-Tsvg", tmp_path / "net.dot", "-o", tmp_path / "net.svg"], check=True, timeout=60)
 
 
 def test_run_fast_nan_inf_debug_names_the_operator():

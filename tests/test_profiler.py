@@ -17,9 +17,7 @@ def _run(times=2):
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    return lambda: [
-        exe.run(feed={"x": np.ones((64, 64), "float32")}, fetch_list=[loss]) for _ in range(times)
-    ]
+    return lambda: [exe.run(feed={"x": np.ones((64, 64), "float32")}, fetch_list=[loss]) for _ in range(times)]
 
 
 def test_table_and_trace(tmp_path, capsys):
@@ -47,9 +45,7 @@ def test_executables_of_one_program_are_told_apart(tmp_path, monkeypatch):
     # The same program compiled for other shapes: it shares one instruction's name and has others of
     # its own.
     others = {
-        module: [
-            dict.fromkeys([*list(known)[:1], "else.1", "else.2"], "other") for known in executables
-        ]
+        module: [dict.fromkeys([*list(known)[:1], "else.1", "else.2"], "other") for known in executables]
         for module, executables in real.items()
     }
     for order in ((others, real), (real, others)):
@@ -83,11 +79,7 @@ def test_rows_are_sorted(capsys):
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "total", "t")
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "calls", "t")
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "default", "t")
-    rows = [
-        line.replace("│", " ").split()
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("│")
-    ]
+    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert "".join(row[0] for row in rows) == "bacacbabc"
     assert rows[0] == ["b", "1", "5.0000", "5.0000", "5.0000", "5.0000", "0.4762"]
 

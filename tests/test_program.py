@@ -41,9 +41,7 @@ def test_append_op_infers_shapes_and_checks_slots_and_attributes():
 
 def test_shape_errors_name_the_users_line():
     block = _net()
-    with pytest.raises(
-        errors.ShapeError, match=r"test_program\.py.*test_shape_errors_name_the_users_line"
-    ):
+    with pytest.raises(errors.ShapeError, match=r"test_program\.py.*test_shape_errors_name_the_users_line"):
         block.append_op("mul", {"X": "w", "Y": "w"}, {"Out": "o"})
 
 
@@ -70,9 +68,11 @@ def test_fingerprint_follows_structure_not_identity():
 def test_prune_keeps_what_targets_need():
     block = _net()
     pruned = fluid.default_main_program()._prune(["h"])
-    assert [op.type for op in pruned.global_block().ops] == ["mul"] and set(
-        pruned.global_block().vars
-    ) == {"x", "w", "h"}
+    assert [op.type for op in pruned.global_block().ops] == ["mul"] and set(pruned.global_block().vars) == {
+        "x",
+        "w",
+        "h",
+    }
     fed = fluid.default_main_program()._prune_with_input(["h"], ["loss"])
     assert [op.type for op in fed.global_block().ops] == ["dropout", "mean"]
     with pytest.raises(errors.ProgramError, match="no variable losss.*did you mean loss"):
@@ -85,11 +85,7 @@ def test_nested_blocks_see_outer_variables():
     with fluid.program_guard(program):
         _net()
         inner = program.create_block()
-        assert (
-            program.current_block() is inner
-            and inner.parent is program.global_block()
-            and program.num_blocks == 2
-        )
+        assert program.current_block() is inner and inner.parent is program.global_block() and program.num_blocks == 2
         assert inner.find_var_recursive("w").name == "w" and not inner.has_var("w")
         program.rollback()
         assert program.current_block() is program.global_block()
@@ -125,9 +121,7 @@ def test_the_verifier_finds_broken_programs():
     program = fluid.default_main_program()
     assert program.verify() is program
     del block.vars["h"]
-    with pytest.raises(
-        errors.ProgramError, match="operator mul.*it names h, which no block declares"
-    ):
+    with pytest.raises(errors.ProgramError, match="operator mul.*it names h, which no block declares"):
         program.verify("test rewrite")
     block.create_var(name="h", shape=[-1, 2], dtype="float32")
     block.ops.insert(0, block.ops.pop())

@@ -52,9 +52,7 @@ IMAGES = {
     "channels last and first": lambda a, b: (a.transpose(0, 2, 3, 1) + 1.0).transpose(0, 3, 1, 2),
     "turned": lambda a, b: a.transpose(0, 1, 3, 2),
     "backwards": lambda a, b: jnp.flip(a, (2, 3)),
-    "maxima": lambda a, b: jnp.repeat(
-        jnp.repeat(jnp.max(a.reshape(4, 4, 2, 2, 2, 2), (3, 5)), 2, 2), 2, 3
-    ),
+    "maxima": lambda a, b: jnp.repeat(jnp.repeat(jnp.max(a.reshape(4, 4, 2, 2, 2, 2), (3, 5)), 2, 2), 2, 3),
     "padded": lambda a, b: jnp.pad(a, ((0, 0), (0, 0), (1, 0), (0, 1)))[:, :, :4, 1:],
     "channels beside": lambda a, b: jnp.concatenate([a[:, :2], b[:, 2:]], 1),
     "flat": lambda a, b: (a.reshape(4, -1) * 2.0).reshape(a.shape),
@@ -64,9 +62,7 @@ IMAGES = {
 def _programs(operations):
     """Operators with the places of their operands, counted from the latest value."""
     place = st.integers(0, 3)
-    return st.lists(
-        st.tuples(st.sampled_from(sorted(operations)), place, place), min_size=2, max_size=8
-    )
+    return st.lists(st.tuples(st.sampled_from(sorted(operations)), place, place), min_size=2, max_size=8)
 
 
 def _hold(operations, program, shape):

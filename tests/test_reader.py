@@ -45,9 +45,7 @@ def test_batch(size, drop_last, expected):
 
 @pytest.mark.parametrize("size", [0, -1, 1.5])
 def test_batch_refuses_a_size_that_is_none(size):
-    with pytest.raises(
-        ValueError, match=f"batch_size must be a positive whole number, found {size}"
-    ):
+    with pytest.raises(ValueError, match=f"batch_size must be a positive whole number, found {size}"):
         readers.batch(count(5), size)
 
 
@@ -66,9 +64,7 @@ def test_chain_compose_map_firstn():
 
 
 def test_compose_says_which_reader_is_short():
-    with pytest.raises(
-        readers.ComposeNotAligned, match=r"not aligned: readers \[0\] \(of 2, from 0\) ended"
-    ):
+    with pytest.raises(readers.ComposeNotAligned, match=r"not aligned: readers \[0\] \(of 2, from 0\) ended"):
         listed(readers.compose(count(2), count(3)))
     assert listed(readers.compose(count(2), count(3), check_alignment=False)) == [(0, 0), (1, 1)]
 
@@ -160,9 +156,7 @@ class TestMultiprocess:
         np.testing.assert_array_equal(sample, np.eye(200))
 
     def test_errors(self, use_pipe):
-        with pytest.raises(
-            ValueError, match=r"multiprocess reader raises an exception(.|\n)*broken sample"
-        ):
+        with pytest.raises(ValueError, match=r"multiprocess reader raises an exception(.|\n)*broken sample"):
             listed(readers.multiprocess_reader([failing], use_pipe))
         with pytest.raises(ValueError, match="a sample is None"):
             listed(readers.multiprocess_reader([lambda: iter([None])], use_pipe))

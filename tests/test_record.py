@@ -110,9 +110,7 @@ def test_without_a_folder_nothing_is_read_or_written(tmp_path, monkeypatch):
 
 def test_numbers_that_json_lacks_and_hostile_names(folder):
     name = "<img src=x onerror=alert(1)>\x1b[2J\n\u202e\ud800"
-    fluid.log(
-        1, **{name: math.nan, "up": math.inf, "down": -math.inf, "large": 10**400, "x" * 5000: 1}
-    )
+    fluid.log(1, **{name: math.nan, "up": math.inf, "down": -math.inf, "large": 10**400, "x" * 5000: 1})
     record.current().flush()
     data = (folder / "trainer.0.jsonl").read_bytes()
     assert all(byte == 10 or 32 <= byte < 127 for byte in data)
@@ -131,9 +129,7 @@ def pixels(png):
     while at < len(png):
         (size,) = struct.unpack(">I", png[at : at + 4])
         name, body = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(
-            name + body
-        )
+        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + body)
         header = struct.unpack(">IIBBBBB", body) if name == b"IHDR" else header
         data += body if name == b"IDAT" else b""
         at += 12 + size
@@ -146,13 +142,9 @@ def pixels(png):
 
 def test_images(folder):
     rng = np.random.RandomState(0)
-    whole, chw, grey = (
-        rng.randint(0, 256, shape).astype("uint8") for shape in ((5, 7, 3), (3, 5, 7), (5, 7))
-    )
+    whole, chw, grey = (rng.randint(0, 256, shape).astype("uint8") for shape in ((5, 7, 3), (3, 5, 7), (5, 7)))
     fluid.log_image(3, whole=whole, chw=chw, grey=grey)
-    fluid.log_image(
-        4, floats=np.array([[-1, 0.5, np.nan, np.inf]], "float32"), large=np.zeros((1000, 2))
-    )
+    fluid.log_image(4, floats=np.array([[-1, 0.5, np.nan, np.inf]], "float32"), large=np.zeros((1000, 2)))
     with pytest.raises(errors.ShapeError, match=r"log_image: x: expected \[H, W\].*found \[5\]"):
         fluid.log_image(0, x=np.zeros(5))
     with pytest.raises(errors.DtypeError, match="found int64"):
@@ -172,17 +164,11 @@ def test_images(folder):
 
 def test_histograms(folder):
     values = np.concatenate([np.arange(64.0), [np.nan, np.inf, -np.inf]])
-    fluid.log_histogram(
-        3, of=values, same=np.full(7, 2.0), none=np.zeros(0), far=np.array([-1.7e308, 1.7e308])
-    )
+    fluid.log_histogram(3, of=values, same=np.full(7, 2.0), none=np.zeros(0), far=np.array([-1.7e308, 1.7e308]))
     with pytest.raises(errors.DtypeError, match="log_histogram: x: expected real numbers"):
         fluid.log_histogram(0, x=np.array(["a"]))
     record.current().flush()
-    found = {
-        line["name"]: line
-        for line in read(folder / "trainer.0.jsonl")
-        if line["kind"] == "histogram"
-    }
+    found = {line["name"]: line for line in read(folder / "trainer.0.jsonl") if line["kind"] == "histogram"}
     of = found["of"]
     assert (of["low"], of["high"], of["counts"], of["nan"], of["infinite"]) == (
         0,
@@ -248,11 +234,7 @@ def test_compilations_say_what_was_other_than_before(folder):
 def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     path = tmp_path / "trainer.0.jsonl"
     whole = lines.encode("scalars", 5.0, {"step": 1, "scalars": {"loss": 1.0}})
-    strange = (
-        b'[1]\n{"kind":"scalars"}\n{"t":"NaN","kind":"x"}\n{"t":1,"kind":7}\n\xff\xfe\n'
-        + b"[" * 99999
-        + b"\n"
-    )
+    strange = b'[1]\n{"kind":"scalars"}\n{"t":"NaN","kind":"x"}\n{"t":1,"kind":7}\n\xff\xfe\n' + b"[" * 99999 + b"\n"
     path.write_bytes(whole + strange + whole + whole[:-9])
     assert [line["t"] for line in read(path)] == [5.0, 5.0]
     again = Recorder(path, True, {}, seconds=1000)
@@ -286,9 +268,7 @@ def test_a_file_stays_small_and_keeps_its_extremes(recorder):
     for step in range(5000):
         value = {1234: 99.0, 4321: -99.0, 2222: math.nan}.get(step, math.sin(step))
         recorder.scalars(step, {"loss": value})
-        recorder.add(
-            "progress", {"description": "train", "step": step, "done": True, "metrics": {}}
-        )
+        recorder.add("progress", {"description": "train", "step": step, "done": True, "metrics": {}})
         if step % 10 == 0:
             recorder.flush()
             assert recorder.path.stat().st_size <= 1 << 14
@@ -314,9 +294,7 @@ def test_thinning_keeps_what_is_apart():
 
 
 def test_events_that_fill_a_file_make_room_for_new_ones():
-    pieces = [
-        lines.encode("event", float(i), {"event": "exit", "excerpt": "x" * 100}) for i in range(100)
-    ]
+    pieces = [lines.encode("event", float(i), {"event": "exit", "excerpt": "x" * 100}) for i in range(100)]
     kept = thinning.thinned(b"".join(pieces), 1000).splitlines(keepends=True)
     assert kept[0] == pieces[0] and kept[-1] == pieces[-1] and 2 < len(kept) < 10
 
@@ -344,9 +322,7 @@ def test_names_and_what_waits_are_bounded(recorder, monkeypatch):
         recorder.scalars(step, {f"loss{step % 8}": 1.0})
     recorder.flush()
     found = read(recorder.path)
-    assert {name for _, values in scalars(recorder.path) for name in values} == {
-        f"loss{i}" for i in range(5)
-    }
+    assert {name for _, values in scalars(recorder.path) for name in values} == {f"loss{i}" for i in range(5)}
     assert sum(line["lines"] for line in found if line["kind"] == "dropped") > 10
 
 

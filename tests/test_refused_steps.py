@@ -42,9 +42,7 @@ def while_loop():
         layers.assign(total + of_one, total)
         layers.increment(at, in_place=True)
         layers.less_than(at, end, cond=goes_on)
-    return total + layers.sequence_pool(
-        layers.lod_reset(layers.fc(x, WIDTH), target_lod=LOD), "sum"
-    )
+    return total + layers.sequence_pool(layers.lod_reset(layers.fc(x, WIDTH), target_lod=LOD), "sum")
 
 
 def static_rnn():
@@ -197,9 +195,7 @@ def test_predictors_refuse(tmp_path):
 
 def test_operators_of_imperative_mode_refuse():
     with fluid.dygraph.guard():
-        x, labels = (
-            fluid.dygraph.to_variable(v) for v in (TIME, numbers([1, 2], [2, 1], dtype="int32"))
-        )
+        x, labels = (fluid.dygraph.to_variable(v) for v in (TIME, numbers([1, 2], [2, 1], dtype="int32")))
 
         def run(n, m):
             n, m = (fluid.dygraph.to_variable(numbers(*v)) for v in (n, m))

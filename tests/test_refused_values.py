@@ -112,9 +112,7 @@ def aligned():
 
 def distance():
     found, wanted = (fluid.data(n, [None, 4], "int64") for n in ("i", "l"))
-    return layers.edit_distance(
-        found, wanted, normalized=False, input_length=lengths(), label_length=lengths("m")
-    )[0]
+    return layers.edit_distance(found, wanted, normalized=False, input_length=lengths(), label_length=lengths("m"))[0]
 
 
 def pictures():
@@ -349,9 +347,7 @@ def test_what_does_not_fit_is_named_and_what_fits_runs(name):
     for changed in others:
         run(changed)
     for changed, text in wrong.values():
-        with pytest.raises(
-            errors.OperandError, match=f"operator {name.split()[0]} .*{text}"
-        ) as caught:
+        with pytest.raises(errors.OperandError, match=f"operator {name.split()[0]} .*{text}") as caught:
             run(changed)
         assert f'made at: File "{__file__}", line' in str(caught.value)
     run({})
@@ -433,8 +429,6 @@ def test_lods_that_do_not_fit_their_rows_are_refused(name):
     with pytest.raises((errors.FeedError, errors.ProgramError), match="lod"):
         executor.run(feed={"x": fluid.LoDTensor(ROWS, lod)}, fetch_list=[out])
     run = executor.run(feed={"x": rows()}, fetch_list=[out])
-    with pytest.raises(
-        (errors.FeedError, errors.ProgramError), match="lod"
-    ):  # again, without a check
+    with pytest.raises((errors.FeedError, errors.ProgramError), match="lod"):  # again, without a check
         executor.run(feed={"x": fluid.LoDTensor(ROWS, lod)}, fetch_list=[out])
     assert run[0].shape == (2, WIDTH)

@@ -36,10 +36,7 @@ def updated(optimizer, loss=None):
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(fluid.default_startup_program())
     executor.run(feed={"x": X})
-    return [
-        0.5 - np.array(fluid.global_scope().find_var(n).get_tensor())
-        for n in ("fc_0.w_0", "fc_0.b_0")
-    ]
+    return [0.5 - np.array(fluid.global_scope().find_var(n).get_tensor()) for n in ("fc_0.w_0", "fc_0.b_0")]
 
 
 def close(found, *expect):
@@ -52,15 +49,11 @@ def norm(*arrays):
 
 
 def test_l2_decay():
-    close(
-        updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2))), W_GRAD + 0.1, B_GRAD + 0.1
-    )
+    close(updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2))), W_GRAD + 0.1, B_GRAD + 0.1)
 
 
 def test_l1_decay():
-    close(
-        updated(fluid.optimizer.SGD(1.0, regularization=L1Decay(0.2))), W_GRAD + 0.2, B_GRAD + 0.2
-    )
+    close(updated(fluid.optimizer.SGD(1.0, regularization=L1Decay(0.2))), W_GRAD + 0.2, B_GRAD + 0.2)
 
 
 def test_a_parameters_own_decay_goes_first():
@@ -103,9 +96,7 @@ def test_need_clip():
     assert clip([]) == []
 
 
-@pytest.mark.parametrize(
-    "kind", [GradientClipByValue, GradientClipByNorm, GradientClipByGlobalNorm]
-)
+@pytest.mark.parametrize("kind", [GradientClipByValue, GradientClipByNorm, GradientClipByGlobalNorm])
 def test_parameters_without_gradient_are_left_out_as_in_fluid(kind):
     loss = net()
     pairs = fluid.backward.append_backward(loss)

@@ -181,9 +181,7 @@ def files_in(fs):
     return {name.removeprefix("jobs/"): entry["size"] for name, entry in found.items()}
 
 
-def test_a_listing_that_is_out_of_date_hides_no_checkpoint_and_brings_none_back(
-    server, there, tmp_path
-):
+def test_a_listing_that_is_out_of_date_hides_no_checkpoint_and_brings_none_back(server, there, tmp_path):
     for epoch in range(2):
         checkpoint.save("/c", TrainStatus(epoch), there, str(tmp_path), written(float(epoch)))
     server.list_only(files_in(there))

@@ -40,9 +40,7 @@ class Counted:
     def run(self, x=X, fetch=None, **options):
         """(the first fetch, whether the run took the long way)."""
         before = self.long
-        value, *_ = self.exe.run(
-            feed={"x": x}, fetch_list=[self.loss] if fetch is None else fetch, **options
-        )
+        value, *_ = self.exe.run(feed={"x": x}, fetch_list=[self.loss] if fetch is None else fetch, **options)
         return np.asarray(value), self.long > before
 
 

@@ -92,9 +92,7 @@ def test_attributes_and_shapes_tell_operators_apart(traced):
 def test_random_operators_draw_for_themselves():
     x = fluid.data("x", [64])
     drawn = [fluid.layers.dropout(x, 0.5) for _ in range(3)]
-    found = fluid.Executor(fluid.CPUPlace()).run(
-        feed={"x": np.ones(64, "float32")}, fetch_list=drawn
-    )
+    found = fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones(64, "float32")}, fetch_list=drawn)
     assert len({v.tobytes() for v in found}) == 3
 
 
@@ -102,9 +100,7 @@ def test_what_is_known_stays_known():
     x = fluid.data("x", [2, 6])
     shapes = [fluid.layers.shape(v) for v in (x, fluid.layers.relu(x))]
     outs = [fluid.layers.reshape(x, [fluid.layers.slice(s, [0], [1], [2]), -1]) for s in shapes]
-    found = fluid.Executor(fluid.CPUPlace()).run(
-        feed={"x": np.ones((2, 6), "float32")}, fetch_list=outs
-    )
+    found = fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones((2, 6), "float32")}, fetch_list=outs)
     assert [v.shape for v in found] == [(6, 2), (6, 2)]
 
 

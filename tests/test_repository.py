@@ -34,9 +34,7 @@ def test_workflows_have_what_they_need(path):
 def test_workflows_call_targets_that_there_are():
     targets = set(re.findall(r"^([\w./$()-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     called = {
-        target
-        for path in WORKFLOWS
-        for target in re.findall(r"run: make ([\w-]+)$", path.read_text(), re.MULTILINE)
+        target for path in WORKFLOWS for target in re.findall(r"run: make ([\w-]+)$", path.read_text(), re.MULTILINE)
     }
     assert called and called <= targets
 
@@ -44,9 +42,7 @@ def test_workflows_call_targets_that_there_are():
 def test_all_supported_pythons_are_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = [c.rpartition(" ")[2] for c in project["classifiers"] if ":: 3." in c]
-    matrix = read(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["tests"]["strategy"][
-        "matrix"
-    ]
+    matrix = read(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["tests"]["strategy"]["matrix"]
     assert matrix["python"] == stated
     assert project["requires-python"] == f">={stated[0]}"
 

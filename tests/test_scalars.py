@@ -63,9 +63,7 @@ def _trained(optimizer, layers=6):
     return scalars.shared_rates(items), losses
 
 
-@pytest.mark.parametrize(
-    "rate", [lambda: 0.5, lambda: fluid.layers.piecewise_decay([2], [0.5, 0.1])]
-)
+@pytest.mark.parametrize("rate", [lambda: 0.5, lambda: fluid.layers.piecewise_decay([2], [0.5, 0.1])])
 def test_rates_of_many_updates_are_parts_of_an_array(monkeypatch, rate):
     parts, part = [], scalars.part
     monkeypatch.setattr(scalars, "part", lambda value: parts.append(value) or part(value))

@@ -37,8 +37,7 @@ def test_servers_that_have_too_much_to_do_set_the_pace(strategy):
 def test_a_slow_trainer_holds_up_those_that_wait_for_it():
     alike = {"compute": 1.0, "batch": 10}
     even, slow = (
-        {s: scale.simulate(job(8, 4, strategy=s, slow=k, **alike)) for s in ("sync", "async")}
-        for k in (1.0, 3.0)
+        {s: scale.simulate(job(8, 4, strategy=s, slow=k, **alike)) for s in ("sync", "async")} for k in (1.0, 3.0)
     )
     np.testing.assert_allclose(slow["sync"].examples / even["sync"].examples, 1 / 3, rtol=0.02)
     ratio = slow["async"].examples / even["async"].examples
@@ -54,10 +53,7 @@ def test_an_asynchronous_trainer_waits_for_no_push():
     costs = scale.Costs
     together, alone = (costs.asked + costs.exchanged) / 2, costs.asked + costs.handled
     pull, push = (2 * costs.call + wire + rows / one for one in (costs.pulled, costs.pushed))
-    waits, goes_on = (
-        scale.simulate(job(1, 1, strategy=each, **fields)).examples
-        for each in ("half_async", "async")
-    )
+    waits, goes_on = (scale.simulate(job(1, 1, strategy=each, **fields)).examples for each in ("half_async", "async"))
     np.testing.assert_allclose(waits, 1000 / (0.02 + pull + push + 2 * together), rtol=1e-6)
     # but a server takes a push before the pull that comes with it; the last one ends alone
     seconds = 30 * (0.02 + pull + alone) + 29 * (costs.handled + rows / costs.pushed) + push + alone
@@ -79,9 +75,7 @@ def test_snapshots_take_time_of_servers_and_bound_what_is_lost():
     np.testing.assert_allclose(slow / free, 0.5, rtol=0.05)
     with pytest.raises(ValueError, match="writes a snapshot for 3 s: more servers, or more"):
         scale.simulate(job(1, 1, state=3 * 350e6, snapshots=2.0))
-    often, seldom = (
-        scale.available(job(1, 10, mtbf=100.0, snapshots=each), busy=0.5) for each in (60, 3600)
-    )
+    often, seldom = (scale.available(job(1, 10, mtbf=100.0, snapshots=each), busy=0.5) for each in (60, 3600))
     assert often == pytest.approx(1 / (1 + (10 * (120 + 15) + 120) / 3.6e5))
     assert seldom < often
 

@@ -34,9 +34,7 @@ def seconds(check, trainers, servers, given, cores=2, steps=5):
 
 
 def test_one_trainer_does_one_thing_after_the_other(check):
-    given = work(
-        check, own=8.0, cores=2.0, talk=1.0, call=0.5, asked=0.25, shared=2.0, update=3.0, pull=0.25
-    )
+    given = work(check, own=8.0, cores=2.0, talk=1.0, call=0.5, asked=0.25, shared=2.0, update=3.0, pull=0.25)
     assert seconds(check, 1, 1, given) == pytest.approx(8 / 2 + 1.5 + 2.25 + 3)
     # two servers work at the same time, each on its share
     share = check.shares(2).max()

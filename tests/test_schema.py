@@ -35,9 +35,7 @@ def test_slots_and_attributes_are_fluids(op_type):
         theirs = {Slot.parse(s).name: Slot.parse(s) for s in theirs}
         assert {s.name for s in ours} <= set(theirs), "a slot that Fluid does not have"
         assert all(s.many == theirs[s.name].many for s in ours)
-        assert set(theirs) - {s.name for s in ours} <= {"ResidualData", "Scope"}, (
-            "a slot of Fluid's is missing"
-        )
+        assert set(theirs) - {s.name for s in ours} <= {"ResidualData", "Scope"}, "a slot of Fluid's is missing"
     for name, attr in definition.attrs.items():
         assert name in golden["attrs"], f"attribute {name} is not Fluid's"
         kind, *default = golden["attrs"][name]
@@ -50,9 +48,7 @@ def test_slots_and_attributes_are_fluids(op_type):
 
 def _same(ours, theirs, name):
     if isinstance(theirs, float):
-        assert math.isclose(ours, theirs, rel_tol=1e-6) or (
-            math.isinf(ours) and math.isinf(theirs)
-        ), name
+        assert math.isclose(ours, theirs, rel_tol=1e-6) or (math.isinf(ours) and math.isinf(theirs)), name
     else:
         assert (list(ours) if isinstance(ours, tuple) else ours) == theirs, name
 
@@ -60,9 +56,7 @@ def _same(ours, theirs, name):
 @pytest.mark.parametrize(("shape", "times"), [([2, 3], 1), ([-1, 3], 2)])
 def test_shapes_are_inferred_twice_only_where_something_is_unknown(monkeypatch, shape, times):
     evaluate, calls = schema._evaluate, []
-    monkeypatch.setattr(
-        schema, "_evaluate", lambda *arguments: calls.append(arguments) or evaluate(*arguments)
-    )
+    monkeypatch.setattr(schema, "_evaluate", lambda *arguments: calls.append(arguments) or evaluate(*arguments))
     # what was inferred once is kept: a number that no other test has
     out = fluid.layers.scale(fluid.data("x", shape), 1.0625)
     assert out.shape == tuple(shape) and len(calls) == times

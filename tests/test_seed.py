@@ -61,17 +61,13 @@ class Mode:
 
 class Pruned(Mode):
     def run(self):
-        return self.exe.run(
-            self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope, use_prune=True
-        )[0]
+        return self.exe.run(self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope, use_prune=True)[0]
 
 
 class Startup(Mode):
     @staticmethod
     def build():
-        layers.create_parameter(
-            [4, 64], "float32", name="noise", default_initializer=fluid.initializer.Normal()
-        )
+        layers.create_parameter([4, 64], "float32", name="noise", default_initializer=fluid.initializer.Normal())
 
     def run(self):
         self.startup.random_seed = self.main.random_seed
@@ -97,9 +93,7 @@ class Reader(Mode):
 class InReplicas(Mode):
     def __init__(self):
         super().__init__()
-        self.compiled = fluid.CompiledProgram(self.main).with_data_parallel(
-            places=fluid.cpu_places(2)
-        )
+        self.compiled = fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2))
 
     def run(self):
         return self.exe.run(self.compiled, feed={"x": X}, fetch_list=[self.y], scope=self.scope)[0]
@@ -114,9 +108,7 @@ class OfADataset(Mode):
     def build(self):
         x = fluid.data("x", [None, 64])
         y = layers.dropout(x, 0.5)
-        layers.assign(
-            y, layers.create_global_var([4, 64], 0.0, "float32", persistable=True, name="kept")
-        )
+        layers.assign(y, layers.create_global_var([4, 64], 0.0, "float32", persistable=True, name="kept"))
         Path("ones.txt").write_text(("64" + " 1" * 64 + "\n") * 4)
         self.dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
         self.dataset.set_use_var([x])
@@ -180,16 +172,12 @@ class BlockOfAServer(Mode):
 
     @staticmethod
     def build_for_job():
-        loss = layers.mean(
-            layers.fc(fluid.data("x", [None, 64]), 4, param_attr="w", bias_attr=False)
-        )
+        loss = layers.mean(layers.fc(fluid.data("x", [None, 64]), 4, param_attr="w", bias_attr=False))
         fluid.optimizer.Dpsgd(0.1, clip=1.0, batch_size=4.0, sigma=1.0).minimize(loss)
         return (loss,)
 
     def run(self):
-        store = ProgramStore(
-            self.exe.engine.runner(self.main)._program, self.scope, self.exe.engine
-        )
+        store = ProgramStore(self.exe.engine.runner(self.main)._program, self.scope, self.exe.engine)
         before = np.array(store.block("w").read()[0])
         store.apply([], [BlockUpdate("w", Change.GRADIENT, np.ones((64, 4), np.float32))])
         return np.array(store.block("w").read()[0]) - before
@@ -256,9 +244,7 @@ def test_a_clone_has_the_seed_of_its_time_and_then_its_own():
 
 def test_a_function_of_jax_draws_by_its_key_alone():
     running = Mode()
-    apply, params = fluid.to_jax(
-        running.main, feeds=["x"], fetches=[running.y], scope=running.scope
-    )
+    apply, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
 
     def draw():
         return np.asarray(apply(params, X, key=jax.random.key(3))[0])
@@ -266,9 +252,7 @@ def test_a_function_of_jax_draws_by_its_key_alone():
     before = draw()
     running.main.random_seed = 5
     np.testing.assert_array_equal(draw(), before)
-    again, params = fluid.to_jax(
-        running.main, feeds=["x"], fetches=[running.y], scope=running.scope
-    )
+    again, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
     np.testing.assert_array_equal(np.asarray(again(params, X, key=jax.random.key(3))[0]), before)
     assert (np.asarray(apply(params, X, key=jax.random.key(4))[0]) != before).any()
 
@@ -309,9 +293,7 @@ np.save(f"draws.{build.trainer_id}.npy", found)
 def test_a_seed_that_is_changed_takes_effect_across_processes(folder):
     Path("train.py").write_text(PROCESS)
     command = [*COMMAND, "--cpus", "2", "train.py"]
-    done = subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT
-    )
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         ones, changed, twos = np.load(f"draws.{rank}.npy").reshape(3, 2, -1)
@@ -334,11 +316,7 @@ def test_roles_decide_what_replicas_run_and_are_part_of_the_program():
     running.main.random_seed = 1
     halves = moved()
     before = running.main.fingerprint
-    (seed,) = (
-        op
-        for op in running.main.global_block().ops
-        if op.attr("op_role") == OpRole.Backward | OpRole.Loss
-    )
+    (seed,) = (op for op in running.main.global_block().ops if op.attr("op_role") == OpRole.Backward | OpRole.Loss)
     # gradients are no longer those of a replica's share of the loss
     seed.set_attr("op_role", OpRole.Backward)
     assert running.main.fingerprint != before

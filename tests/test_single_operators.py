@@ -96,9 +96,7 @@ def test_sgd_updates_a_parameter_that_holds_some_rows(scope):
         sgd.run(scope, PLACE)
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"), [("lookup_table", (2, 2, 1)), ("lookup_table_v2", (2, 2))]
-)
+@pytest.mark.parametrize(("op", "shape"), [("lookup_table", (2, 2, 1)), ("lookup_table_v2", (2, 2))])
 def test_look_ups_in_a_table_that_holds_some_rows(scope, op, shape):
     _rows(scope, "w", [7, 2, 5], [[1, 2], [3, 4], [5, 6]])
     scope.var("ids").get_tensor().set(np.array([5, 2, 2, 7], "int64").reshape(shape), PLACE)

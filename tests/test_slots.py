@@ -75,20 +75,12 @@ def test_sizes_are_chosen_as_those_of_other_sequences(replicas):
         seen.add(found.layout.sizes)
         for name, own in found.parts().items():
             rows = feed[name].value
-            per = (
-                [rows]
-                if replicas is None
-                else np.split(rows, [int(lengths[int(name[1]), :2].sum())])
-            )
+            per = [rows] if replicas is None else np.split(rows, [int(lengths[int(name[1]), :2].sum())])
             values = [own.values] if replicas is None else own.values
             for mine, given in zip(values, per, strict=True):
                 np.testing.assert_array_equal(mine[: len(given)], given)
             if own.last.given is not None:
-                each = (
-                    lengths[int(name[1])]
-                    if replicas is None
-                    else np.split(lengths[int(name[1])], 2)
-                )
+                each = lengths[int(name[1])] if replicas is None else np.split(lengths[int(name[1])], 2)
                 np.testing.assert_array_equal(np.diff(own.last.given), each)
     assert len(seen) > 3 and (known > 100 or replicas)
 
@@ -139,10 +131,7 @@ def click_model():
     names = [f"slot_{i}" for i in range(COUNT)]
     ids = [fluid.data(n, [None, 1], "int64", lod_level=1) for n in names]
     table = fluid.ParamAttr("table", fluid.initializer.Constant(1.0))
-    rows = [
-        fluid.layers.sequence_pool(fluid.layers.embedding(x, [50, 2], param_attr=table), "sum")
-        for x in ids
-    ]
+    rows = [fluid.layers.sequence_pool(fluid.layers.embedding(x, [50, 2], param_attr=table), "sum") for x in ids]
     fetches = [fluid.layers.reduce_sum(fluid.layers.concat(rows, 1), dim=0)]
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
@@ -178,9 +167,7 @@ def test_a_program_may_read_only_some_of_the_slots_that_are_fed(replicas):
     sums = [fluid.layers.sequence_pool(fluid.layers.cast(x, "float32"), "sum") for x in ids[1:3]]
     program, exe = fluid.default_main_program(), fluid.Executor()
     if replicas:
-        program = fluid.CompiledProgram(program).with_data_parallel(
-            places=fluid.cpu_places(replicas)
-        )
+        program = fluid.CompiledProgram(program).with_data_parallel(places=fluid.cpu_places(replicas))
     for fed in ("abc", "a", "bcd", "abcd"):
         feed = {n: _tensor([1, 2, 3, 2], start=ord(n)) for n in fed + "bc"}
         found = exe.run(program, feed=feed, fetch_list=sums)

@@ -132,11 +132,7 @@ def test_a_step_makes_no_copy_of_the_table(name):
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         ids = fluid.data("ids", [64, 1], dtype="int64")
-        loss = layers.mean(
-            layers.square(
-                layers.embedding(ids, [height, width], is_sparse=True, param_attr="table")
-            )
-        )
+        loss = layers.mean(layers.square(layers.embedding(ids, [height, width], is_sparse=True, param_attr="table")))
         OPTIMIZERS[name](fluid).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(startup)
@@ -148,10 +144,7 @@ def test_a_step_makes_no_copy_of_the_table(name):
     with jax.enable_x64(True):
         arguments = [
             tuple(values[n].value for n in segment.donated),
-            tuple(
-                values[n].value if n in values else np.zeros((64, 1), np.int64)
-                for n in segment.kept
-            ),
+            tuple(values[n].value if n in values else np.zeros((64, 1), np.int64) for n in segment.kept),
             None,
         ]
         memory = segment.exact.lower(*arguments).compile().memory_analysis()
@@ -173,9 +166,7 @@ def test_losses_over_many_classes_train_the_rows_they_used(op_type):
             x, label = layers.data("x", [4]), layers.data("label", [1], dtype="int64")
             attr = fluid.ParamAttr(name="classes")
             if op_type == "nce_grad":
-                cost = layers.nce(
-                    x, label, 50, param_attr=attr, num_neg_samples=3, is_sparse=is_sparse
-                )
+                cost = layers.nce(x, label, 50, param_attr=attr, num_neg_samples=3, is_sparse=is_sparse)
             else:
                 cost = layers.hsigmoid(x, label, 50, param_attr=attr, is_sparse=is_sparse)
             fluid.optimizer.Adagrad(0.1).minimize(layers.mean(cost))
@@ -186,9 +177,7 @@ def test_losses_over_many_classes_train_the_rows_they_used(op_type):
             exe.run(startup)
             feed = {"x": np.ones((2, 4), "float32"), "label": np.array([[1], [40]])}
             values = [exe.run(main, feed=feed, fetch_list=[cost, grad]) for _ in range(2)]
-            found.append(
-                values[-1] + [np.array(fluid.global_scope().find_var("classes").get_tensor())]
-            )
+            found.append(values[-1] + [np.array(fluid.global_scope().find_var("classes").get_tensor())])
             if is_sparse:
                 (rows,) = exe.run(main, feed=feed, fetch_list=[grad], return_numpy=False)
                 assert 0 < len(set(rows.rows())) <= 14

@@ -93,9 +93,7 @@ def test_wrong_values_say_where():
 def test_a_training_step_with_a_computed_bound():
     """The bound is computed from what the step has updated before, and changes while it trains."""
     x = fluid.data("x", [4, 3])
-    w = layers.create_parameter(
-        [3, 6], "float32", "w", default_initializer=fluid.initializer.Constant(0.5)
-    )
+    w = layers.create_parameter([3, 6], "float32", "w", default_initializer=fluid.initializer.Constant(0.5))
     steps = layers.autoincreased_step_counter(begin=1)
     y = layers.slice(layers.tanh(layers.mul(x, w)), [1], [0], [layers.cast(steps + steps, "int32")])
     loss = layers.reduce_sum(y)
@@ -108,9 +106,7 @@ def test_a_training_step_with_a_computed_bound():
         (found,) = exe.run(feed={"x": feed}, fetch_list=[loss])
         np.testing.assert_allclose(found, out.sum(), rtol=1e-5)
         weight[:, :width] -= 0.1 * feed.T @ (1 - out**2)
-    np.testing.assert_allclose(
-        np.array(fluid.global_scope().find_var("w").get_tensor()), weight, rtol=1e-5
-    )
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("w").get_tensor()), weight, rtol=1e-5)
 
 
 def test_only_many_different_values_warn(monkeypatch):
@@ -143,9 +139,7 @@ def test_replicas_that_are_fed_alike(monkeypatch):
     assert found.shape == (4, 1)
     (found,) = exe.run(program, feed=[part | {"a": number(2)}] * 2, fetch_list=[y])
     assert found.shape == (4, 2)
-    with pytest.raises(
-        errors.UnsupportedError, match=r"a: .*differs by replica \(\[\[1\], \[2\]\]\)"
-    ):
+    with pytest.raises(errors.UnsupportedError, match=r"a: .*differs by replica \(\[\[1\], \[2\]\]\)"):
         exe.run(program, feed=[part, part | {"a": number(2)}], fetch_list=[y])
 
 
@@ -199,9 +193,7 @@ def unbounded():
         (grad,) = fluid.gradients([last], [x])
         fetches = [last, grad, layers.array_length(sums)]
     exe = fluid.Executor(fluid.CPUPlace())
-    return lambda n: exe.run(
-        main, feed={"x": np.array([1.1], "float32"), "n": np.array([n])}, fetch_list=fetches
-    )
+    return lambda n: exe.run(main, feed={"x": np.array([1.1], "float32"), "n": np.array([n])}, fetch_list=fetches)
 
 
 @pytest.mark.parametrize("n", [3, 0, 11])
@@ -245,9 +237,7 @@ def by_condition():
         (grad,) = fluid.gradients([part], [x])
     exe = fluid.Executor(fluid.CPUPlace())
     x = np.arange(8, dtype="float32").reshape(2, 4)
-    return x, lambda n: exe.run(
-        main, feed={"x": x, "n": number(n)}, fetch_list=[part, grad, shaped]
-    )
+    return x, lambda n: exe.run(main, feed={"x": x, "n": number(n)}, fetch_list=[part, grad, shaped])
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -263,11 +253,7 @@ def test_shapes_inside_of_conditions(n, by_condition):
 def test_a_bound_that_python_computes():
     x = fluid.data("x", [2, 4])
     x.stop_gradient = False
-    bound = (
-        fluid.default_main_program()
-        .current_block()
-        .create_var(name="bound", shape=[1], dtype="int32")
-    )
+    bound = fluid.default_main_program().current_block().create_var(name="bound", shape=[1], dtype="int32")
     layers.py_func(lambda v: np.array([int(v[0, 0])], "int32"), x, bound)
     part = layers.slice(x, [1], [0], [bound])
     (grad,) = fluid.gradients([part], [x])
@@ -304,9 +290,7 @@ def test_an_array_of_any_length_joined():
 def test_loops_of_replicas_that_end_at_different_times(reduce, monkeypatch):
     monkeypatch.setenv("CPU_NUM", "2")
     x, n = fluid.data("x", [-1, 1]), fluid.data("n", [-1, 1], "int64")
-    w = layers.create_parameter(
-        [1], "float32", "w", default_initializer=fluid.initializer.Constant(1.1)
-    )
+    w = layers.create_parameter([1], "float32", "w", default_initializer=fluid.initializer.Constant(1.1))
     i = layers.fill_constant([1], "int64", 0)
     end = layers.reduce_max(n)
     power = layers.while_loop(
@@ -321,9 +305,7 @@ def test_loops_of_replicas_that_end_at_different_times(reduce, monkeypatch):
     build = fluid.BuildStrategy()
     if reduce:
         build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
-        loss.name, build_strategy=build
-    )
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, build_strategy=build)
     ends = np.array([3, 9])
     feed = {"x": np.ones((2, 1), "float32"), "n": ends[:, None]}
     (found,) = exe.run(program, feed=feed, fetch_list=[loss])

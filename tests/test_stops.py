@@ -105,9 +105,7 @@ def job_of_servers():
 
 
 def listener_and_strangers():
-    with sockets.Listener(
-        socket.create_server(("127.0.0.1", 0)), TOKEN, "test", 1000, LIMIT
-    ) as listener:
+    with sockets.Listener(socket.create_server(("127.0.0.1", 0)), TOKEN, "test", 1000, LIMIT) as listener:
         strangers = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(5)]
         listener.accept(1.0)
         for stranger in strangers:

@@ -55,9 +55,7 @@ def test_what_this_release_is_for_is_there():
         "param_attr",
     ):
         module = importlib.import_module(f"jfluid.{path}")
-        missing = [
-            n for n in surface.NAMES[path] if isinstance(getattr(module, n), surface.Missing)
-        ]
+        missing = [n for n in surface.NAMES[path] if isinstance(getattr(module, n), surface.Missing)]
         assert missing == [], path
 
 
@@ -73,8 +71,7 @@ def test_names_live_once():
     assert nn.conv2d is fluid.layers.conv2d and nn.fc is fluid.layers.fc
     assert default_main_program() is fluid.default_main_program()
     assert (
-        jfluid.unique_name.generate("surface") == "surface_0"
-        and fluid.unique_name.generate("surface") == "surface_1"
+        jfluid.unique_name.generate("surface") == "surface_0" and fluid.unique_name.generate("surface") == "surface_1"
     )
 
 
@@ -87,9 +84,7 @@ def test_missing_names_refuse_to_be_used():
         class Smaller(fluid.contrib.Compressor):
             pass
 
-    with pytest.raises(
-        errors.UnsupportedError, match=r"fluid\.contrib\.Compressor: this extension"
-    ):
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.contrib\.Compressor: this extension"):
         fluid.contrib.Compressor()
     assert "not in this release" in repr(fluid.contrib.Compressor)
 
@@ -100,9 +95,7 @@ def test_unknown_names_are_attribute_errors():
         match=r"module 'jfluid\.layers' has no attribute 'conv2dd'.*did you mean conv2d",
     ):
         fluid.layers.conv2dd  # noqa: B018
-    with pytest.raises(
-        AttributeError, match="module 'jfluid' has no attribute 'Exekutor'.*did you mean Executor"
-    ):
+    with pytest.raises(AttributeError, match="module 'jfluid' has no attribute 'Exekutor'.*did you mean Executor"):
         fluid.Exekutor  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("jfluid.nothing")
@@ -123,9 +116,7 @@ def test_compiled_program_runs_as_the_program():
     x = fluid.data("x", [None, 2])
     y = fluid.layers.scale(x, 3.0)
     compiled = fluid.CompiledProgram(fluid.default_main_program(), fluid.BuildStrategy())
-    (got,) = fluid.Executor(fluid.CPUPlace()).run(
-        compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y]
-    )
+    (got,) = fluid.Executor(fluid.CPUPlace()).run(compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])
     assert (got == 3).all()
     with pytest.raises(errors.ProgramError, match="no variable loss"):
         compiled.with_data_parallel(loss_name="loss")
@@ -136,13 +127,8 @@ def test_compiled_program_runs_as_the_program():
 def test_strategies_are_settings():
     build = fluid.BuildStrategy()
     build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    assert (
-        repr(build)
-        == f"BuildStrategy(reduce_strategy={fluid.BuildStrategy.ReduceStrategy.Reduce!r})"
-    )
-    with pytest.raises(
-        errors.ProgramError, match="no field fuse_all_reduce_op.*did you mean fuse_all_reduce_ops"
-    ):
+    assert repr(build) == f"BuildStrategy(reduce_strategy={fluid.BuildStrategy.ReduceStrategy.Reduce!r})"
+    with pytest.raises(errors.ProgramError, match="no field fuse_all_reduce_op.*did you mean fuse_all_reduce_ops"):
         build.fuse_all_reduce_op = True
     execution = fluid.ExecutionStrategy()
     execution.num_threads = 4

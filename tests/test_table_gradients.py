@@ -15,9 +15,7 @@ def _net(padding=None, optimizer=None, dims=1, **settings):
     startup.random_seed = 3
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = fluid.data("ids", [None] + [3] * dims, "int64")
-        rows = fluid.embedding(
-            ids, [50, 6], padding_idx=padding, param_attr=fluid.ParamAttr("w", **settings)
-        )
+        rows = fluid.embedding(ids, [50, 6], padding_idx=padding, param_attr=fluid.ParamAttr("w", **settings))
         loss = layers.mean(layers.square(layers.fc(rows, 2, num_flatten_dims=2)))
         (optimizer or fluid.optimizer.SGD(0.3)).minimize(loss)
     return main, startup, loss

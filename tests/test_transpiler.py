@@ -22,9 +22,7 @@ def transpile(trainer_id=1, program=None, trainers=ENDPOINTS, current_endpoint=S
     for name, value in ({"mode": "nccl2"} | fields).items():
         setattr(config, name, value)
     transpiler = fluid.DistributeTranspiler(config)
-    transpiler.transpile(
-        trainer_id, program=program, trainers=trainers, current_endpoint=current_endpoint
-    )
+    transpiler.transpile(trainer_id, program=program, trainers=trainers, current_endpoint=current_endpoint)
     return transpiler
 
 
@@ -51,9 +49,7 @@ def test_hosts_of_a_hierarchy_are_counted():
     transpile(trainers=four, current_endpoint="a:2", use_hierarchical_allreduce=True)
     op = fluid.default_startup_program().global_block().ops[-1]
     assert op.type == "gen_nccl_id" and op.attr("hierarchical_allreduce_inter_nranks") == 2
-    with pytest.raises(
-        errors.ProgramError, match=r"of which all trainers \(4\) are a multiple; found 3"
-    ):
+    with pytest.raises(errors.ProgramError, match=r"of which all trainers \(4\) are a multiple; found 3"):
         transpile(
             trainers=four,
             current_endpoint="a:2",
@@ -121,17 +117,13 @@ def test_wrong_fields(field, value, said):
         setattr(config, field, value)
     config.sync_mode = False
     config.runtime_split_send_recv = True
-    assert (
-        repr(config) == "DistributeTranspilerConfig(runtime_split_send_recv=True, sync_mode=False)"
-    )
+    assert repr(config) == "DistributeTranspilerConfig(runtime_split_send_recv=True, sync_mode=False)"
     with pytest.raises(errors.ProgramError, match="exclude each other"):
         config.sync_mode = True
 
 
 def test_types():
-    with pytest.raises(
-        TypeError, match="config: expected a DistributeTranspilerConfig, found dict"
-    ):
+    with pytest.raises(TypeError, match="config: expected a DistributeTranspilerConfig, found dict"):
         fluid.DistributeTranspiler({})
     with pytest.raises(TypeError, match="program: expected a Program, found str"):
         transpile(program="main")
@@ -143,9 +135,7 @@ def test_sparse_gradients_are_refused():
     ids = fluid.data("ids", [None, 1], "int64")
     loss = fluid.layers.mean(fluid.embedding(ids, [100, 4], is_sparse=True))
     fluid.optimizer.SGD(0.1).minimize(loss)
-    with pytest.raises(
-        errors.UnsupportedError, match="gradient embedding_0.w_0@GRAD has sparse rows"
-    ):
+    with pytest.raises(errors.UnsupportedError, match="gradient embedding_0.w_0@GRAD has sparse rows"):
         transpile(mode="collective", collective_mode="grad_allreduce")
 
 
@@ -165,15 +155,11 @@ def test_dispatchers():
     servers = ["a:1", "b:1"]
     names = [fluid.data(f"v{i}", [1]) for i in range(3)]
     by_turns = fluid.transpiler.RoundRobin(servers)
-    assert by_turns.dispatch(names) == ["a:1", "b:1", "a:1"] and by_turns.dispatch(names[:1]) == [
-        "b:1"
-    ]
+    assert by_turns.dispatch(names) == ["a:1", "b:1", "a:1"] and by_turns.dispatch(names[:1]) == ["b:1"]
     by_turns.reset()
     assert by_turns.dispatch(names[:1]) == ["a:1"] and by_turns.eps == servers
     by_name = fluid.transpiler.HashName(servers)
-    assert by_name.dispatch(names) == by_name.dispatch(names) and set(
-        by_name.dispatch(names)
-    ) <= set(servers)
+    assert by_name.dispatch(names) == by_name.dispatch(names) and set(by_name.dispatch(names)) <= set(servers)
     with pytest.raises(errors.ProgramError, match="expected a list of endpoints"):
         fluid.transpiler.HashName("a:1")
     with pytest.raises(NotImplementedError):

@@ -44,9 +44,7 @@ def test_hostile_pickles_take_little_time_and_memory(name, tmp_path):
         "collections\nOrderedDict",
     ],
 )
-@pytest.mark.parametrize(
-    "state", [b"}U\x08__name__U\x01xs", b"N}U\x04callK\x01s\x86", b"}U\x01xK\x01s"]
-)
+@pytest.mark.parametrize("state", [b"}U\x08__name__U\x01xs", b"N}U\x04callK\x01s\x86", b"}U\x01xK\x01s"])
 def test_a_pickle_changes_nothing_of_the_process(target, state, tmp_path):
     (tmp_path / "p").write_bytes(HEAD + b"c" + target.encode() + b"\n" + state + b"b.")
     with pytest.raises(errors.FileFormatError, match="expected a PendingArray on the stack"):
@@ -120,10 +118,7 @@ def test_what_picklers_write_is_read(pickler, name, protocol, tmp_path):
 
 def test_what_python_2_writes_is_read():
     """OrderedDict by its pairs, texts as bytes, numbers behind 1."""
-    data = (
-        HEAD
-        + b"}q\x01U\x01aq\x02ccollections\nOrderedDict\nq\x03]q\x04]q\x05(U\x01bq\x06K\x05ea\x85q\x07Rq\x08s."
-    )
+    data = HEAD + b"}q\x01U\x01aq\x02ccollections\nOrderedDict\nq\x03]q\x04]q\x05(U\x01bq\x06K\x05ea\x85q\x07Rq\x08s."
     assert unpickling.load(data) == {"a": Ordered(b=5)}
 
 

@@ -19,9 +19,7 @@ from jfluid.ops import registry
 def network() -> Variable:
     x = fluid.data("x", [None, 4])
     assert_type(x, Variable)
-    hidden = layers.fc(
-        x, 3, act="relu", param_attr=fluid.ParamAttr(initializer=fluid.initializer.Xavier())
-    )
+    hidden = layers.fc(x, 3, act="relu", param_attr=fluid.ParamAttr(initializer=fluid.initializer.Xavier()))
     assert_type(layers.topk(hidden, 2), tuple[Variable, Variable])
     assert_type(layers.split(hidden, 3), list[Variable])
     assert_type(hidden * 2.0 + 1.0, Variable)

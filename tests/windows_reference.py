@@ -7,11 +7,7 @@ import numpy as np
 
 def pairs(paddings, count):
     """(before, after) for each dimension from one number or two for each of them."""
-    return (
-        [(p, p) for p in paddings]
-        if len(paddings) == count
-        else list(zip(paddings[::2], paddings[1::2]))
-    )
+    return [(p, p) for p in paddings] if len(paddings) == count else list(zip(paddings[::2], paddings[1::2]))
 
 
 def convolve(x, w, strides, paddings, dilations=None, groups=1):
@@ -19,18 +15,12 @@ def convolve(x, w, strides, paddings, dilations=None, groups=1):
     count = x.ndim - 2
     dilations = dilations or [1] * count
     x = np.pad(x.astype("float64"), [(0, 0), (0, 0), *pairs(paddings, count)])
-    out = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)
-    ]
+    out = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)]
     y = np.zeros((x.shape[0], w.shape[0], *out))
     for o, c in itertools.product(range(w.shape[0]), range(w.shape[1])):
         source = x[:, o // (w.shape[0] // groups) * w.shape[1] + c]
         for place in np.ndindex(*w.shape[2:]):
-            at = tuple(
-                slice(i * d, i * d + s * (n - 1) + 1, s)
-                for i, d, s, n in zip(place, dilations, strides, out)
-            )
+            at = tuple(slice(i * d, i * d + s * (n - 1) + 1, s) for i, d, s, n in zip(place, dilations, strides, out))
             y[:, o] += source[(slice(None), *at)] * w[(o, c, *place)]
     return y
 
@@ -41,10 +31,7 @@ def convolve_transpose(x, w, strides, paddings, dilations=None, groups=1, output
     """
     count = x.ndim - 2
     dilations, around = dilations or [1] * count, pairs(paddings, count)
-    sizes = [
-        (n - 1) * s + d * (k - 1) + 1
-        for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)
-    ]
+    sizes = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations)]
     wanted = output_size or [n - low - high for n, (low, high) in zip(sizes, around)]
     room = [max(n, low + size) for n, (low, _), size in zip(sizes, around, wanted)]
     y = np.zeros((x.shape[0], w.shape[1] * groups, *room))
@@ -52,8 +39,7 @@ def convolve_transpose(x, w, strides, paddings, dilations=None, groups=1, output
         target = y[:, c // (w.shape[0] // groups) * w.shape[1] + o]
         for place in np.ndindex(*w.shape[2:]):
             at = tuple(
-                slice(i * d, i * d + s * (n - 1) + 1, s)
-                for i, d, s, n in zip(place, dilations, strides, x.shape[2:])
+                slice(i * d, i * d + s * (n - 1) + 1, s) for i, d, s, n in zip(place, dilations, strides, x.shape[2:])
             )
             target[(slice(None), *at)] += x[:, c] * w[(c, o, *place)]
     return y[(..., *[slice(low, low + size) for (low, _), size in zip(around, wanted)])]
@@ -84,7 +70,5 @@ def pool(x, each, how, exclusive=True):
         elif how == "argmax":
             y[(..., *place)] = flat[inside].reshape(-1)[values.argmax(-1)]
         else:
-            y[(..., *place)] = values.sum(-1) / (
-                values.shape[-1] if exclusive else np.prod([b - a for a, b in window])
-            )
+            y[(..., *place)] = values.sum(-1) / (values.shape[-1] if exclusive else np.prod([b - a for a, b in window]))
     return y

@@ -69,14 +69,11 @@ class Pairs:
     def best_losses(batch):
         """By sample: of who knows all but the topics."""
         words = np.arange(WORDS)[:, None]
-        of_topic = (1 - FROM_TOPIC) / WORDS + FROM_TOPIC / OWN_WORDS * (
-            words // OWN_WORDS == np.arange(TOPICS)
-        )
+        of_topic = (1 - FROM_TOPIC) / WORDS + FROM_TOPIC / OWN_WORDS * (words // OWN_WORDS == np.arange(TOPICS))
         of_topic = np.vstack([of_topic, np.ones((4, TOPICS))])  # other tokens say nothing
         seen = of_topic[batch["words"]][..., None]  # by sample, place, topic
         first, second = (
-            np.prod(np.where((batch["sentence"] == n)[..., None], seen[..., 0], 1), axis=1)
-            for n in range(2)
+            np.prod(np.where((batch["sentence"] == n)[..., None], seen[..., 0], 1), axis=1) for n in range(2)
         )
         joint = first[:, :, None] * second[:, None, :]
         same = np.eye(TOPICS, dtype=bool)
@@ -99,16 +96,12 @@ def encoder_layer(values, bias, name):
 
 
 def embedded(ids, count, name):
-    return fluid.embedding(
-        ids, size=[count, WIDTH], param_attr=parameter(name, [count, WIDTH], 0.3)
-    )
+    return fluid.embedding(ids, size=[count, WIDTH], param_attr=parameter(name, [count, WIDTH], 0.3))
 
 
 def encoder(words, sentence):
     """[batch, LENGTH, WIDTH]"""
-    places = fluid.layers.create_parameter(
-        [LENGTH, WIDTH], "float32", attr=parameter("places", [LENGTH, WIDTH], 0.3)
-    )
+    places = fluid.layers.create_parameter([LENGTH, WIDTH], "float32", attr=parameter("places", [LENGTH, WIDTH], 0.3))
     values = embedded(words, WORDS + 4, "words_seen") + embedded(sentence, 2, "sentences")
     values = normed(fluid.layers.elementwise_add(values, places, axis=1), "seen_norm")
     padded = fluid.layers.equal(words, fluid.layers.fill_constant([1], "int64", PAD))
@@ -121,12 +114,8 @@ def encoder(words, sentence):
 
 def bert():
     """(mean loss, losses by sample)."""
-    words, sentence = (
-        fluid.data(name, [None, LENGTH], dtype="int64") for name in ("words", "sentence")
-    )
-    masked, missing = (
-        fluid.data(name, [None, MASKED], dtype="int64") for name in ("masked", "missing")
-    )
+    words, sentence = (fluid.data(name, [None, LENGTH], dtype="int64") for name in ("words", "sentence"))
+    masked, missing = (fluid.data(name, [None, MASKED], dtype="int64") for name in ("masked", "missing"))
     follows = fluid.data("follows", [None, 1], dtype="int64")
     values = encoder(words, sentence)
 
@@ -134,12 +123,8 @@ def bert():
     chosen = normed(dense(chosen, WIDTH, "chosen", "gelu"), "chosen_norm")
     table = fluid.default_main_program().global_block().var("words_seen")
     scores = fluid.layers.matmul(fluid.layers.reshape(chosen, [-1, WIDTH]), table, transpose_y=True)
-    of_words = fluid.layers.softmax_with_cross_entropy(
-        scores, fluid.layers.reshape(missing, [-1, 1])
-    )
-    of_words = fluid.layers.reduce_mean(
-        fluid.layers.reshape(of_words, [-1, MASKED]), dim=1, keep_dim=True
-    )
+    of_words = fluid.layers.softmax_with_cross_entropy(scores, fluid.layers.reshape(missing, [-1, 1]))
+    of_words = fluid.layers.reduce_mean(fluid.layers.reshape(of_words, [-1, MASKED]), dim=1, keep_dim=True)
     first = fluid.layers.squeeze(fluid.layers.slice(values, [1], [0], [1]), [1])
     pooled = dense(first, WIDTH, "pooled", "tanh")
     of_pairs = fluid.layers.softmax_with_cross_entropy(dense(pooled, 2, "pairs"), follows)

@@ -15,16 +15,12 @@ import paddle.fluid as fluid
 
 def arguments(description, **defaults):
     """The arguments of a program: numbers with these defaults, and those that all programs have."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in defaults.items():
         parser.add_argument("--" + name, type=type(value), default=value)
     parser.add_argument("--seed", type=int, default=90, help="of the data")
     parser.add_argument("--output_dir", default="output", help="for losses.json")
-    parser.add_argument(
-        "--parallel", type=int, default=0, help="1: on as many CPU devices as CPU_NUM says"
-    )
+    parser.add_argument("--parallel", type=int, default=0, help="1: on as many CPU devices as CPU_NUM says")
     return parser.parse_args()
 
 
@@ -65,9 +61,7 @@ def attention(asking, heard, bias, heads, name):
     width = asking.shape[-1]
 
     def parted(values, part):
-        values = fluid.layers.reshape(
-            dense(values, width, name + part), [0, 0, heads, width // heads]
-        )
+        values = fluid.layers.reshape(dense(values, width, name + part), [0, 0, heads, width // heads])
         return fluid.layers.transpose(values, [0, 2, 1, 3])
 
     query, key, value = parted(asking, "_query"), parted(heard, "_key"), parted(heard, "_value")
@@ -102,9 +96,7 @@ def train(loss, prediction, batch_of, args):
     losses, predicted = [], []
     for step in range(args.steps):
         batch = {name: values[trainer::trainers] for name, values in batch_of(step).items()}
-        value, found = executor.run(
-            program, feed=_feed(batch), fetch_list=[loss, prediction], return_numpy=False
-        )
+        value, found = executor.run(program, feed=_feed(batch), fetch_list=[loss, prediction], return_numpy=False)
         losses.append(float(np.mean(np.array(value))))
         if step >= args.steps - args.steps // 4:
             predicted.append((batch, np.array(found)))
@@ -136,9 +128,7 @@ def _join(executor):
     trainer = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     trainers = int(os.environ["PADDLE_TRAINERS_NUM"])
     transpiler = fluid.DistributeTranspiler()
-    transpiler.transpile(
-        trainer, pservers=os.environ["PADDLE_PSERVERS_IP_PORT_LIST"], trainers=trainers
-    )
+    transpiler.transpile(trainer, pservers=os.environ["PADDLE_PSERVERS_IP_PORT_LIST"], trainers=trainers)
     if os.environ["TRAINING_ROLE"] == "PSERVER":
         endpoint = os.environ["PADDLE_CURRENT_ENDPOINT"]
         program, startup = transpiler.get_pserver_programs(endpoint)

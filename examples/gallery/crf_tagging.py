@@ -73,22 +73,16 @@ def tagger(learning_rate):
     """(mean loss of a sentence, the tags that are found)."""
     words = fluid.data("words", [None, 1], dtype="int64", lod_level=1)
     tags = fluid.data("tags", [None, 1], dtype="int64", lod_level=1)
-    vectors = fluid.layers.embedding(
-        words, size=[WORDS, WIDTH], param_attr=parameter("vectors", [WORDS, WIDTH])
-    )
+    vectors = fluid.layers.embedding(words, size=[WORDS, WIDTH], param_attr=parameter("vectors", [WORDS, WIDTH]))
     around = fluid.layers.sequence_conv(
         vectors, WIDTH, 3, act="tanh", param_attr=parameter("around", [3 * WIDTH, WIDTH], 0.2)
     )
     scores = fluid.layers.fc(
         [vectors, around],
         len(TAGS),
-        param_attr=[
-            parameter("scores_%d" % number, [WIDTH, len(TAGS)], 0.3) for number in range(2)
-        ],
+        param_attr=[parameter("scores_%d" % number, [WIDTH, len(TAGS)], 0.3) for number in range(2)],
     )
-    cost = fluid.layers.linear_chain_crf(
-        scores, tags, param_attr=parameter("transitions", [len(TAGS) + 2, len(TAGS)])
-    )
+    cost = fluid.layers.linear_chain_crf(scores, tags, param_attr=parameter("transitions", [len(TAGS) + 2, len(TAGS)]))
     found = fluid.layers.crf_decoding(scores, param_attr=fluid.ParamAttr(name="transitions"))
     return fluid.layers.mean(cost), found
 
@@ -105,9 +99,7 @@ def main():
         truth = np.concatenate(batch["tags"])
         right.append(tags[:, 0] == truth)
         best.append(np.concatenate([sentences.best_tags(w) for w in batch["words"]]) == truth)
-    report(
-        "right tags", np.mean(np.concatenate(right)), np.mean(np.concatenate(best)), args.worst_gap
-    )
+    report("right tags", np.mean(np.concatenate(right)), np.mean(np.concatenate(best)), args.worst_gap)
 
 
 if __name__ == "__main__":

@@ -60,14 +60,10 @@ def deepfm():
     vectors = embedded(features, "vectors", WIDTH)
     squared_sum = fluid.layers.square(fluid.layers.reduce_sum(vectors, dim=1))
     sum_of_squares = fluid.layers.reduce_sum(fluid.layers.square(vectors), dim=1)
-    second_order = fluid.layers.scale(
-        fluid.layers.reduce_sum(squared_sum - sum_of_squares, dim=1, keep_dim=True), 0.5
-    )
+    second_order = fluid.layers.scale(fluid.layers.reduce_sum(squared_sum - sum_of_squares, dim=1, keep_dim=True), 0.5)
     deep = fluid.layers.reshape(vectors, [-1, FIELDS * WIDTH])
     for layer, size in enumerate((32, 16)):
-        deep = fluid.layers.fc(
-            deep, size, act="relu", param_attr=parameter("deep_%d" % layer, [deep.shape[1], size])
-        )
+        deep = fluid.layers.fc(deep, size, act="relu", param_attr=parameter("deep_%d" % layer, [deep.shape[1], size]))
     deep = fluid.layers.fc(deep, 1, param_attr=parameter("deep_out", [16, 1]))
 
     logit = first_order + second_order + deep

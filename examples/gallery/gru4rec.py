@@ -48,8 +48,7 @@ class Sessions:
         for item, after in zip(items, following):
             seen = np.array(
                 [
-                    JUMP / ITEMS
-                    + (1 - JUMP) * np.mean([(item + way * s) % ITEMS == after for s in STRIDES])
+                    JUMP / ITEMS + (1 - JUMP) * np.mean([(item + way * s) % ITEMS == after for s in STRIDES])
                     for way in (-1, 1)
                 ]
             )
@@ -68,15 +67,9 @@ def gru4rec():
         is_sparse=True,
         param_attr=parameter("items_seen", [ITEMS, WIDTH], 1.0),
     )
-    gates = fluid.layers.fc(
-        vectors, 3 * WIDTH, param_attr=parameter("gates", [WIDTH, 3 * WIDTH], 0.3)
-    )
-    states = fluid.layers.dynamic_gru(
-        gates, WIDTH, param_attr=parameter("recurrent", [WIDTH, 3 * WIDTH], 0.3)
-    )
-    scores = fluid.layers.fc(
-        states, ITEMS, act="softmax", param_attr=parameter("scores", [WIDTH, ITEMS], 0.3)
-    )
+    gates = fluid.layers.fc(vectors, 3 * WIDTH, param_attr=parameter("gates", [WIDTH, 3 * WIDTH], 0.3))
+    states = fluid.layers.dynamic_gru(gates, WIDTH, param_attr=parameter("recurrent", [WIDTH, 3 * WIDTH], 0.3))
+    scores = fluid.layers.fc(states, ITEMS, act="softmax", param_attr=parameter("scores", [WIDTH, ITEMS], 0.3))
     losses = fluid.layers.sequence_pool(fluid.layers.cross_entropy(scores, following), "average")
     return fluid.layers.mean(losses), losses
 
@@ -90,11 +83,7 @@ def main():
 
     found = np.mean([losses.mean() for _, losses in predicted])
     best = np.mean(
-        [
-            sessions.best_loss(*pair)
-            for batch, _ in predicted
-            for pair in zip(batch["items"], batch["following"])
-        ]
+        [sessions.best_loss(*pair) for batch, _ in predicted for pair in zip(batch["items"], batch["following"])]
     )
     report("loss of the next item", found, best, args.worst_gap)
 

@@ -46,9 +46,7 @@ def mmoe():
     """(mean loss of both tasks, predicted probabilities, [batch, tasks])."""
     visit = fluid.data("visit", [None, FEATURES], dtype="float32")
     happens = fluid.data("happens", [None, len(TASKS)], dtype="float32")
-    experts = fluid.layers.reshape(
-        dense(visit, EXPERTS * WIDTH, "experts", "relu"), [-1, EXPERTS, WIDTH]
-    )
+    experts = fluid.layers.reshape(dense(visit, EXPERTS * WIDTH, "experts", "relu"), [-1, EXPERTS, WIDTH])
     logits = []
     for task in TASKS:
         gate = dense(visit, EXPERTS, task + "_gate", "softmax")
@@ -71,8 +69,7 @@ def main():
     scores = np.concatenate([found for _, found in predicted])
     best = np.concatenate([visits.probabilities(batch["visit"]) for batch, _ in predicted])
     found, reachable = (
-        np.mean([area_under_curve(*task) for task in zip(truth.T, values.T)])
-        for values in (scores, best)
+        np.mean([area_under_curve(*task) for task in zip(truth.T, values.T)]) for values in (scores, best)
     )
     report("mean AUC of %s and %s" % TASKS, found, reachable, args.worst_gap)
 

@@ -42,9 +42,7 @@ class Images:
     def best_labels(self, images):
         """The likeliest glyph of each image; all glyphs have the same sum of squares."""
         places = range(SIDE - GLYPH + 1)
-        windows = np.stack(
-            [images[:, 0, y : y + GLYPH, x : x + GLYPH] for y in places for x in places], axis=1
-        )
+        windows = np.stack([images[:, 0, y : y + GLYPH, x : x + GLYPH] for y in places for x in places], axis=1)
         agreement = np.einsum("npyx,cyx->npc", windows, self.glyphs) / NOISE**2
         return np.logaddexp.reduce(agreement, axis=1).argmax(1)
 
@@ -81,9 +79,7 @@ def resnet():
     for number, (channels, stride) in enumerate(((WIDTH, 1), (2 * WIDTH, 2))):
         found = block(found, channels, stride, "block_%d" % number)
     pooled = fluid.layers.pool2d(found, pool_type="avg", global_pooling=True)
-    scores = fluid.layers.fc(
-        pooled, CLASSES, param_attr=parameter("out", [2 * WIDTH, CLASSES], 0.3)
-    )
+    scores = fluid.layers.fc(pooled, CLASSES, param_attr=parameter("out", [2 * WIDTH, CLASSES], 0.3))
     smooth = fluid.layers.label_smooth(fluid.one_hot(label, CLASSES), epsilon=0.1)
     smooth = fluid.layers.reshape(smooth, [-1, CLASSES])
     loss = fluid.layers.softmax_with_cross_entropy(scores, smooth, soft_label=True)

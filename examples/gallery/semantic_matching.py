@@ -77,8 +77,7 @@ def vector(words, name):
 def matcher():
     """(mean loss, cosine of query and right document less that of query and wrong one)."""
     query, right, wrong = (
-        fluid.data(name, [None, 1], dtype="int64", lod_level=1)
-        for name in ("query", "right", "wrong")
+        fluid.data(name, [None, 1], dtype="int64", lod_level=1) for name in ("query", "right", "wrong")
     )
     asked = vector(query, "of_query")
     preference = fluid.layers.cos_sim(asked, vector(right, "of_document")) - fluid.layers.cos_sim(

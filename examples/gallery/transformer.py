@@ -55,13 +55,9 @@ class Sentences:
 
 def embedded(words, count, name):
     """With a vector for each place: [batch, places, WIDTH]."""
-    vectors = fluid.embedding(
-        words, size=[count, WIDTH], param_attr=parameter(name, [count, WIDTH], 0.5)
-    )
+    vectors = fluid.embedding(words, size=[count, WIDTH], param_attr=parameter(name, [count, WIDTH], 0.5))
     shape = [words.shape[1], WIDTH]
-    places = fluid.layers.create_parameter(
-        shape, "float32", attr=parameter(name + "_places", shape, 0.5)
-    )
+    places = fluid.layers.create_parameter(shape, "float32", attr=parameter(name + "_places", shape, 0.5))
     return normed(fluid.layers.elementwise_add(vectors, places, axis=1), name + "_norm")
 
 
@@ -159,9 +155,7 @@ def translated(source, beam):
         "start_ids": fluid.create_lod_tensor(np.full((size, 1), START, "int64"), each, place),
         "start_scores": fluid.create_lod_tensor(np.zeros((size, 1), "float32"), each, place),
     }
-    ids, _ = fluid.Executor(place).run(
-        program, feed=feed, fetch_list=list(sentences), return_numpy=False
-    )
+    ids, _ = fluid.Executor(place).run(program, feed=feed, fetch_list=list(sentences), return_numpy=False)
     by_source, by_sentence = ids.lod()
     words = np.array(ids)
     found = np.full((size, TARGET), END)

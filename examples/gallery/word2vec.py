@@ -29,9 +29,7 @@ class Pairs:
         draw = np.random.RandomState([self.seed, step])
         centre = draw.randint(0, WORDS, (size, 1))
         near = centre - centre % TOPIC + draw.randint(0, TOPIC, (size, 1))
-        near = np.where(
-            draw.uniform(size=(size, 1)) < SAME_TOPIC, near, draw.randint(0, WORDS, (size, 1))
-        )
+        near = np.where(draw.uniform(size=(size, 1)) < SAME_TOPIC, near, draw.randint(0, WORDS, (size, 1)))
         others = draw.randint(0, WORDS, (size, NEGATIVES))
         real = np.zeros((size, 1 + NEGATIVES), "float32")
         real[:, 0] = 1
@@ -65,9 +63,7 @@ def skip_gram():
     centre = fluid.data("centre", [None, 1], dtype="int64")
     words = fluid.data("words", [None, 1 + NEGATIVES], dtype="int64")
     real = fluid.data("real", [None, 1 + NEGATIVES], dtype="float32")
-    products = fluid.layers.elementwise_mul(
-        table(words, "contexts", WIDTH), table(centre, "vectors", WIDTH)
-    )
+    products = fluid.layers.elementwise_mul(table(words, "contexts", WIDTH), table(centre, "vectors", WIDTH))
     biases = table(words, "biases", 1)
     logits = fluid.layers.reduce_sum(products, dim=2) + fluid.layers.squeeze(biases, [2])
     return fluid.layers.mean(fluid.layers.sigmoid_cross_entropy_with_logits(logits, real)), logits
@@ -86,9 +82,7 @@ def main():
 
     real = np.concatenate([batch["real"] for batch, _ in predicted])
     found = np.concatenate([found for _, found in predicted])
-    best = np.concatenate(
-        [pairs.best_logits(batch["centre"], batch["words"]) for batch, _ in predicted]
-    )
+    best = np.concatenate([pairs.best_logits(batch["centre"], batch["words"]) for batch, _ in predicted])
     report("loss of a pair", mean_loss(found, real), mean_loss(best, real), args.worst_gap)
 
 

@@ -62,9 +62,7 @@ def arguments_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(
-    arguments: Sequence[str] | None = None, name: str = "python -m jfluid.check_device"
-) -> int:
+def main(arguments: Sequence[str] | None = None, name: str = "python -m jfluid.check_device") -> int:
     """Run the checks; returns the exit code. `name` is what usage and errors call the command."""
     given = arguments_parser(name).parse_args(arguments)
     clock = Clock(60 * (QUICK_MINUTES if given.quick else MINUTES))

@@ -43,9 +43,7 @@ class Case:
     @property
     def name(self) -> str:
         """The operator, and whether it gets sequences."""
-        ragged = any(
-            isinstance(v, LoDTensor) for given in self.inputs.values() for v in _list(given)
-        )
+        ragged = any(isinstance(v, LoDTensor) for given in self.inputs.values() for v in _list(given))
         return f"{self.type} (sequences)" if ragged else self.type
 
     def to_json(self) -> str:
@@ -110,8 +108,7 @@ def _read(given: Mapping[str, Any]) -> Any:
 
 
 class Computation:
-    """A case as a pure function of its arrays: outputs by slot, and gradients of a weighted sum of
-    them by slot.
+    """A case as a pure function of its arrays: outputs by slot, and gradients of a weighted sum of them by slot.
 
     Attributes:
         arguments: its arrays.
@@ -122,9 +119,7 @@ class Computation:
     def __init__(self, case: Case):
         self.case, self.definition = case, registry.get(case.type)
         kinds = self.definition.attrs
-        self._keywords = {
-            n: normalise(v, kinds[n].kind) for n, v in case.attrs.items() if n in kinds
-        }
+        self._keywords = {n: normalise(v, kinds[n].kind) for n, v in case.attrs.items() if n in kinds}
         with jax.enable_x64(True):
             given = [case.inputs.get(s.name, [] if s.many else None) for s in self.definition.reads]
             self.arguments, self._structure = jax.tree.flatten(

@@ -39,6 +39,7 @@ class Devices:
 
 def found(cpu: bool, quick: bool, clock: Clock) -> Devices:
     """Return all GPUs, or two devices of the CPU where there is none or where it is asked for.
+
     Starts JAX.
     """
     prepare_cpus(REPLICAS_ON_CPUS)

@@ -29,9 +29,7 @@ Run = Callable[[Any], tuple[Values, Values]]
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Repeat each run of a program from Fluid's parameters, and compare its losses, or all that it
-    fetches.
-    """
+    """Repeat each run of a program from Fluid's parameters, and compare its losses, or all that it fetches."""
     steps = _QUICK_STEPS if devices.quick else None
     return _compared(SECTION, devices, lambda: runs(steps), _QUICK)
 
@@ -98,9 +96,7 @@ def _trained(file: str, build: Any, steps: int, engine: Any) -> tuple[Values, Va
 
 def _detector(name: str, engine: Any) -> tuple[Values, Values]:
     module = _parity(name)
-    run = next(
-        getattr(module, n) for n in ("train_and_detect", "train", "run") if hasattr(module, n)
-    )
+    run = next(getattr(module, n) for n in ("train_and_detect", "train", "run") if hasattr(module, n))
     return run(engine)["losses"], _golden(name)["losses"]
 
 

@@ -61,9 +61,7 @@ def check(devices: Devices) -> Iterator[Row]:
         wanted = _alone(devices, rows)
     losses = np.mean([one["losses"] for one in found], axis=0)
     apart = float(np.max(np.abs(losses - wanted) / np.abs(wanted)))
-    yield compared(
-        SERVERS, name, apart, _TOLERANCE, "relative difference from one process's losses"
-    )
+    yield compared(SERVERS, name, apart, _TOLERANCE, "relative difference from one process's losses")
     ids = _QUICK_TABLE if devices.quick or not devices.on_gpus else _TABLE
     for name, what in _STRATEGIES[1 if devices.quick else 0 :]:
         if devices.clock.left <= 0:
@@ -152,9 +150,7 @@ def _run(arguments: list[str]) -> list[dict[str, float]] | str:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jfluid.launch", "--log_dir", f"{folder}/log", *arguments]
         try:
-            done = subprocess.run(
-                [*command, folder], capture_output=True, text=True, timeout=_SECONDS, cwd=folder
-            )
+            done = subprocess.run([*command, folder], capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
         except subprocess.TimeoutExpired:
             return f"the job did not end within {_SECONDS:.0f} s"
         if done.returncode:

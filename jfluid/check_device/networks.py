@@ -35,8 +35,9 @@ def images(batch_norm: bool = False, half: bool = False) -> Any:
 
 
 def compressed() -> Any:
-    """Build a network with a layer large enough that its gradient is compressed; returns its loss, which is
-    minimized. All of the gradient is sent, so that the number of replicas changes nothing.
+    """Build a network with a layer large enough that its gradient is compressed; returns its loss, which is minimized.
+
+    All of the gradient is sent, so that the number of replicas changes nothing.
     """
     image = fluid.data("image", [None, 1, PIXELS, PIXELS], "float32")
     label = fluid.data("label", [None, 1], "int64")
@@ -62,9 +63,7 @@ def clicks() -> Any:
     label = fluid.data("label", [None, 1], "float32")
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Constant(0.1))
     rows = [
-        fluid.layers.embedding(
-            fluid.data(f"slot_{i}", [None, 1], "int64"), [IDS, 8], is_sparse=True, param_attr=table
-        )
+        fluid.layers.embedding(fluid.data(f"slot_{i}", [None, 1], "int64"), [IDS, 8], is_sparse=True, param_attr=table)
         for i in range(SLOTS)
     ]
     hidden = fluid.layers.fc(fluid.layers.concat([*rows, dense], axis=1), 16, act="relu")
@@ -89,9 +88,7 @@ def deepfm(slots: int, ids: int, width: int) -> Any:
             [ids, width + 1],
             is_sparse=True,
             is_distributed=True,
-            param_attr=fluid.ParamAttr(
-                name="table", initializer=fluid.initializer.Uniform(-0.1, 0.1)
-            ),
+            param_attr=fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform(-0.1, 0.1)),
         )
         for i in range(slots)
     ]
@@ -108,14 +105,10 @@ def deepfm(slots: int, ids: int, width: int) -> Any:
     return fluid.layers.mean(fluid.layers.sigmoid_cross_entropy_with_logits(logit, label))
 
 
-def deepfm_batch(
-    random: np.random.RandomState, slots: int, ids: int, rows: int
-) -> dict[str, np.ndarray]:
+def deepfm_batch(random: np.random.RandomState, slots: int, ids: int, rows: int) -> dict[str, np.ndarray]:
     """Return a batch of `deepfm`: few ids are frequent, most are rare."""
     drawn = random.zipf(1.2, (slots, rows, 1)).clip(max=ids - 1).astype("int64")
-    return {f"slot_{i}": drawn[i] for i in range(slots)} | {
-        "label": random.randint(0, 2, (rows, 1)).astype("float32")
-    }
+    return {f"slot_{i}": drawn[i] for i in range(slots)} | {"label": random.randint(0, 2, (rows, 1)).astype("float32")}
 
 
 def part(batch: Mapping[str, np.ndarray], number: int, count: int) -> dict[str, np.ndarray]:

@@ -54,11 +54,7 @@ def _compared(
     """One row, one for each case that is wrong, and one for those that there was no time for."""
     wrong, done = [], 0
     with ThreadPoolExecutor() as pool, jax.enable_x64(True):
-        waiting = [
-            (part, *_started(pool, part, devices.first, precision))
-            for part in parts
-            if devices.clock.left > 0
-        ]
+        waiting = [(part, *_started(pool, part, devices.first, precision)) for part in parts if devices.clock.left > 0]
         for part, there, here in waiting:
             if devices.clock.left <= 0:
                 break
@@ -84,9 +80,7 @@ def _compared(
         yield Row(SECTION, f"{name} of {left}", "left out", "no time was left")
 
 
-def _alone(
-    computation: cases.Computation, devices: Devices, precision: str, tolerance: float | None
-) -> Row | None:
+def _alone(computation: cases.Computation, devices: Devices, precision: str, tolerance: float | None) -> Row | None:
     """The row of a case of a part that XLA refuses; None where the case is right."""
     try:
         with ThreadPoolExecutor() as pool:
@@ -121,17 +115,13 @@ def _started(
     )
 
 
-def _lowered(
-    part: Sequence[cases.Computation], device: jax.Device, precision: str
-) -> tuple[Any, Any]:
+def _lowered(part: Sequence[cases.Computation], device: jax.Device, precision: str) -> tuple[Any, Any]:
     with jax.default_device(device), jax.default_matmul_precision(precision):
         placed = jax.device_put([c.arguments for c in part], device)
         return jax.jit(cases.together(part)).lower(placed), placed
 
 
-def _compiling(
-    pool: ThreadPoolExecutor, lowered: Any, placed: Any, settings: dict[str, Any]
-) -> Started:
+def _compiling(pool: ThreadPoolExecutor, lowered: Any, placed: Any, settings: dict[str, Any]) -> Started:
     compiled = pool.submit(functools.partial(lowered.compile, settings))
     return lambda: compiled.result()(placed)
 

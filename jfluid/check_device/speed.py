@@ -1,6 +1,4 @@
-"""The benchmarked programs against hand-written JAX on the same device, from the benchmarks of a
-checkout.
-"""
+"""The benchmarked programs against hand-written JAX on the same device, from the benchmarks of a checkout."""
 
 import importlib
 import itertools
@@ -89,9 +87,7 @@ def check(devices: Devices) -> Iterator[Row]:
         # A speed is measured, and not right or wrong: machines are shared.
         yield Row(SECTION, name, "right", about, figures)
     if done:
-        about = ", ".join(
-            f"{n} of {done} at most {GOALS[goal]:g} {goal}" for goal, n in reached.items()
-        )
+        about = ", ".join(f"{n} of {done} at most {GOALS[goal]:g} {goal}" for goal, n in reached.items())
         yield Row(SECTION, "goals", "right", about)
 
 
@@ -211,9 +207,7 @@ def _enqueued(executor: Any, main: Any, loss: Any, feed: Any, steps: int) -> tup
     return whole * 1e3, float(np.median(host[WARM:])) * 1e3
 
 
-def _loaded(
-    executor: Any, main: Any, loss: Any, feeds: list[Any], place: Any, steps: int
-) -> tuple[float, float]:
+def _loaded(executor: Any, main: Any, loss: Any, feeds: list[Any], place: Any, steps: int) -> tuple[float, float]:
     """Milliseconds a step with a DataLoader that reads ahead, and the share of them in which the loop
     waits for its next batch.
     """

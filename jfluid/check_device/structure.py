@@ -86,9 +86,7 @@ def static_rnn() -> tuple[list[Any], Feed]:
         word = rnn.step_input(steps)
         state = rnn.memory(shape=[-1, 3], batch_ref=word, init_value=0.2)
         new = layers.fc([word, state], 3, act="tanh")
-        rnn.update_memory(
-            state, _appended("rnn_memory_helper", {"X": new}, {"dtype": 5}, [3, 3])[0]
-        )
+        rnn.update_memory(state, _appended("rnn_memory_helper", {"X": new}, {"dtype": 5}, [3, 3])[0])
         rnn.step_output(new)
     out = rnn()
     return _with_gradients(layers.mean(layers.square(out)), out), {"steps": _STEPS}
@@ -113,9 +111,7 @@ def branches() -> tuple[list[Any], Feed]:
     x, feed = _x()
     positive = layers.reduce_sum(x) > 0.0
     chosen = layers.cond(positive, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
-    other = layers.cond(
-        layers.logical_not(positive), lambda: layers.scale(x, 2.0), lambda: layers.square(x)
-    )
+    other = layers.cond(layers.logical_not(positive), lambda: layers.scale(x, 2.0), lambda: layers.square(x))
     index = {"X": x, "Mask": layers.cast(positive, "int32")}
     first, second = _appended("select_output", index, {}, [3, 4], [3, 4])
     loss = layers.mean(chosen) + layers.mean(other) + layers.reduce_sum(first * 3.0 + second * 5.0)
@@ -148,9 +144,7 @@ def inference_block() -> tuple[list[Any], Feed]:
     block = fluid.default_main_program().global_block()
     op = block.ops.pop()
     attrs = {name: op.attrs[name] for name in ("sub_block", "is_scalar_condition")}
-    block.append_op(
-        "conditional_block_infer", op.inputs, op.outputs, attrs | {"skip_eager_deletion_vars": []}
-    )
+    block.append_op("conditional_block_infer", op.inputs, op.outputs, attrs | {"skip_eager_deletion_vars": []})
     return [out], feed
 
 
@@ -163,9 +157,7 @@ def part_of_a_program() -> tuple[list[Any], Feed]:
     program._rollback()
     program.global_block().create_var(name=out.name, shape=[3, 4], dtype="float32")
     attrs = {"global_block": inner, "start_op_index": 0, "end_op_index": 2}
-    program.global_block().append_op(
-        "run_program", {"X": x, "Params": []}, {"Out": out.name}, attrs
-    )
+    program.global_block().append_op("run_program", {"X": x, "Params": []}, {"Out": out.name}, attrs)
     found = program.global_block().var(out.name)
     return [found, *fluid.gradients(layers.reduce_sum(found), x)], feed
 
@@ -175,9 +167,7 @@ def tables() -> tuple[list[Any], Feed]:
     ids, words = fluid.data("ids", [4, 1], "int64"), fluid.data("words", [None, 1], "int64", 1)
     first = layers.embedding(ids, [6, 3], is_sparse=True, param_attr="first")
     second = fluid.embedding(ids, [6, 3], is_sparse=True, param_attr="second")
-    pooled = fluid.contrib.layers.fused_embedding_seq_pool(
-        words, [6, 3], is_sparse=True, param_attr="pooled"
-    )
+    pooled = fluid.contrib.layers.fused_embedding_seq_pool(words, [6, 3], is_sparse=True, param_attr="pooled")
     loss = layers.mean(first * layers.reshape(second, [4, 3])) + layers.mean(layers.square(pooled))
     _, pairs = fluid.optimizer.Adam(0.1).minimize(loss)
     gradient: Any = {parameter.name: found for parameter, found in pairs}["first"]

@@ -48,9 +48,7 @@ def check(devices: Devices) -> Iterator[Row]:
     yield job if isinstance(job, Row) else _row(about, np.array(job), alone)
 
 
-def _losses(
-    devices: Devices, network: Callable[[], Any] = networks.images, build: Any = None
-) -> np.ndarray:
+def _losses(devices: Devices, network: Callable[[], Any] = networks.images, build: Any = None) -> np.ndarray:
     """The losses of some steps on one device, or on all with a strategy."""
     main, startup = fluid.Program(), fluid.Program()
     startup.random_seed = 1
@@ -64,9 +62,7 @@ def _losses(
         executor.run(startup)
         program: Any = main
         if build is not None:
-            program = fluid.CompiledProgram(main).with_data_parallel(
-                loss.name, build, places=list(devices.places)
-            )
+            program = fluid.CompiledProgram(main).with_data_parallel(loss.name, build, places=list(devices.places))
         rows = ROWS * len(devices.places)
         return np.array(
             [

@@ -79,9 +79,7 @@ def version() -> str:
     from jfluid.installation import FLUID_VERSION, VERSION
 
     python = ".".join(map(str, sys.version_info[:3]))
-    return (
-        f"jfluid {VERSION} (Fluid {FLUID_VERSION}, JAX {metadata.version('jax')}, Python {python})"
-    )
+    return f"jfluid {VERSION} (Fluid {FLUID_VERSION}, JAX {metadata.version('jax')}, Python {python})"
 
 
 def _wrong(name: str) -> str:

@@ -82,9 +82,7 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    described = " ".join(
-        shlex.quote(f"{name}:{summary}") for name, summary in command.SUBCOMMANDS.items()
-    )
+    described = " ".join(shlex.quote(f"{name}:{summary}") for name, summary in command.SUBCOMMANDS.items())
     lines = [
         "#compdef jfluid",
         "_jfluid() {",

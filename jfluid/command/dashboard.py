@@ -76,8 +76,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     add(
         "--host",
         default="127.0.0.1",
-        help="default %(default)s: this machine only; another address needs the key in the link that is "
-        "printed",
+        help="default %(default)s: this machine only; another address needs the key in the link that is printed",
     )
     add("--export", metavar="FILE", help="write the page as one HTML file, and exit")
     add("--csv", metavar="FILE", help="write all numbers as a table, and exit")

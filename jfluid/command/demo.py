@@ -32,9 +32,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if options.name not in jobs:
             likely = errors.close_to(options.name, jobs)
-            raise errors.DataError(
-                f"there is no example {options.name}{likely}; --list shows those that there are"
-            )
+            raise errors.DataError(f"there is no example {options.name}{likely}; --list shows those that there are")
         if not options.copy:
             _check_libraries()
         folder = Path(options.folder)
@@ -46,9 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.copy:
         print(f"the examples are in {where}; to run this one: cd {where}; jfluid launch {job}")
         return 0
-    print(
-        f"the examples are in {where}, and this one writes there: jfluid launch {job}", flush=True
-    )
+    print(f"the examples are in {where}, and this one writes there: jfluid launch {job}", flush=True)
     os.chdir(folder)
     changes = [word for change in options.overrides for word in ("--set", change)]
     return launch.main([job, *changes], name="jfluid demo")
@@ -100,12 +96,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         "parameter servers that learn to predict clicks, which draws a picture.",
         epilog="Exit codes: the example's; 2 where there is no such example, or a library is missing.",
     )
-    parser.add_argument(
-        "name", nargs="?", default="ctr_dnn", help="which one (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--folder", default="jfluid-demo", metavar="DIR", help="where to (default: %(default)s)"
-    )
+    parser.add_argument("name", nargs="?", default="ctr_dnn", help="which one (default: %(default)s)")
+    parser.add_argument("--folder", default="jfluid-demo", metavar="DIR", help="where to (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="say which there are, and end")
     parser.add_argument("--copy", action="store_true", help="copy the files, and run nothing")
     parser.add_argument(

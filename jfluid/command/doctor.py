@@ -59,9 +59,7 @@ def _run(diagnosis: Diagnosis, options: argparse.Namespace) -> int:
 
 
 def _fix_python2(paths: Sequence[str], apply: bool) -> int:
-    """Show, or write, what scripts of Python 2 become in Python 3; 1 where there is something to
-    apply.
-    """
+    """Show, or write, what scripts of Python 2 become in Python 3; 1 where there is something to apply."""
     found = python2.conversions(paths)
     for conversion in found:
         print(printable(conversion.diff()), end="")
@@ -69,13 +67,9 @@ def _fix_python2(paths: Sequence[str], apply: bool) -> int:
         if conversion.recoded:
             print(f"{path}: becomes UTF-8")
         for line in conversion.divisions:
-            print(
-                f"{path}:{line}: a division, which Python 2 rounds down for integers: look at it (//)"
-            )
+            print(f"{path}:{line}: a division, which Python 2 rounds down for integers: look at it (//)")
         if apply:
-            print(
-                f"{path}: written; the old script is {printable(conversion.apply(), lines=False)}"
-            )
+            print(f"{path}: written; the old script is {printable(conversion.apply(), lines=False)}")
     if found and not apply:
         print(f"{len(found)} to change; --apply writes them")
     return 1 if found and not apply else 0
@@ -108,9 +102,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run the one script, too, in a copy of its folder; arguments for it stand behind --",
     )
-    parser.add_argument(
-        "--steps", type=int, default=limits.steps, help="with --run: steps (default %(default)s)"
-    )
+    parser.add_argument("--steps", type=int, default=limits.steps, help="with --run: steps (default %(default)s)")
     parser.add_argument(
         "--seconds",
         type=float,

@@ -22,9 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     name = os.path.basename(os.path.abspath(options.model)) + _ENDINGS[options.to]
     path = options.output or name
     try:
-        model = LoadedModel(
-            options.model, options.model_filename, options.params_filename, allow=options.allow
-        )
+        model = LoadedModel(options.model, options.model_filename, options.params_filename, allow=options.allow)
         data, difference = _exported(model, options.to)
         with atomic_write(path) as file:
             file.write(data)
@@ -61,8 +59,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     """Return what the arguments are."""
     parser = argparse.ArgumentParser(
         prog="jfluid export",
-        description="Writes a saved model in another format, and holds that against what the model "
-        "gives here.",
+        description="Writes a saved model in another format, and holds that against what the model gives here.",
         epilog="Exit codes: 0; 1 where the model cannot be exported, or the export differs (nothing is "
         "written then); 2 where it cannot be read.",
     )

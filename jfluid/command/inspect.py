@@ -65,9 +65,7 @@ def described(model: SavedModel) -> dict[str, Any]:
         "blocks": len(model.program.blocks),
         "operators": dict(types.most_common()),
         "operators not here": sorted(t for t in types if not runs(t, load())),
-        "operators that act": [
-            op._asdict() for op in refused(model.program.blocks, load().reaches.get)
-        ],
+        "operators that act": [op._asdict() for op in refused(model.program.blocks, load().reaches.get)],
         "parameters": parameters,
         "elements": sum(math.prod(p.shape) for p in model.parameters.values()),
         "bytes": sum(p.size for p in model.parameters.values()),
@@ -122,9 +120,7 @@ def _bytes(count: int) -> str:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that name a model."""
-    parser.add_argument(
-        "model", metavar="MODEL_DIR", help="the model's folder, or its program file"
-    )
+    parser.add_argument("model", metavar="MODEL_DIR", help="the model's folder, or its program file")
     parser.add_argument("--model-filename", help="the program's file (default __model__)")
     parser.add_argument("--params-filename", help="the file of all parameters, where there is one")
 

@@ -65,9 +65,7 @@ def _counted(run: Callable[..., Any], report: _Report, is_step: Callable[..., bo
     return counted
 
 
-def _feeds_or_fetches(
-    program: Any = None, feed: Any = None, fetch_list: Any = None, *args: Any, **others: Any
-) -> bool:
+def _feeds_or_fetches(program: Any = None, feed: Any = None, fetch_list: Any = None, *args: Any, **others: Any) -> bool:
     """Whether a run is a step: startup programs neither are fed nor give anything."""
     return bool(feed) or bool(fetch_list)
 

@@ -21,9 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     options = arguments_parser().parse_args(arguments)
     try:
         place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
-        model = LoadedModel(
-            options.model, options.model_filename, options.params_filename, place, options.allow
-        )
+        model = LoadedModel(options.model, options.model_filename, options.params_filename, place, options.allow)
         listening = listen(options.host, options.port)
         with listening, contextlib.suppress(KeyboardInterrupt):  # how a server is ended by hand
             serve(model, listening, options)

@@ -1,5 +1,4 @@
-"""Names that NumPy had in 2020 and has dropped since, such as np.float (see
-`jfluid.compat.older_names`).
+"""Names that NumPy had in 2020 and has dropped since, such as np.float (see `jfluid.compat.older_names`).
 
 Sources: the release notes of NumPy 1.20, 1.24, 2.0 and 2.4. `np.bool` and `np.long` are there again
 with another meaning (NumPy's own scalar types), and stay that.

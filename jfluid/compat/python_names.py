@@ -38,8 +38,7 @@ TODAY: dict[str, Names] = {
         "decodestring": ("base64.decodebytes", base64.decodebytes),
     },
     "collections": {
-        name: (f"collections.abc.{name}", getattr(collections.abc, name))
-        for name in collections.abc.__all__
+        name: (f"collections.abc.{name}", getattr(collections.abc, name)) for name in collections.abc.__all__
     },
     "fractions": {"gcd": ("math.gcd", math.gcd)},
     "inspect": {"getargspec": ("inspect.getfullargspec", _getargspec)},

@@ -22,17 +22,14 @@ from jfluid.ops.collective import AXIS
 
 
 class CollectiveJit:
-    """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of
-    its own.
+    """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: this process's.
     """
 
-    def __init__(
-        self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device
-    ):
+    def __init__(self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device):
         self._function = function
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
@@ -82,9 +79,7 @@ class CollectiveJit:
 
         def jitted() -> Any:
             return jax.jit(
-                jax.shard_map(
-                    part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
-                ),
+                jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
                 donate_argnums=(0,),
                 compiler_options=options(self._mesh.devices.flat[0]),
             )
@@ -94,9 +89,7 @@ class CollectiveJit:
         def call(arguments: tuple[Any, ...]) -> Any:
             leaves, structure = jax.tree.flatten(mapped(*arguments))
             self._seen.clear()
-            return jax.tree.unflatten(
-                structure, [self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)]
-            )
+            return jax.tree.unflatten(structure, [self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)])
 
         return call
 
@@ -111,9 +104,7 @@ def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
 
 
 def fused(items: Sequence[Item]) -> list[Item]:
-    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before
-    the first use.
-    """
+    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use."""
     found: list[Item] = []
     waiting: list[Item] = []
 
@@ -123,19 +114,14 @@ def fused(items: Sequence[Item]) -> list[Item]:
         else:
             position, first, definition = waiting[0]
             names = [n for _, op, _ in waiting for n in op.input("X")]
-            many = Operator(
-                first.block, definition.fused, {"X": names}, {"Out": names}, callsite=False
-            )
+            many = Operator(first.block, definition.fused, {"X": names}, {"Out": names}, callsite=False)
             found.append((position, many, registry.get(definition.fused)))
         waiting.clear()
 
     for item in items:
         _, op, definition = item
         names = reads_of(op) | writes_of(op)
-        if any(
-            names & set(other.input("X")) or definition.fused not in ("", kind.fused)
-            for _, other, kind in waiting
-        ):
+        if any(names & set(other.input("X")) or definition.fused not in ("", kind.fused) for _, other, kind in waiting):
             flush()
         (waiting if definition.fused and op.input("X") == op.output("Out") else found).append(item)
     flush()

@@ -124,16 +124,10 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
 
 
 def _writes(lowering: BlockLowering, block: Block) -> list[str]:
-    """The outer names that a block writes, the counter of a loop in it that is counted, and the table
-    of refusals.
-    """
+    """The outer names that a block writes, the counter of a loop in it that is counted, and the table of refusals."""
     counting = lowering.counting.name
     loops = {counter(op) for op in _operators(block) if op.type == "while"} if counting else ()
-    return (
-        sorted(outer_names(block)[1])
-        + [counting] * (counting in loops)
-        + _refusing(lowering, block)
-    )
+    return sorted(outer_names(block)[1]) + [counting] * (counting in loops) + _refusing(lowering, block)
 
 
 def _refusing(lowering: BlockLowering, block: Block) -> list[str]:
@@ -154,8 +148,9 @@ def _chosen(values: Values, names: list[str]) -> Values:
 
 
 class _Block:
-    """A block as a function of what it changes. It is traced once for values of the same forms, so that
-    one in another is not traced twice as often.
+    """A block as a function of what it changes.
+
+    It is traced once for values of the same forms, so that one in another is not traced twice as often.
 
     Attributes:
         writes: names of its outputs.
@@ -191,8 +186,9 @@ class _Block:
 
 
 def _before(run: _Block, op: Operator, arrays: Values, env: Values) -> Values:
-    """The values of the block's outputs when it does not run. Those of `layers.cond` are never read
-    then.
+    """The values of the block's outputs when it does not run.
+
+    Those of `layers.cond` are never read then.
     """
     missing = [n for n in run.writes if n not in env and n not in arrays]
     if missing:
@@ -281,12 +277,8 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
         return state
 
 
-def _unrolled(
-    lowering: BlockLowering, op: Operator, env: Values, state: Values, most: int
-) -> tuple[Values, bool]:
-    """The values after at most so many iterations of a loop whose condition is known, and whether
-    it has ended.
-    """
+def _unrolled(lowering: BlockLowering, op: Operator, env: Values, state: Values, most: int) -> tuple[Values, bool]:
+    """The values after at most so many iterations of a loop whose condition is known, and whether it has ended."""
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = _writes(lowering, block)
     expansion, outside = lowering.expansion, lowering.expansion.bodies
@@ -308,11 +300,7 @@ def _bears_loop(block: Block, state: Values) -> bool:
     """Whether a compiled loop can hold the arrays: elements of one shape."""
     for value in state.values():
         if isinstance(value, TensorArray) and value.buffer is None:
-            shapes = {
-                tuple(jnp.shape(x) for x in jax.tree.leaves(v))
-                for v in value.items
-                if v is not None
-            }
+            shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in value.items if v is not None}
             if len(shapes) > 1:
                 return False
     return True
@@ -330,9 +318,7 @@ def _loop(
     counted = lowering.counting.name == counter(op)
     outer = {n: op.block.find_var_recursive(n) for n in writes}
     arrays = {n for n, v in outer.items() if v is not None and v.type == VarType.LOD_TENSOR_ARRAY}
-    start = {n: state.get(n, TensorArray()) for n in arrays} | {
-        n: v for n, v in state.items() if n not in arrays
-    }
+    start = {n: state.get(n, TensorArray()) for n in arrays} | {n: v for n, v in state.items() if n not in arrays}
     if counted and arrays:
         bound = loop_bounds.Bound(lowering.counting.most + 1, False)
 
@@ -370,9 +356,7 @@ def _loop(
         after = step(values, i, active)
         # Arrays are not selected, which would copy them: they were written only where active.
         return {
-            n: a
-            if n in arrays
-            else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
+            n: a if n in arrays else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
             for n, a in after.items()
         }, None
 
@@ -381,8 +365,9 @@ def _loop(
 
 
 def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
-    """The bound of a loop whose condition tells none. Raises Unknown until its iterations have been
-    counted.
+    """The bound of a loop whose condition tells none.
+
+    Raises Unknown until its iterations have been counted.
     """
     name = counter(op)
     if name in lowering.loops:
@@ -397,9 +382,7 @@ def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
 
 
 def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: bool) -> Values:
-    """The initial values of the loop, in the form that the body returns: arrays as buffers of their
-    full size.
-    """
+    """The initial values of the loop, in the form that the body returns: arrays as buffers of their full size."""
     start = {
         n: _fixed(v.stacked(places[n] or v.capacity), True)
         if isinstance(v, TensorArray) and v.capacity
@@ -425,29 +408,21 @@ def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: 
 def _matched(value: Any, like: Any, name: str) -> Any:
     """A loop's value in the form of its initial one. Raises OpError when its shape changes."""
     if isinstance(like, Ragged) and isinstance(value, Ragged):
-        value = Ragged(
-            value.values, value.levels, value.total if like.total is not None else None, like.exact
-        )
+        value = Ragged(value.values, value.levels, value.total if like.total is not None else None, like.exact)
     elif isinstance(like, Ragged):
         value = like.like(value)
     elif isinstance(value, Ragged) and not isinstance(like, Ragged):
         value = value.values
     ours, theirs = jax.tree.leaves(value), jax.tree.leaves(like)
     shapes = [[tuple(jnp.shape(x)) for x in leaves] for leaves in (ours, theirs)]
-    if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [
-        int(np.prod(s)) for s in shapes[1]
-    ]:
-        raise OtherShape(
-            f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}"
-        )
+    if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [int(np.prod(s)) for s in shapes[1]]:
+        raise OtherShape(f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}")
     leaves = [jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Run the block once for each step of the inputs, along their first dimension; outputs are
-    stacked along it.
-    """
+    """Run the block once for each step of the inputs, along their first dimension; outputs are stacked along it."""
     block, names = op.attrs["sub_block"], op.inputs.get("inputs", [])
     outputs = op.outputs.get("outputs", [])
     before, after = op.attrs["ex_states"], op.attrs["states"]
@@ -473,33 +448,24 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
     steps = jnp.arange(lengths.pop(), dtype=jnp.uint32)
     start = {n: jax.tree.map(jnp.asarray, v) for n, v in start.items()}
-    last, found = jax.lax.scan(
-        step, start, (steps, sequences), reverse=op.attrs.get("reverse", False)
-    )
+    last, found = jax.lax.scan(step, start, (steps, sequences), reverse=op.attrs.get("reverse", False))
     return found | {n: last[n] for n in carried}
 
 
 def select_output(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Give the value of X to the output that Mask, an index, names; the others keep what they had,
-    or are zero.
-    """
+    """Give the value of X to the output that Mask, an index, names; the others keep what they had, or are zero."""
     x, mask, names = env[op.input("X")[0]], rows_of(env[op.input("Mask")[0]]), op.output("Out")
     if static_values.is_static(mask):
         chosen = int(np.asarray(mask).reshape(()))
         if not 0 <= chosen < len(names):
-            raise errors.OpError(
-                f"select_output: Mask is {chosen}, but there are {len(names)} outputs"
-            )
+            raise errors.OpError(f"select_output: Mask is {chosen}, but there are {len(names)} outputs")
         return {names[chosen]: x}
     index = mask.reshape(())
 
     def other(name: str) -> Any:
         return _matched(env[name], x, name) if name in env else jax.tree.map(jnp.zeros_like, x)
 
-    return {
-        n: jax.tree.map(lambda a, b, i=i: jnp.where(index == i, a, b), x, other(n))
-        for i, n in enumerate(names)
-    }
+    return {n: jax.tree.map(lambda a, b, i=i: jnp.where(index == i, a, b), x, other(n)) for i, n in enumerate(names)}
 
 
 def delete_var(lowering: BlockLowering, op: Operator, env: Values) -> Values:
@@ -510,15 +476,14 @@ def delete_var(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
 
 def run_program(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Run the operators `start_op_index` ... `end_op_index` - 1 of a block, which reads the inputs
-    by their names.
+    """Run the operators `start_op_index` ...
+
+    `end_op_index` - 1 of a block, which reads the inputs by their names.
     """
     block, names = op.attrs["global_block"], op.output("Out")
     first, last = op.attrs["start_op_index"], op.attrs["end_op_index"]
     if not 0 <= first <= last <= len(block.ops):
-        raise errors.AttributeTypeError(
-            f"run_program: operators {first} to {last} of a block of {len(block.ops)}"
-        )
+        raise errors.AttributeTypeError(f"run_program: operators {first} to {last} of a block of {len(block.ops)}")
     found = lowering.block(block, env, ops=slice(first, last))
     missing = [n for n in names if n not in found]
     if missing:

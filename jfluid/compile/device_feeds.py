@@ -73,9 +73,7 @@ _NAME, _BATCH = attrgetter("_name"), attrgetter("_batch")
 
 
 def batch_of(feed: Mapping[str, Any]) -> PlacedBatch | None:
-    """Return the batch on a device that a feed is, all of it as a loader has made it; None for any other
-    feed.
-    """
+    """Return the batch on a device that a feed is, all of it as a loader has made it; None for any other feed."""
     values = feed.values()
     if set(map(type, values)) != {DeviceTensor}:
         return None
@@ -86,8 +84,9 @@ def batch_of(feed: Mapping[str, Any]) -> PlacedBatch | None:
 
 
 class FeedPlacer:
-    """Copies batches to devices. It reuses the sizes to which it has padded ragged rows, as a
-    compiled step does.
+    """Copies batches to devices.
+
+    It reuses the sizes to which it has padded ragged rows, as a compiled step does.
     """
 
     def __init__(self) -> None:

@@ -36,9 +36,7 @@ _MAPPINGS, _MOST_MAPPINGS = "/proc/self/maps", "/proc/sys/vm/max_map_count"
 Arguments = Sequence[Any]
 # Shape and dtype of an array; None for no value; of a sequence the forms of its values.
 Form = Any
-Place = tuple[
-    int, int
-]  # of a value: which argument, and which of its values; -1 for an argument that is no sequence
+Place = tuple[int, int]  # of a value: which argument, and which of its values; -1 for an argument that is no sequence
 
 
 class Entry(Protocol):
@@ -47,9 +45,7 @@ class Entry(Protocol):
     def load_or_compile(
         self, fresh: Callable[[], Any], arguments: Arguments
     ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return an executable, and what takes the results of its first run; None for arguments for which none is
-        kept.
-        """
+        """Return an executable, and what takes the results of its first run; None for arguments for which none is kept."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the executable that is kept; None where there is none."""
@@ -233,9 +229,7 @@ class Executables:
             traced = _Traced(self._fresh().trace(*arguments))
             begun = self._begun.get_or_make(
                 forms,
-                lambda: Beside(
-                    traced.traced, partial(self._compile, lambda: traced), self._interprets
-                ),
+                lambda: Beside(traced.traced, partial(self._compile, lambda: traced), self._interprets),
             )
         return begun.run(arguments)
 
@@ -244,9 +238,7 @@ class Executables:
         every, found = list(self._all.values()), {}
         if len(every) > 1 and all(one.places == every[0].places for one in every):
             forms = [one.forms for one in every]
-            self._differ = [
-                place for place in every[0].places if len({_at(f, place) for f in forms}) > 1
-            ]
+            self._differ = [place for place in every[0].places if len({_at(f, place) for f in forms}) > 1]
             found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
         self._only, self._found = every[0] if len(every) == 1 else None, found
 

@@ -20,8 +20,9 @@ class Owned(dict[str, Any]):
 
 
 def named(feed: Any) -> dict[str, Any]:
-    """A feed by names; users may give Variables as keys. Raises FeedError for anything but a
-    dict.
+    """A feed by names; users may give Variables as keys.
+
+    Raises FeedError for anything but a dict.
     """
     if not feed:
         return {}
@@ -30,14 +31,13 @@ def named(feed: Any) -> dict[str, Any]:
             f"feed: expected a dict from names to arrays, found {type(feed).__name__}; a list of feeds, "
             "one per device, needs with_data_parallel"
         )
-    return {
-        name.name if isinstance(name, Variable) else name: value for name, value in feed.items()
-    }
+    return {name.name if isinstance(name, Variable) else name: value for name, value in feed.items()}
 
 
 def checked(program: Program, feed: Any) -> dict[str, Any]:
-    """The feeds as arrays, each checked against its variable. Raises FeedError; a feed that the
-    program has no variable for warns.
+    """The feeds as arrays, each checked against its variable.
+
+    Raises FeedError; a feed that the program has no variable for warns.
     """
     block = program.global_block()
     found = {}
@@ -46,9 +46,7 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
         if var is None:
             likened = errors.close_to(str(name), block.vars)
             warnings.warn(
-                printable(
-                    f"feed {name}: the program has no such variable{likened}; it is left out"
-                ),
+                printable(f"feed {name}: the program has no such variable{likened}; it is left out"),
                 stacklevel=2,
             )
             continue
@@ -78,21 +76,16 @@ def _checked(var: Variable, value: Any) -> Any:
             value = np.asarray([value] if np.isscalar(value) else value, var.np_dtype)
         except (TypeError, ValueError) as e:
             raise errors.FeedError(
-                f"feed {var.name}: expected an array of {var.np_dtype}, found "
-                f"{type(value).__name__}: {e}"
+                f"feed {var.name}: expected an array of {var.np_dtype}, found {type(value).__name__}: {e}"
             ) from None
     return _checked_array(var, value)
 
 
 def _checked_sequences(var: Variable, tensor: LoDTensor) -> LoDTensor:
     if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.FeedError(
-            f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows"
-        )
+        raise errors.FeedError(f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
     if tensor.value.shape[0] >= 2**31:
-        raise errors.FeedError(
-            f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod"
-        )
+        raise errors.FeedError(f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod")
     return LoDTensor(_checked_array(var, tensor.value), tensor._lod)
 
 

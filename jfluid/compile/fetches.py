@@ -16,16 +16,16 @@ from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 
 
 def names_of(fetch_list: Any) -> tuple[list[str], list[Any]]:
-    """Names to fetch, and everything to keep when pruning (names, and operators that `minimize`
-    returned). Raises FetchError."""
+    """Names to fetch, and everything to keep when pruning (names, and operators that `minimize` returned).
+
+    Raises FetchError.
+    """
     if fetch_list is None:
         return [], []
     if isinstance(fetch_list, (Variable, str)):
         fetch_list = [fetch_list]
     if not isinstance(fetch_list, (list, tuple)):
-        raise errors.FetchError(
-            f"fetch_list: expected a list of Variables or names, found {type(fetch_list).__name__}"
-        )
+        raise errors.FetchError(f"fetch_list: expected a list of Variables or names, found {type(fetch_list).__name__}")
     names: list[str] = []
     targets: list[Any] = []
     for item in fetch_list:
@@ -35,9 +35,7 @@ def names_of(fetch_list: Any) -> tuple[list[str], list[Any]]:
         elif isinstance(item, (list, tuple)):
             targets += [t for t in _flatten(item) if isinstance(t, Operator)]
         else:
-            raise errors.FetchError(
-                f"fetch_list: expected Variables or names, found {type(item).__name__}: {item!r}"
-            )
+            raise errors.FetchError(f"fetch_list: expected Variables or names, found {type(item).__name__}: {item!r}")
     return names, targets
 
 
@@ -61,8 +59,7 @@ class Fetched:
     overwritten: bool = False
 
     def numpy(self, merged: bool = True) -> Any:
-        """A NumPy array (or a list of them, of an array of tensors); with `merged=False` a list of
-        each device's.
+        """A NumPy array (or a list of them, of an array of tensors); with `merged=False` a list of each device's.
 
         Raises FetchError for a value that no NumPy array can represent.
         """
@@ -72,19 +69,14 @@ class Fetched:
         return found[0] if merged else found
 
     def tensor(self, merged: bool = True) -> Any:
-        """A LoDTensor, SelectedRows or LoDTensorArray; with `merged=False` a list of each
-        device's.
-        """
+        """A LoDTensor, SelectedRows or LoDTensorArray; with `merged=False` a list of each device's."""
         if not self.divided:
             return to_tensor(self.parts[0], self.overwritten)
         found = self._tensors(merged)
         return found[0] if merged else found
 
     def _tensors(self, merged: bool) -> list[Any]:
-        tensors = [
-            p if isinstance(p, (LoDTensor, SelectedRows, LoDTensorArray)) else LoDTensor(p)
-            for p in self.parts
-        ]
+        tensors = [p if isinstance(p, (LoDTensor, SelectedRows, LoDTensorArray)) else LoDTensor(p) for p in self.parts]
         return [_merged(tensors, self.name)] if merged else tensors
 
 
@@ -98,11 +90,7 @@ def to_numpy(name: str, value: Any) -> Any:
     if isinstance(value, LoDTensorArray):
         return [to_numpy(name, v) for v in value]
     if not isinstance(value, LoDTensor) or value.lod():
-        what = (
-            f"rows in sequences, lod {value.lod()}"
-            if isinstance(value, LoDTensor)
-            else f"a {type(value).__name__}"
-        )
+        what = f"rows in sequences, lod {value.lod()}" if isinstance(value, LoDTensor) else f"a {type(value).__name__}"
         raise errors.FetchError(
             f"fetch {name}: it holds {what}, which a NumPy array cannot tell: "
             "fetch with return_numpy=False, and read .lod() and np.array() of the result"

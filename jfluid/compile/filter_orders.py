@@ -71,9 +71,7 @@ def wanted(
     return {name: order for name, order in orders.items() if ranks.get(name) == len(order)}
 
 
-def _on_cpus(
-    ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]
-) -> dict[str, Order]:
+def _on_cpus(ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]) -> dict[str, Order]:
     found = {}
     for name in [op.input("Filter")[0] for op in ops if op.type in _ON_CPUS]:
         sizes = shape(name)
@@ -82,9 +80,7 @@ def _on_cpus(
     return found
 
 
-def _on_gpus(
-    ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]
-) -> dict[str, Order]:
+def _on_gpus(ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None]) -> dict[str, Order]:
     found = {}
     for op in [op for op in ops if op.type in _ON_GPUS]:
         (name,), order = op.input("Filter"), _ON_GPUS[op.type]
@@ -103,8 +99,7 @@ def _capability(device: jax.Device) -> float:
 
 
 class Held:
-    """Holds the value of a tensor in another order, until somebody reads the tensor (see
-    `LoDTensor.expect`).
+    """Holds the value of a tensor in another order, until somebody reads the tensor (see `LoDTensor.expect`).
 
     Attributes:
         value: the array in that order.
@@ -160,8 +155,9 @@ class HeldTensors:
         ]
 
     def hold(self) -> None:
-        """Hold all tensors, whose values are on their devices. What another step holds in the same
-        order is shared with it.
+        """Hold all tensors, whose values are on their devices.
+
+        What another step holds in the same order is shared with it.
         """
         self.holders = [
             tensor._pending if _holds(tensor, *place) else Held(tensor, tensor.value, place[0])  # type: ignore[misc]

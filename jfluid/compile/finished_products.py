@@ -75,8 +75,7 @@ def scope(equation: Any, values: list[Value]) -> str:
 
 
 def readers(jaxpr: Any, results_read: Sequence[bool] | None) -> dict[Any, list[Any]]:
-    """Return the equations that read each variable, but those that only wait for it; None stands for
-    somebody outside.
+    """Return the equations that read each variable, but those that only wait for it; None stands for somebody outside.
 
     Args:
         results_read: which results are read outside; None for all.
@@ -256,9 +255,7 @@ def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value
     aval = equation.outvars[0].aval
     if np.shape(out.given()) != aval.shape:
         return None
-    array = direct_product.sloped(
-        origin.x, origin.y, columns.matrix_of(out.given()), activation, origin.over
-    )
+    array = direct_product.sloped(origin.x, origin.y, columns.matrix_of(out.given()), activation, origin.over)
     return _finished(origin, array, aval.shape)
 
 

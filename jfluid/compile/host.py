@@ -58,11 +58,7 @@ class Host:
             found = padding.trimmed(env[name])
             if definition.rows != "sequence":
                 return np.array(found)
-            return (
-                found
-                if isinstance(found, (LoDTensor, LoDTensorArray))
-                else LoDTensor(np.asarray(found))
-            )
+            return found if isinstance(found, (LoDTensor, LoDTensorArray)) else LoDTensor(np.asarray(found))
 
         ins = [
             [value(n) for n in op.inputs.get(s.name, ())]
@@ -76,18 +72,12 @@ class Host:
         outs = definition.function(*ins, **kwargs)
         ragged = [env[n] for n in op.input_arg_names if isinstance(env.get(n), Ragged)]
         for slot, out in zip(definition.outs, outs if isinstance(outs, tuple) else (outs,)):
-            for name, v in zip(
-                op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)
-            ):
+            for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):
                 if isinstance(v, LoDTensor):
                     env[name] = padding.padded(v)
                 elif v is not None:
                     v = np.asarray(v)
-                    env[name] = (
-                        padding.exact(ragged[0]).like(v)
-                        if ragged and definition.rows == "map"
-                        else v
-                    )
+                    env[name] = padding.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
     def _blocks(self, op: Operator, env: dict[str, Any], key: Any, scope: Any) -> None:
         """Run a loop, or a condition, whose block contains host operators."""
@@ -99,9 +89,7 @@ class Host:
         block = op.attrs["sub_block"]
         step = self._steps.get(block.idx)
         if step is None:
-            step = self._steps[block.idx] = self._compiled(
-                plan_block(block, sorted(outer_names(block)[1]))
-            )
+            step = self._steps[block.idx] = self._compiled(plan_block(block, sorted(outer_names(block)[1])))
         conditions = op.input("Condition") + op.input("Cond")
         for i in range(MOST_ITERATIONS):
             if not all(bool(np.all(np.asarray(rows_of(env[n])))) for n in conditions):
@@ -111,9 +99,7 @@ class Host:
             env.update((n, inner[n]) for n in step.plan.fetches if n in inner)
             if op.type != "while":
                 return
-        raise errors.OpError(
-            f"a loop ran {MOST_ITERATIONS} times and {', '.join(conditions)} still holds"
-        )
+        raise errors.OpError(f"a loop ran {MOST_ITERATIONS} times and {', '.join(conditions)} still holds")
 
 
 def _fold(key: Any, i: int) -> np.ndarray:
@@ -132,13 +118,9 @@ def _array_operator(op: Operator, definition: OpDef, env: dict[str, Any]) -> Non
         read(s, op.output(s.name)) for s in definition.reads if s.name in definition.carries
     ]
     if ins and ins[0] is None:
-        raise errors.OpError(
-            f"operator {op.type}: input {', '.join(op.input(definition.ins[0].name))} has no value"
-        )
+        raise errors.OpError(f"operator {op.type}: input {', '.join(op.input(definition.ins[0].name))} has no value")
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
-    ins = [
-        jax.tree.map(np.asarray, v) if s.name == "I" else v for s, v in zip(definition.reads, ins)
-    ]
+    ins = [jax.tree.map(np.asarray, v) if s.name == "I" else v for s, v in zip(definition.reads, ins)]
     for slot, out in zip(definition.outs, ragged_dispatch.call(definition, ins, kwargs)):
         for name, v in zip(op.output(slot.name), out if isinstance(out, list) else (out,)):
             env[name] = v

@@ -88,8 +88,7 @@ def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:
 
 
 def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, Any]) -> Array:
-    """Return the gradient of a convolution's image, with the parameters of the convolution that gives
-    it.
+    """Return the gradient of a convolution's image, with the parameters of the convolution that gives it.
 
     Args:
         grad: [batch, ..., out].
@@ -157,9 +156,7 @@ def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -
     direct = _directly_gradient(x, grad, params)
     if direct is not None:
         order = HELD[x.ndim]
-        return (
-            direct if held else lax.transpose(direct, sorted(range(x.ndim), key=order.__getitem__))
-        )
+        return direct if held else lax.transpose(direct, sorted(range(x.ndim), key=order.__getitem__))
     bands = _bands(grad, kernel, params)
     if bands > 1:
         x, grad, params = _in_bands(x, grad, params, bands)
@@ -170,9 +167,7 @@ def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -
     return _library(x, grad, params, (swapped, swapped, out_spec))
 
 
-def _product_of_windows(
-    x: Array, grad: Array, kernel: Sequence[int], held: bool, params: dict[str, Any]
-) -> Array:
+def _product_of_windows(x: Array, grad: Array, kernel: Sequence[int], held: bool, params: dict[str, Any]) -> Array:
     """Return a filter's gradient as the product of copies of all windows and `grad`."""
     filters, channels, out = grad.shape[-1], x.shape[-1], grad.shape[1:-1]
     positions = tuple(range(grad.ndim - 1))
@@ -184,13 +179,9 @@ def _product_of_windows(
     taps = windows.taps(padded, axes, kernel, (1,) * len(axes), out)
     if given:
         columns = jnp.stack(taps, axis=-1)  # [batch, ..., in, kernel]
-        return _dot(grad, columns, (positions, positions), params).reshape(
-            filters, channels, *kernel
-        )
+        return _dot(grad, columns, (positions, positions), params).reshape(filters, channels, *kernel)
     columns = jnp.stack(taps)  # [kernel, in, batch, ...]: what the product wants to read
-    return _dot(columns, grad, (tuple(range(2, columns.ndim)), positions), params).reshape(
-        *kernel, channels, filters
-    )
+    return _dot(columns, grad, (tuple(range(2, columns.ndim)), positions), params).reshape(*kernel, channels, filters)
 
 
 def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
@@ -201,9 +192,7 @@ def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
         params["window_strides"],
     )
     low = [before for before, _ in pads]
-    out = [
-        (n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(x.shape[1:], pads, w.shape[2:], strides)
-    ]
+    out = [(n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(x.shape[1:], pads, w.shape[2:], strides)]
     if not _is_plain(params) or min(*low, *(n - 1 for n in out)) < 0:
         return None
     if not _reach_images(low, out, w.shape[2:], strides):
@@ -220,10 +209,7 @@ def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array |
     """Return a filter's gradient, [*kernel, in, out], by machine code of our own, if that is faster."""
     pads, strides = params["padding"], params["rhs_dilation"]
     low = [before for before, _ in pads]
-    kernel = [
-        n + sum(pad) - (m - 1) * s
-        for n, pad, m, s in zip(x.shape[1:], pads, grad.shape[1:], strides)
-    ]
+    kernel = [n + sum(pad) - (m - 1) * s for n, pad, m, s in zip(x.shape[1:], pads, grad.shape[1:], strides)]
     if not _is_plain(params | {"rhs_dilation": ()}) or min(*low, *kernel) < 0:
         return None
     if any(s != 1 for s in params["window_strides"]):
@@ -237,9 +223,7 @@ def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array |
     return direct_convolution.gradient(x, grad, kernel, strides, low)
 
 
-def _reach_images(
-    low: Sequence[int], out: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
-) -> bool:
+def _reach_images(low: Sequence[int], out: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether windows read beyond the zeros that are before images."""
     return all(n <= (m - 1) * s + k for n, m, k, s in zip(low, out, kernel, strides))
 
@@ -300,9 +284,7 @@ def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> b
 
 
 def _bands(grad: Array, kernel: Sequence[int], params: dict[str, Any]) -> int:
-    """Return in how many bands of rows to divide images, so that there is a multiple of a vector of
-    them.
-    """
+    """Return in how many bands of rows to divide images, so that there is a multiple of a vector of them."""
     bands = _VECTOR // math.gcd(_VECTOR, grad.shape[0])
     usable = (
         _is_plain(params)
@@ -314,9 +296,7 @@ def _bands(grad: Array, kernel: Sequence[int], params: dict[str, Any]) -> int:
     return bands if usable else 1
 
 
-def _in_bands(
-    x: Array, grad: Array, params: dict[str, Any], bands: int
-) -> tuple[Array, Array, dict[str, Any]]:
+def _in_bands(x: Array, grad: Array, params: dict[str, Any], bands: int) -> tuple[Array, Array, dict[str, Any]]:
     """Return images and their gradients with each band of rows as an example, and the parameters.
 
     An image's band has the rows that the windows of the gradient's band reach over.
@@ -359,10 +339,7 @@ def _folded(x: Array, w: Array, params: dict[str, Any], folds: int) -> Array:
     blocks = columns // folds - 1 + wide
     x = windows.pad(x, (1, 2), ((top, bottom), (left, blocks * block - x.shape[2] - left)), 0)
     x = x.reshape(x.shape[0], x.shape[1], blocks, block * channels)
-    moved = [
-        windows.pad(w, (3,), ((across * j, wide * block - width - across * j),), 0)
-        for j in range(folds)
-    ]
+    moved = [windows.pad(w, (3,), ((across * j, wide * block - width - across * j),), 0) for j in range(folds)]
     w = jnp.stack(moved).reshape(folds, filters, channels, height, wide, block)
     w = w.transpose(3, 4, 5, 2, 0, 1).reshape(height, wide, block * channels, folds * filters)
     y = lax.conv_general_dilated(

@@ -23,9 +23,7 @@ from jfluid.compile.primitives import CALLS, ELEMENTWISE
 from jfluid.compile.traced_value import TURNED, Order, Value, inverse, permuted
 from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
-_REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
-)
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
 _WINDOWS = frozenset("reduce_window_max reduce_window_min reduce_window_sum".split())
 # Parameters of a window's primitives that have an entry for each dimension.
 _PER_DIMENSION = (
@@ -213,9 +211,7 @@ def _elementwise(equation: Any, values: list[Value]) -> list[Value]:
         out = equation.primitive.bind(*operands, **equation.params)
         return [Value(laid=o, order=v.order) if v.order else Value(o) for o, v in zip(out, values)]
     order, rank = _order(values), equation.outvars[0].aval.ndim
-    operands = [
-        v.laid(order) if a.aval.ndim == rank else v.given() for v, a in zip(values, equation.invars)
-    ]
+    operands = [v.laid(order) if a.aval.ndim == rank else v.given() for v, a in zip(values, equation.invars)]
     return _result(equation.primitive.bind(*operands, **equation.params), order)
 
 
@@ -282,9 +278,7 @@ def _reshape(equation: Any, values: list[Value]) -> list[Value] | None:
     return _result(found, tuple(after))
 
 
-def _divided(
-    before: Sequence[int], after: Sequence[int]
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+def _divided(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """Which dimensions of a shape become which ones of another, each time as few as have one size, and those of 1
     that only one shape has, with what is before them; None where that cannot be said.
     """
@@ -359,22 +353,20 @@ def _convolution(values: list[Value], params: dict[str, Any]) -> list[Value] | N
     if numbers.lhs_spec == plain and numbers.out_spec == plain:
         x = lhs.laid(last)
         if numbers.rhs_spec == swapped and rhs.mirror is not None:
-            return _result(
-                image_convolution.input_gradient(x, _filter(rhs.mirror), _filter(rhs), params), last
-            )
+            return _result(image_convolution.input_gradient(x, _filter(rhs.mirror), _filter(rhs), params), last)
         return _result(image_convolution.forward(x, _filter(rhs), params), last)
     if lhs.order == last or rhs.order == last:
         if numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == swapped:
             x, grad = lhs.laid(last), rhs.laid(last)
-            return [
-                Value(make=lambda held: image_convolution.filter_gradient(x, grad, held, params))
-            ]
+            return [Value(make=lambda held: image_convolution.filter_gradient(x, grad, held, params))]
     return None
 
 
 def _product(equation: Any, values: list[Value]) -> list[Value] | None:
-    """Apply a product of two matrices in single precision. `jax.vjp` gives a weight's gradient as that of the
-    gradient and what came in, and turns it round: it may be computed either way.
+    """Apply a product of two matrices in single precision.
+
+    `jax.vjp` gives a weight's gradient as that of the gradient and what came in, and turns it round: it may
+    be computed either way.
     """
     arrays = [a.aval for a in (*equation.invars, *equation.outvars)]
     if any(a.ndim != 2 or a.dtype != np.float32 for a in arrays):

@@ -1,5 +1,6 @@
-"""What JAX keeps of functions with which programs are traced and computed. It has no bound in bytes, and for traces none
-at all: so they are forgotten when there are many.
+"""What JAX keeps of functions with which programs are traced and computed.
+
+It has no bound in bytes, and for traces none at all: so they are forgotten when there are many.
 
 JAX traces each function of `jax.numpy` anew for other shapes, and keeps that as long as the function, which is as long as
 the process. Of what operations outside of programs are compiled to it keeps thousands, of 1.4 MB each.

@@ -221,8 +221,7 @@ def entry_of_items(
     if not all(d is not None and registry.is_built_in(d) for d in definitions):
         return None  # an operator of the user, or a declared function
     operators = [
-        (op.type, op.inputs, op.outputs, sorted((n, named(v)) for n, v in op.attrs.items()))
-        for _, op, _ in items
+        (op.type, op.inputs, op.outputs, sorted((n, named(v)) for n, v in op.attrs.items())) for _, op, _ in items
     ]
     return Entry(folder, (operators, *identity), [device], options, beside)
 
@@ -341,9 +340,7 @@ def _save_after(results: Any, file: _File, compiled: Any) -> None:
 
     def save() -> None:
         try:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the next run has taken them, or the run failed
+            with contextlib.suppress(RuntimeError):  # the next run has taken them, or the run failed
                 jax.block_until_ready(results)
             _save(file, compiled)
         finally:

@@ -63,8 +63,9 @@ def _walk(jaxpr: Any, given: Sequence[bool]) -> tuple[list[bool], bool]:
 
 
 def _inner(equation: Any, ones: Sequence[bool]) -> Iterator[tuple[Any, Sequence[bool]]]:
-    """Yield the jaxprs that an equation calls, and which of their arguments are one number. XLA moves constants into
-    loops and branches.
+    """Yield the jaxprs that an equation calls, and which of their arguments are one number.
+
+    XLA moves constants into loops and branches.
     """
     params, name = equation.params, equation.primitive.name
     if name == "while":

@@ -1,6 +1,4 @@
-"""Bounds of loops: how often a loop runs at most, and the sizes of its arrays, derived from its
-counter.
-"""
+"""Bounds of loops: how often a loop runs at most, and the sizes of its arrays, derived from its counter."""
 
 import math
 from collections.abc import Mapping
@@ -85,36 +83,26 @@ class _Walk:
 
 
 def _number(value: Any) -> int | None:
-    if (
-        value is None
-        or isinstance(value, (TensorArray, RankTable, Ragged))
-        or not static_values.is_static(value)
-    ):
+    if value is None or isinstance(value, (TensorArray, RankTable, Ragged)) or not static_values.is_static(value):
         return None
     array = np.asarray(value)
     return int(array.reshape(())) if array.size == 1 else None
 
 
 def bound(block: Block, condition: str, env: Mapping[str, Any]) -> Bound | None:
-    """How often the loop over `block` runs while `condition` holds; None if its counter does not
-    determine it.
-    """
+    """How often the loop over `block` runs while `condition` holds; None if its counter does not determine it."""
     return _bound_of(_Walk(block, env), block, condition, len(block.ops))
 
 
 def _bound_of(walk: _Walk, block: Block, name: str, end: int) -> Bound | None:
-    writer = max(
-        (i for i, op in enumerate(block.ops[:end]) if name in op.output_arg_names), default=None
-    )
+    writer = max((i for i, op in enumerate(block.ops[:end]) if name in op.output_arg_names), default=None)
     if writer is None:
         return None
     op = block.ops[writer]
     if op.type == "assign":
         return _bound_of(walk, block, op.input("X")[0], writer)
     if op.type == "logical_and":
-        found = [
-            b for slot in ("X", "Y") if (b := _bound_of(walk, block, op.input(slot)[0], writer))
-        ]
+        found = [b for slot in ("X", "Y") if (b := _bound_of(walk, block, op.input(slot)[0], writer))]
         return Bound(min(b.most for b in found), False) if found else None
     swapped = op.type in ("greater_than", "greater_equal")
     if op.type not in ("less_than", "less_equal") and not swapped:
@@ -153,9 +141,7 @@ def _limit(walk: _Walk, block: Block, name: str) -> tuple[int | None, bool]:
     return None, False
 
 
-def places(
-    block: Block, array: str, env: Mapping[str, Any], bound: Bound | None, held: int
-) -> int | None:
+def places(block: Block, array: str, env: Mapping[str, Any], bound: Bound | None, held: int) -> int | None:
     """The size that an array needs in the loop; None if unknown."""
     walk = _Walk(block, env)
     needed, appended = held, 0

@@ -1,6 +1,4 @@
-"""Lowering: operators to a traced function, gradients through the closures of their forward
-operators.
-"""
+"""Lowering: operators to a traced function, gradients through the closures of their forward operators."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
@@ -130,9 +128,7 @@ class Lowering:
         rows = jnp.where(table[places, :1] != 0, table[places], rows)
         env[refusals.TABLE] = table.at[places].set(rows)
 
-    def _refused(
-        self, op: Operator, rules: list[refusals.Rule], inputs: dict[str, Any], attrs: Any
-    ) -> Any:
+    def _refused(self, op: Operator, rules: list[refusals.Rule], inputs: dict[str, Any], attrs: Any) -> Any:
         return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
@@ -177,17 +173,13 @@ class Lowering:
             drawn = batched_random.standard(kinds, keys, sizes)
             self.drawn.update(zip(places, drawn, strict=True))
 
-    def _apply(
-        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
-    ) -> tuple[Any, ...] | None:
+    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
         if at in self.pairs and at not in self.backward:
             return self._pull(at, op, definition, env)
         if definition.fn is None:
             self._structure(at, op, definition, env)
             return None
-        inputs = [_gather(op, s, env) for s in definition.ins] + [
-            _carried(op, c, env) for c in definition.carries
-        ]
+        inputs = [_gather(op, s, env) for s in definition.ins] + [_carried(op, c, env) for c in definition.carries]
         if at in self.of_rows and table_gradients.pays(*inputs):
             table, ids, grad = inputs
             padding = op.attrs.get("padding_idx", -1)
@@ -205,9 +197,7 @@ class Lowering:
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
         if outs is not None:
             return outs
-        return self._repeated.call(
-            self._function(at, definition, kwargs), definition, inputs, kwargs
-        )
+        return self._repeated.call(self._function(at, definition, kwargs), definition, inputs, kwargs)
 
     def _key(self, uid: int) -> Any:
         """The random key of an operator."""
@@ -221,23 +211,15 @@ class Lowering:
             if (n := name.removeprefix(LONGEST)) in env
         )
 
-    def _function(
-        self, at: int, definition: OpDef, kwargs: dict[str, Any]
-    ) -> Callable[..., tuple[Any, ...]]:
+    def _function(self, at: int, definition: OpDef, kwargs: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
         return lambda *values: self._call(at, definition, list(values), kwargs)
 
-    def _call(
-        self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _call(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run an operator whose gradient nobody wants."""
         return ragged_dispatch.call(definition, inputs, kwargs)
 
-    def _fold(
-        self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...] | None:
-        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else
-        None.
-        """
+    def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else None."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
@@ -246,26 +228,17 @@ class Lowering:
         small = all(v.size <= 64 for v in jax.tree.leaves(outs))
         return jax.tree.map(np.asarray, outs) if small else None
 
-    def _keep(
-        self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _keep(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run a forward operator, and keep its `jax.vjp` closure for its gradient operator."""
         grad_op = self.items[self.backward[at]][1]
-        wanted = [
-            any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ()))
-            for s in definition.reads
-        ]
+        wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
         function = self._function(at, definition, kwargs)
-        outs, self.closures[at] = self._repeated.vjp(
-            function, definition, inputs, kwargs, wanted, used
-        )
+        outs, self.closures[at] = self._repeated.vjp(function, definition, inputs, kwargs, wanted, used)
         return outs
 
     def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-        """Lower an operator with blocks inside; if its gradient is needed, keep the closure for
-        it.
-        """
+        """Lower an operator with blocks inside; if its gradient is needed, keep the closure for it."""
         lower = control.STRUCTURES[op.type]
         if at not in self.backward:
             env.update(lower(self, op, env))
@@ -312,9 +285,7 @@ class Lowering:
 
         self.closures[at] = backward
 
-    def _pull(
-        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...]:
         """Run a gradient operator through the closure of its forward operator."""
         forward = definition.forward
         assert forward is not None
@@ -325,31 +296,24 @@ class Lowering:
         grads = self.closures.pop(self.pairs[at])(cotangents)
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
 
-    def _cotangents(
-        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
-    ) -> list[Any]:
+    def _cotangents(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> list[Any]:
         """The gradients of its forward operator's outputs that a gradient operator reads."""
         assert definition.forward is not None
         outs = definition.ins[len(definition.ins) - len(definition.forward.outs) :]
         return [_gather(op, s, env) for s in outs]
 
     def _without_padding(self, names: Iterable[str], cotangent: Any) -> Any:
-        """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or
-        ones).
-        """
+        """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or ones)."""
         parts = cotangent if isinstance(cotangent, list) else [cotangent]
         found = [
-            self._unpadded(n, v) if isinstance(v, Ragged) and n not in self.derived else v
-            for n, v in zip(names, parts)
+            self._unpadded(n, v) if isinstance(v, Ragged) and n not in self.derived else v for n, v in zip(names, parts)
         ]
         return found if isinstance(cotangent, list) else (found[0] if found else None)
 
     def _unpadded(self, name: str, value: Ragged) -> Ragged:
         return value.like(value.zeroed())
 
-    def _store(
-        self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]
-    ) -> None:
+    def _store(self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]) -> None:
         if definition.forward is not None or op.type == "sum":
             self.derived.update(op.output_arg_names)
         for slot, value in zip(definition.outs, outs):
@@ -362,9 +326,7 @@ class Lowering:
                 env[name] = self._stopped(op, name, v)
                 if self.watch is not None:
                     self.watch += [
-                        (op, name, jnp.isfinite(x).all())
-                        for x in jax.tree.leaves(v)
-                        if gradients.differentiable(x)
+                        (op, name, jnp.isfinite(x).all()) for x in jax.tree.leaves(v) if gradients.differentiable(x)
                     ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
@@ -375,10 +337,9 @@ class Lowering:
         var = op.block.find_var_recursive(name)
         return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
 
-    def block(
-        self, block: Block, env: dict[str, Any], key: Any = None, ops: slice = slice(None)
-    ) -> dict[str, Any]:
+    def block(self, block: Block, env: dict[str, Any], key: Any = None, ops: slice = slice(None)) -> dict[str, Any]:
         """Lower an inner block, or some of its operators, over a copy of `env`; returns that copy.
+
         It may run conditionally: nothing is watched.
         """
         inner = Lowering(live_ops(block)[ops], self.key if key is None else key)
@@ -403,9 +364,7 @@ class Reached(Exception):  # no error
 
 
 class _Seeded:
-    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed
-    have none.
-    """
+    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed have none."""
 
     def __init__(self, seeded: set[str], written: list[str]):
         self.flags = [n in seeded for n in written]
@@ -417,11 +376,7 @@ class _Seeded:
 
 
 def _stop(leaf: Any) -> Any:
-    return (
-        jax.lax.stop_gradient(leaf)
-        if isinstance(leaf, jax.core.Tracer) and gradients.differentiable(leaf)
-        else leaf
-    )
+    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) and gradients.differentiable(leaf) else leaf
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
@@ -451,14 +406,10 @@ def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> An
 
 
 def pairs_of(items: list[Item]) -> dict[int, int]:
-    """For each derived gradient operator the position of its forward operator, where both are in
-    `items`.
-    """
+    """For each derived gradient operator the position of its forward operator, where both are in `items`."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
-    wanted = {
-        definition.forward.type for _, _, definition in items if definition.forward is not None
-    }
+    wanted = {definition.forward.type for _, _, definition in items if definition.forward is not None}
     # the forward operators that have names in a slot, the last one last
     having: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
     for at, (_, op, definition) in enumerate(items):
@@ -482,9 +433,7 @@ def _last_matching(
     op: Operator,
     forward: OpDef,
 ) -> int | None:
-    """The position of the last forward operator, that has no gradient operator yet, of a gradient
-    operator.
-    """
+    """The position of the last forward operator, that has no gradient operator yet, of a gradient operator."""
     named = [
         having.get((forward.type, slot.name, tuple(names)), [])
         for slot in forward.ins + forward.outs
@@ -500,9 +449,7 @@ def _last_matching(
 
 
 def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
-    """Whether every slot and attribute that the gradient operator names agrees with the forward
-    operator.
-    """
+    """Whether every slot and attribute that the gradient operator names agrees with the forward operator."""
     seen = False
     for name in forward.attrs:
         if name in op.attrs and name in grad_op.attrs and op.attrs[name] != grad_op.attrs[name]:
@@ -549,9 +496,7 @@ def with_known(value: Any, number: Any, longest: bool = False) -> Any:
 def _traced_back(
     here: Path, op: Operator, env: Mapping[str, Any], error: static_values.Unknown
 ) -> static_values.Unknown:
-    """The error with the operator that asked, and the variable that holds the value; the outermost
-    that does.
-    """
+    """The error with the operator that asked, and the variable that holds the value; the outermost that does."""
     found = _located(here[-1], op, env, error)
     assert isinstance(found, static_values.Unknown)  # `_located` keeps the class
     found.value, found.path, found.name = error.value, error.path or here, error.name
@@ -572,17 +517,14 @@ def _traced_back(
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
-    """The error with the operator, its shapes, and the user's line that made it. An inner
-    operator's error stays as it is.
+    """The error with the operator, its shapes, and the user's line that made it.
+
+    An inner operator's error stays as it is.
     """
-    if isinstance(error, errors.JFluidError) and (
-        error.located or isinstance(error, errors.UnsupportedOpError)
-    ):
+    if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
         return error
     kind = errors.OutOfMemoryError if memory.is_lack(error) else errors.OpError
-    found = (type(error) if isinstance(error, errors.JFluidError) else kind)(
-        _where(position, op, env, error)
-    )
+    found = (type(error) if isinstance(error, errors.JFluidError) else kind)(_where(position, op, env, error))
     found.located = True
     return found
 
@@ -592,9 +534,7 @@ def _where(position: int, op: Operator, env: Mapping[str, Any], error: Exception
         v = env.get(name)
         return name if v is None or not hasattr(v, "shape") else f"{name} {v.dtype}{list(v.shape)}"
 
-    ins = "; ".join(
-        f"{s}: {', '.join(map(show, names))}" for s, names in op.inputs.items() if names
-    )
+    ins = "; ".join(f"{s}: {', '.join(map(show, names))}" for s, names in op.inputs.items() if names)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     site = f"\n  made at: {op.callsite}" if op.callsite else ""
     return f"operator {op.type} (position {position} of its block) failed: {first}\n  inputs: {ins}{site}"

@@ -26,9 +26,7 @@ def is_large(values: Iterable[Any]) -> bool:
 
 
 def size_of(leaf: Any) -> int:
-    """Return the bytes of an array, or of what stands for one while a step is traced; 0 where a size is a
-    symbol.
-    """
+    """Return the bytes of an array, or of what stands for one while a step is traced; 0 where a size is a symbol."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or not all(isinstance(size, int | np.integer) for size in shape):
         return 0
@@ -40,8 +38,7 @@ def check(name: str, value: Any) -> None:
     for leaf in jax.tree.leaves(value):
         if size_of(leaf) > _MOST:
             raise errors.OutOfMemoryError(
-                f"{name} would have {size_of(leaf)} bytes, of shape {list(leaf.shape)}: more than any "
-                "memory holds"
+                f"{name} would have {size_of(leaf)} bytes, of shape {list(leaf.shape)}: more than any memory holds"
             )
 
 
@@ -68,11 +65,7 @@ def named(error: BaseException, program: Program | None = None) -> errors.OutOfM
     largest = None if program is None else max(program.list_vars(), key=_bytes, default=None)
     if largest is not None:
         op = largest.op
-        by = (
-            f", which operator {op.type} makes{f' ({op.callsite})' if op.callsite else ''}"
-            if op
-            else ""
-        )
+        by = f", which operator {op.type} makes{f' ({op.callsite})' if op.callsite else ''}" if op else ""
         text += f"\n  the largest variable of the program: {largest.name} {list(largest.shape)}{by}"
     found = errors.OutOfMemoryError(
         f"{text}\n  feed smaller batches, make the shapes smaller, or use a device with more memory"

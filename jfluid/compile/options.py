@@ -1,5 +1,6 @@
-"""XLA's options for each program. The process's own flags (XLA_FLAGS) are not changed, and take
-precedence.
+"""XLA's options for each program.
+
+The process's own flags (XLA_FLAGS) are not changed, and take precedence.
 """
 
 import functools
@@ -63,11 +64,7 @@ def options(
     if platform.machine().lower() in ("x86_64", "amd64"):
         found |= _LIBRARIES
     found = {name: value for name, value in found.items() if name not in given}
-    return (
-        found
-        if jax.__version_info__[:2] <= _KNOWN
-        else {n: v for n, v in found.items() if _understood(n, v)}
-    )
+    return found if jax.__version_info__[:2] <= _KNOWN else {n: v for n, v in found.items() if _understood(n, v)}
 
 
 def without_library() -> dict[str, str]:

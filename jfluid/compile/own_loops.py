@@ -9,9 +9,7 @@ from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 class OwnLoops:
     """See `jfluid.ops.sequence_loops.SequenceLoops`."""
 
-    def lstm(
-        self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm
-    ) -> tuple[Array, Array] | None:
+    def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:
         from jfluid.machine_code import direct_lstm  # LLVM, which few programs need
 
         suits = direct_lstm.suits(x, arrays)

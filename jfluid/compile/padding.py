@@ -1,5 +1,4 @@
-"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a
-compiled program.
+"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
 
 Sizes are taken from a geometric ladder. A step remembers the sizes that it was compiled for and
 uses them again if they fit and do not waste much; after `MOST` of them a new size includes all
@@ -73,11 +72,7 @@ class Size(NamedTuple):
         if other.uniform:
             return self == other
         if len(self.numbers) == 1:  # dozens of slots a step are of one level
-            return (
-                self.rows <= other.rows
-                and self.longest <= other.longest
-                and self.numbers == other.numbers
-            )
+            return self.rows <= other.rows and self.longest <= other.longest and self.numbers == other.numbers
         if self.numbers[:1] != other.numbers[:1]:
             return False
         return (
@@ -196,10 +191,7 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
     if size.uniform:
         return Ragged(values, (Level(None, size.longest[0], size.numbers[0]),), exact=True)
     levels = tuple(
-        [
-            Level(extended(offsets, n), longest)
-            for offsets, n, longest in zip(lod, size.numbers, size.longest)
-        ]
+        [Level(extended(offsets, n), longest) for offsets, n, longest in zip(lod, size.numbers, size.longest)]
     )
     if values.shape[0] < size.rows:
         rows = np.asarray(values)
@@ -218,21 +210,15 @@ def fill_rows(array: np.ndarray, rows: np.ndarray) -> None:
 def extended(offsets: np.ndarray, number: int) -> np.ndarray:
     """Offsets of a level with empty sequences at its end, `number` in all."""
     missing = number + 1 - len(offsets)
-    return (
-        np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
-    )
+    return np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
 
 
 def trimmed(value: Any) -> Any:
-    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place
-    of `Ragged`.
-    """
+    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
     if isinstance(value, TensorArray):
         if value.buffer is not None:
             length = int(np.asarray(value.length))
-            return LoDTensorArray(
-                trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length)
-            )
+            return LoDTensorArray(trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length))
         return LoDTensorArray(map(trimmed, value.items))
     if isinstance(value, ops_rows.SelectedRows):
         rows = np.asarray(value.rows)
@@ -279,9 +265,7 @@ def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def padded(tensor: LoDTensor) -> Ragged:
-    """The output of a host operator, padded to a bucket, so that later segments are compiled for
-    few sizes.
-    """
+    """The output of a host operator, padded to a bucket, so that later segments are compiled for few sizes."""
     values = np.asarray(tensor.value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:

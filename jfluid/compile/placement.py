@@ -1,6 +1,4 @@
-"""Where a step runs: one device, one device of each process, or (in `parallel`) replicas on
-several.
-"""
+"""Where a step runs: one device, one device of each process, or (in `parallel`) replicas on several."""
 
 import math
 import warnings
@@ -156,9 +154,7 @@ class Placement(ABC):
     def compiled(self, at: int, function: Function) -> Function:
         """Segment `at`, jitted. The first arguments are donated."""
 
-    def executables(
-        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
-    ) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         """Return what calls segment `at`, compiled when it is called.
 
         Args:
@@ -191,8 +187,9 @@ class Placement(ABC):
         return results
 
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
-        """A value on which shapes in segment `at` depend, for tracing. Raises UnsupportedError if
-        there are several.
+        """A value on which shapes in segment `at` depend, for tracing.
+
+        Raises UnsupportedError if there are several.
 
         Args:
             value: of a feed or the Scope; if `computed`, of operators that ran before the segment.
@@ -222,15 +219,14 @@ class Placement(ABC):
         return [value]
 
     def merged(self, name: str, value: Any) -> np.ndarray | None:
-        """A fetch with the rows of all parts in order, for the user to keep; None where they have to
-        be joined first.
-        """
+        """A fetch with the rows of all parts in order, for the user to keep; None where they have to be joined first."""
         return None
 
 
 class OneDevice(Placement):
-    """A device of this process. Sequences are padded to few sizes, unless an operator needs exact
-    rows.
+    """A device of this process.
+
+    Sequences are padded to few sizes, unless an operator needs exact rows.
     """
 
     pads = True
@@ -360,9 +356,7 @@ class OneDevice(Placement):
         """What says, beside the plan and the device, what segments are."""
         return ()
 
-    def executables(
-        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
-    ) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         # A startup program gives the same parameters each time, to the last bit.
         fixed = self.plan.starts_anew or not self.pads or self.divides
         interprets = None if fixed else device_of_interpreter(self.device)
@@ -375,9 +369,7 @@ class OneDevice(Placement):
         return options(self.device, quickly=once, operators=len(plan.block.ops), numbers=numbers)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Call the segment; when an operator does not support padded rows, without padding from now
-        on.
-        """
+        """Call the segment; when an operator does not support padded rows, without padding from now on."""
         if self._buckets.exact:
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
@@ -426,11 +418,7 @@ class Processes(OneDevice):
         segment = self.plan.segments[at]
         if not segment.collective:
             return super().lower(at, env, key, watch, known, first)
-        own = (
-            None
-            if key is None
-            else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
-        )
+        own = None if key is None else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
         if first is None:
             items = collective_jit.fused(segment.ops)
             gives = segment.gives
@@ -462,9 +450,7 @@ class Processes(OneDevice):
             else super().compiled(at, function)
         )
 
-    def executables(
-        self, at: int, fresh: Callable[[], Function], entry: Entry | None = None
-    ) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         if self.plan.segments[at].collective:
             return self.compiled(at, fresh())  # which does the same for what all processes run
         return super().executables(at, fresh, entry)
@@ -510,7 +496,5 @@ def _unwrapped(value: Any) -> Any:
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
     """Move values to their devices. NumPy arrays are copied, since users may change them."""
     # JAX takes an array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
-    own = {
-        n: aligned_memory.copied(v) if isinstance(v, np.ndarray) else v for n, v in values.items()
-    }
+    own = {n: aligned_memory.copied(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
     return jax.device_put(own, dict(homes))  # type: ignore[no-any-return]

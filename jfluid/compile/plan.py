@@ -80,20 +80,12 @@ def unsupported(program: Program) -> None:
     if missing:
         raise errors.UnsupportedOpError(*missing, where=missing.values())
     for why in dict.fromkeys(absent.values()):
-        raise errors.UnsupportedError(
-            f"operators {', '.join(t for t in absent if absent[t] == why)}: {why}"
-        )
+        raise errors.UnsupportedError(f"operators {', '.join(t for t in absent if absent[t] == why)}: {why}")
 
 
 def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:
-    """Operators with their positions and definitions, without the feed and fetch operators of a
-    saved model.
-    """
-    return [
-        (i, op, registry.get(op.type))
-        for i, op in enumerate(block.ops)
-        if op.type not in ("feed", "fetch")
-    ]
+    """Operators with their positions and definitions, without the feed and fetch operators of a saved model."""
+    return [(i, op, registry.get(op.type)) for i, op in enumerate(block.ops) if op.type not in ("feed", "fetch")]
 
 
 def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan:
@@ -120,20 +112,14 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
 
 
 def plan_block(block: Block, needed: Sequence[str]) -> Plan:
-    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of
-    its outputs are kept.
-    """
+    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of its outputs are kept."""
     return _cut(block, [], list(needed), in_loop=True)
 
 
 def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> Plan:
     segments: list[Segment] = []
     for item in live_ops(block):
-        host = (
-            item[2].on_host(item[1])
-            or _runs_on_host(item[1])
-            or (in_loop and _handles_array(item[1]))
-        )
+        host = item[2].on_host(item[1]) or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
@@ -169,11 +155,7 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
     for name in fetches:
         if name not in written and name not in feeds:
             state[name] = None
-    updated = [
-        n
-        for n in sorted(changed)
-        if (v := block.find_var_recursive(n)) is not None and v.persistable
-    ]
+    updated = [n for n in sorted(changed) if (v := block.find_var_recursive(n)) is not None and v.persistable]
     needed = set(fetches) | set(updated)
     for segment in reversed(segments):
         writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
@@ -190,8 +172,9 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
 
 
 def _left_as_they_are(op: Operator) -> set[str]:
-    """Return the variables that an operator reads and gives back: statistics, where it does not renew them. Steps that
-    run side by side on one scope would overwrite them for each other.
+    """Return the variables that an operator reads and gives back: statistics, where it does not renew them.
+
+    Steps that run side by side on one scope would overwrite them for each other.
     """
     renews = op.attrs.get("trainable_statistics") or not op.attrs.get("is_test")
     if op.type not in _NORMALISE or (renews and not op.attrs.get("use_global_stats")):
@@ -204,9 +187,7 @@ def _kept_outputs(op: Operator, definition: OpDef) -> list[str]:
     """The persistable outputs whose value of the step before the operator reads."""
     names = [n for slot in definition.carries for n in op.output(slot)]
     found = [op.block.find_var_recursive(n) for n in names]
-    return [
-        v.name for v in found if v is not None and v.persistable and v.type == VarType.LOD_TENSOR
-    ]
+    return [v.name for v in found if v is not None and v.persistable and v.type == VarType.LOD_TENSOR]
 
 
 def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
@@ -234,9 +215,7 @@ def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
     ops = plan.segments[at].ops
     item = next(item for item in ops if item[0] == position)
     op = item[1]
-    differentiated = {
-        o.attrs.get("sub_block") for s in plan.segments for _, o, _ in s.ops if "_grad" in o.type
-    }
+    differentiated = {o.attrs.get("sub_block") for s in plan.segments for _, o, _ in s.ops if "_grad" in o.type}
     if op.type not in ("while", "conditional_block") or op.attrs["sub_block"] in differentiated:
         return None
     first = before(ops, position, reads_of(op))
@@ -275,16 +254,12 @@ def _runs_on_host(op: Operator) -> bool:
     if joined & set(op.output("Out")) and not any(o.type == "while_grad" for o in others):
         return True
     return any(
-        registry.get(inner.type).on_host(inner) or _runs_on_host(inner)
-        for b in op.sub_blocks()
-        for inner in b.ops
+        registry.get(inner.type).on_host(inner) or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops
     )
 
 
 def _handles_array(op: Operator) -> bool:
-    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop
-    to the next.
-    """
+    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop to the next."""
     found = [op.block.find_var_recursive(n) for n in op.input_arg_names + op.output_arg_names]
     return any(v is not None and v.type == VarType.LOD_TENSOR_ARRAY for v in found)
 
@@ -296,35 +271,22 @@ def _structure_reads(op: Operator, written: set[str]) -> list[str]:
     found = []
     for name in sorted(reads_of(op)):
         var = op.block.find_var_recursive(name)
-        if (
-            name in written
-            or var is None
-            or var.persistable
-            or (name in read and var.type != VarType.LOD_TENSOR_ARRAY)
-        ):
+        if name in written or var is None or var.persistable or (name in read and var.type != VarType.LOD_TENSOR_ARRAY):
             found.append(name)
     return found
 
 
-def _check_fetches(
-    block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]
-) -> None:
+def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]) -> None:
     for name in fetches:
         var = block.find_var_recursive(name)
         if name not in written and name not in feeds and (var is None or not var.persistable):
             known = written | set(feeds)
-            what = (
-                "the program computes no such variable"
-                if var is None
-                else "no operator of the program writes it"
-            )
+            what = "the program computes no such variable" if var is None else "no operator of the program writes it"
             raise errors.FetchError(f"fetch {name}: {what}" + errors.close_to(name, known))
 
 
 def op_uid(op: Operator) -> int:
-    """A number that identifies the operator's random stream: it stays when operators are added,
-    removed or moved.
-    """
+    """A number that identifies the operator's random stream: it stays when operators are added, removed or moved."""
     first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
     return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
 
@@ -332,9 +294,7 @@ def op_uid(op: Operator) -> int:
 def twin_uid(op: Operator, forward: OpDef) -> int:
     """As `op_uid` of the forward operator that gradient operator `op` belongs to."""
     for slot in forward.outs:
-        names = op.inputs.get(slot.name) or [
-            n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())
-        ]
+        names = op.inputs.get(slot.name) or [n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())]
         if names:
             return zlib.crc32(names[0].split("@RECOMPUTE")[0].encode())
     return 0

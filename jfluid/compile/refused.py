@@ -22,10 +22,7 @@ Rows = dict[int, tuple[int, list[Rule]]]
 def refuses(items: Sequence[Item]) -> bool:
     """Return whether operators, or those in their blocks, may refuse values."""
     return any(
-        rule.applies(op)
-        for item in items
-        for _, op, definition in _with_inner(item)
-        for rule in definition.refuses
+        rule.applies(op) for item in items for _, op, definition in _with_inner(item) for rule in definition.refuses
     )
 
 
@@ -64,6 +61,7 @@ class Refusals:
 
     def check(self, tables: np.ndarray) -> None:
         """Raise OperandError where a table, [refusals, WIDTH] of each of several parts, has a row.
+
         That of the first operator is told.
         """
         wrong = tables[:, :, 0].any(axis=0)

@@ -99,11 +99,10 @@ class Repeat:
             return None
         return cls(program, inner, scope, fetch_list, feed, step, fetched, key)
 
-    def run(
-        self, program: Any, feed: Any, fetch_list: Any, scope: Scope, merged: bool = True
-    ) -> list[Any] | None:
-        """Run the step; returns its fetches as NumPy arrays. None, and nothing has run, if anything
-        differs.
+    def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope, merged: bool = True) -> list[Any] | None:
+        """Run the step; returns its fetches as NumPy arrays.
+
+        None, and nothing has run, if anything differs.
         """
         if type(feed) is list and self._fetched is None:
             feed = _only(feed)
@@ -132,12 +131,7 @@ class Repeat:
         elif batch.forms is not self._forms and batch.forms != self._forms:
             return None
         state = self._state()
-        if (
-            state is None
-            or state.scope() is not scope
-            or state.stale()
-            or flags.changes() != self._flags
-        ):
+        if state is None or state.scope() is not scope or state.stale() or flags.changes() != self._flags:
             return None
         if batch is not None and self._placement.takes(batch):
             entered: Mapping[str, Any] | None = batch.values
@@ -195,8 +189,9 @@ def _only(feed: Any) -> Any:
 
 
 def _form(value: Any) -> Form | None:
-    """What must not change of a feed that was checked; None for one that is to be checked each
-    time. A lod that does not describe its rows has no form.
+    """What must not change of a feed that was checked; None for one that is to be checked each time.
+
+    A lod that does not describe its rows has no form.
     """
     if type(value) is np.ndarray:
         return value.dtype, value.shape

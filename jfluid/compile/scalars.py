@@ -1,6 +1,4 @@
-"""Values of one element on GPUs, such as learning rates and the powers of Adam's betas: read as parts of
-an array.
-"""
+"""Values of one element on GPUs, such as learning rates and the powers of Adam's betas: read as parts of an array."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -40,9 +38,7 @@ def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def shared_rates(items: Iterable[Item]) -> set[str]:
-    """Return the learning rates of many updates of parameters of few shapes, which read no state of one
-    element.
-    """
+    """Return the learning rates of many updates of parameters of few shapes, which read no state of one element."""
     shapes: dict[str, list[Any]] = {}
     for _, op, _ in items:
         if len(op.inputs.get(RATE, ())) == 1 and "Beta1Pow" not in op.inputs:

@@ -39,9 +39,7 @@ def of(equation: Any, arrays: Sequence[Array], taken: Taken | None) -> Taken | N
     return taken if keeps_columns(equation.primitive.name, given, after) else None
 
 
-def beside(
-    parts: Sequence[Taken | None], array: Callable[[int], Array], equation: Any
-) -> Array | None:
+def beside(parts: Sequence[Taken | None], array: Callable[[int], Array], equation: Any) -> Array | None:
     """Return matrices side by side, of which some are rows of one table, neighbours; None where too few are.
 
     Args:
@@ -68,9 +66,7 @@ def beside(
     return found
 
 
-def from_strips(
-    equation: Any, strips: Sequence[Strips | None], arrays: Sequence[Array]
-) -> Sequence[Array] | None:
+def from_strips(equation: Any, strips: Sequence[Strips | None], arrays: Sequence[Array]) -> Sequence[Array] | None:
     """Call a function for values that are strips of a matrix; None where they are not."""
     name = equation.params["target_name"]
     if name not in VALUES:
@@ -81,6 +77,4 @@ def from_strips(
     if values is None:
         return None
     results = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-    return direct_rows.from_strips(
-        name, arrays[:-1], arrays[-1], values.matrix, values.first, values.step, results
-    )
+    return direct_rows.from_strips(name, arrays[:-1], arrays[-1], values.matrix, values.first, values.step, results)

@@ -114,8 +114,10 @@ class Slots:
         return None if measured is None else Batch(self.names, tensors, values, measured)
 
     def _measure(self, lods: list[Any], rows: list[int]) -> Measured | None:
-        """Measure sequences. None where slots have other rows, or replicas different numbers of
-        sequences. Raises ValueError where slots have different numbers of sequences or of levels.
+        """Measure sequences.
+
+        None where slots have other rows, or replicas different numbers of sequences. Raises ValueError where
+        slots have different numbers of sequences or of levels.
         """
         if list(map(_ROWS, lods)) != rows:
             return None
@@ -167,9 +169,7 @@ class Layout:
         varies: whether those of all do.
     """
 
-    def __init__(
-        self, names: tuple[str, ...], sizes: tuple[Size, ...], replicas: int | None = None
-    ):
+    def __init__(self, names: tuple[str, ...], sizes: tuple[Size, ...], replicas: int | None = None):
         self.names, self.sizes, self.replicas = names, sizes, replicas
         self.varied = [not s.uniform for s in sizes]
         self.varies = all(self.varied)
@@ -192,14 +192,10 @@ class Layout:
 
     def holds(self, measured: Measured) -> bool:
         """Whether sequences of so many slots, as many in each, fit a layout that `varies`."""
-        return False not in map(le, measured.rows, self.rows) and False not in map(
-            le, measured.longest, self._longest
-        )
+        return False not in map(le, measured.rows, self.rows) and False not in map(le, measured.longest, self._longest)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["layout"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["layout"])
 @dataclass(eq=False, slots=True)
 class Joined:
     """The values of slots in one array.
@@ -259,9 +255,7 @@ def joined(batch: Batch, layout: Layout) -> Joined:
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
 
 
-def _padded(
-    arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]
-) -> list[np.ndarray]:
+def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]) -> list[np.ndarray]:
     """Return as many rows of each array as are asked for, from each place where some begin: those that
     follow there, and after the last the first ones again.
     """
@@ -273,9 +267,7 @@ def _padded(
             found.append(array[begin:end] if begin or end < count else array)
             if end > count:
                 found.append(
-                    array[: end - count]
-                    if end <= 2 * count
-                    else np.resize(array, (end - count, *array.shape[1:]))
+                    array[: end - count] if end <= 2 * count else np.resize(array, (end - count, *array.shape[1:]))
                 )
     return found
 
@@ -342,9 +334,7 @@ class SlotBuckets(Buckets):
         """Return the layouts of batches whose slots are padded to `sizes`, those of all feeds."""
 
         def layouts(sizes: Sizes) -> list[Layout]:
-            return [
-                Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches
-            ]
+            return [Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches]
 
         found = layouts(sizes)
         if len(sizes) == sum([len(b.names) for b in batches]):  # no other feeds change them
@@ -386,9 +376,7 @@ def opened(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def named_by_reads(
-    values: Mapping[str, Any], unread: Sequence[str], reads: Sequence[str]
-) -> Mapping[str, Any]:
+def named_by_reads(values: Mapping[str, Any], unread: Sequence[str], reads: Sequence[str]) -> Mapping[str, Any]:
     """Return values with every `Joined` by the name of a slot that is read, where it has the name of
     one that is fed and not read.
     """

@@ -1,5 +1,4 @@
-"""Segments whose shapes follow from values: the values are evaluated first, and the segment is
-compiled for them.
+"""Segments whose shapes follow from values: the values are evaluated first, and the segment is compiled for them.
 
 Fluid's programs may compute a bound of a slice, a shape, a depth. Where it follows from shapes and
 constants it is known while the segment is traced. Where it is fed or computed from data, tracing
@@ -54,8 +53,7 @@ class Need:
 
 
 class Specialized:
-    """A segment's function `(donated, kept, key) -> results`, compiled for the values on which
-    shapes depend.
+    """A segment's function `(donated, kept, key) -> results`, compiled for the values on which shapes depend.
 
     Args:
         at: the segment's number in the placement's plan.
@@ -178,8 +176,9 @@ class Specialized:
         return self._placement.known(self._at, need.name, value, False)
 
     def _count(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> int:
-        """A bound of a loop's iterations. A loop that writes arrays runs with room for some at
-        first, and again if it was too little.
+        """A bound of a loop's iterations.
+
+        A loop that writes arrays runs with room for some at first, and again if it was too little.
         """
         loop = self._operator(need.path[0])
         items = [*before(self._items, need.path[0], reads_of(loop[1])), loop]
@@ -222,9 +221,7 @@ class Specialized:
         first = First(items, need.name, until, counting)
         return self._run_first(first, (need, counting), there, known, key)
 
-    def _run_first(
-        self, first: First, kind: Any, given: list[tuple[str, Any]], known: Known, key: Any
-    ) -> Any:
+    def _run_first(self, first: First, kind: Any, given: list[tuple[str, Any]], known: Known, key: Any) -> Any:
         """Run operators by themselves; returns the value that they compute.
 
         Args:

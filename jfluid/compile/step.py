@@ -58,9 +58,7 @@ class CompiledSegment:
         segment = plan.segments[at]
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
-        self.donated = (
-            [n for n in segment.reads if n in owned] if donate and not check_finite else []
-        )
+        self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
         # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order,
         # and a value in another variable's buffer costs a copy.
@@ -115,8 +113,7 @@ class CompiledSegment:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
         return self._placement.recorded(
             self.at,
-            dict(zip(self.donated, donated))
-            | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None},
             {self.kept[i]: shape for i, shape in shapes.items()},
             key,
             self.gives,
@@ -160,9 +157,7 @@ class CompiledSegment:
         lower: Callable[[dict[str, Any], list[Any] | None], Any],
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {
-            n: v
-            for n, v in zip(self.kept, slots.opened_arguments(self.kept, kept))
-            if v is not None
+            n: v for n, v in zip(self.kept, slots.opened_arguments(self.kept, kept)) if v is not None
         }
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list[Any] | None = [] if self._check else None
@@ -175,9 +170,7 @@ class CompiledSegment:
         for name in self.gives:
             value = env[name] if name in env else None
             if value is None:
-                raise errors.FetchError(
-                    f"{name} has no value after the step: no operator gave it one"
-                )
+                raise errors.FetchError(f"{name} has no value after the step: no operator gave it one")
             if name in self._updated:
                 if not isinstance(value, (jax.Array, np.ndarray)):
                     raise errors.UnsupportedError(
@@ -253,11 +246,8 @@ class Step:
         donates = self._donate and at >= self._last_refusing
         return CompiledSegment(at, self.plan, self.placement, self._check, name, donates)
 
-    def run(
-        self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False
-    ) -> list[Any]:
-        """Run the step: read state from `scope`, write updated variables back, return the fetches
-        (device or NumPy).
+    def run(self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False) -> list[Any]:
+        """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy).
 
         Args:
             entered: the feeds are what `placement.enter` returned.
@@ -284,9 +274,7 @@ class Step:
             raise
         return [env[n] for n in self.plan.fetches]
 
-    def run_segments(
-        self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None
-    ) -> None:
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
         """Run all segments on the values in `env`, and add their outputs to it."""
         at = 0
         while at < len(self.segments):
@@ -311,9 +299,9 @@ class Step:
             at += 1
 
     def _use_host(self, at: int, need: Unknown) -> None:
-        """Have the host run a loop or condition of segment `at`, in which shapes follow from values
-        that change there. What comes before the segment stays as it is: it has run. Raises `need`
-        where the host cannot.
+        """Have the host run a loop or condition of segment `at`, in which shapes follow from values that change there.
+
+        What comes before the segment stays as it is: it has run. Raises `need` where the host cannot.
         """
         if need.name is not None:
             raise need
@@ -322,10 +310,7 @@ class Step:
             raise need
         self.plan, self.whole = changed, None
         self._last_refusing = _last_refusing(changed)
-        self.segments[at:] = [
-            s if s.host else self._compiled(i)
-            for i, s in enumerate(changed.segments[at:], start=at)
-        ]
+        self.segments[at:] = [s if s.host else self._compiled(i) for i, s in enumerate(changed.segments[at:], start=at)]
         self._states.clear()
 
 

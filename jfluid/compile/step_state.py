@@ -41,9 +41,7 @@ class StepState:
             placement.held,
             placement.home,
         )
-        self.reads: list[tuple[str, LoDTensor]] = [
-            (n, t) for n, t in tensors.items() if n not in placement.held
-        ]
+        self.reads: list[tuple[str, LoDTensor]] = [(n, t) for n, t in tensors.items() if n not in placement.held]
         self._tensors = [tensor for _, tensor in self.reads]
         # their values as the last step left them, and after them those of `_held`
         self.seen: list[Any] = [_ABSENT] * len(tensors)
@@ -53,16 +51,10 @@ class StepState:
 
     def stale(self) -> bool:
         scope = self.scope()
-        return (
-            bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
-        )
+        return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
 
-    def run(
-        self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any
-    ) -> list[Any]:
-        """Run a plan that is one XLA segment: `read`, call and `write`, with all names looked up
-        beforehand.
-        """
+    def run(self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
+        """Run a plan that is one XLA segment: `read`, call and `write`, with all names looked up beforehand."""
         if self.missing:
             self.read({})
         held, seen = self._held, self.seen
@@ -143,9 +135,7 @@ class StepState:
             tensor.value = placed[name]
 
     def _admit(self, new: list[int]) -> None:
-        """Check the values that the last step did not write, and move them to their devices, all at
-        once.
-        """
+        """Check the values that the last step did not write, and move them to their devices, all at once."""
         strange = [self.reads[i] for i in new if self._is_strange(*self.reads[i])]
         if strange:
             self._place(strange)
@@ -153,8 +143,9 @@ class StepState:
             self.seen[i] = self.reads[i][1].value
 
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
-        """Whether a value is on the wrong device. Raises ProgramError for a value of another shape
-        than the variable's.
+        """Whether a value is on the wrong device.
+
+        Raises ProgramError for a value of another shape than the variable's.
         """
         var = self.plan.block.find_var_recursive(name)
         value = tensor.value
@@ -163,8 +154,7 @@ class StepState:
             fits = len(want) == value.ndim and all(w in (-1, g) for w, g in zip(want, value.shape))
             if not fits and not schema.current().is_declared_wrong(name, self.plan.block.ops):
                 raise errors.ProgramError(
-                    f"variable {name}: the scope holds shape {list(value.shape)}, "
-                    f"the program expects {list(want)}"
+                    f"variable {name}: the scope holds shape {list(value.shape)}, the program expects {list(want)}"
                 )
         home = self._placement.home(name)
         return (

@@ -104,8 +104,9 @@ def dense(name: str, value: Any) -> Any:
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:
-    """Return the jaxpr of a function of operators; of one that runs in each of `replicas`, if there are
-    any. Raises NoRule if they cannot be traced.
+    """Return the jaxpr of a function of operators; of one that runs in each of `replicas`, if there are any.
+
+    Raises NoRule if they cannot be traced.
     """
     axes = None if replicas is None else [(AXIS, replicas)]
     try:
@@ -154,17 +155,13 @@ def laid_out(
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     with contextlib.ExitStack() as own:
-        own.enter_context(
-            collector.paused()
-        )  # nearly all objects that tracing makes live until its end
+        own.enter_context(collector.paused())  # nearly all objects that tracing makes live until its end
         if on_cpu:
             own.enter_context(sequence_loops.using(OwnLoops()))
             own.enter_context(table_rows.using(OwnRows()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(
-                image_layout.channels_last(lambda given: compute(env | given), images, held, wanted)
-            )
+            env.update(image_layout.channels_last(lambda given: compute(env | given), images, held, wanted))
             return env
         turned = [n for n in held if n in env]
         env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)

@@ -40,9 +40,7 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
             pairs = [
                 (name, grad)
                 for slot in definition.forward.reads
-                for name, grad in zip(
-                    op.inputs.get(slot.name, ()), op.outputs.get(slot.name + GRAD, ())
-                )
+                for name, grad in zip(op.inputs.get(slot.name, ()), op.outputs.get(slot.name + GRAD, ()))
                 if grad != EMPTY_NAME
             ]
             for read in op.input_arg_names:
@@ -57,11 +55,7 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
 def after(rate: Array, values: Iterable[Any]) -> Array:
     """Return a learning rate as it is, which depends on other values."""
     for leaf in jax.tree.leaves(list(values)):
-        if (
-            isinstance(leaf, jax.core.Tracer)
-            and jnp.issubdtype(leaf.dtype, jnp.floating)
-            and leaf.size
-        ):
+        if isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size:
             rate = rate + zero_of(leaf).astype(rate.dtype)
     return rate
 

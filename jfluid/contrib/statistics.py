@@ -38,9 +38,7 @@ def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
             continue
         if sum(d < 0 for d in var.shape) > 1:
             raise ValueError(f"memory_usage: {var.name} has several unknown dimensions {var.shape}")
-        total += (
-            prod(-d * batch_size if d < 0 else d for d in var.shape) * np_dtype(var.dtype).itemsize
-        )
+        total += prod(-d * batch_size if d < 0 else d for d in var.shape) * np_dtype(var.dtype).itemsize
     unit = "B"
     for larger in ("KB", "MB"):
         if total > 1024:

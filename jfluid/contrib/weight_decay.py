@@ -14,9 +14,7 @@ __all__ = ["DecoupledWeightDecay", "extend_with_decoupled_weight_decay"]
 
 
 class DecoupledWeightDecay:
-    """Stands before an optimizer among the bases of a class; see
-    `extend_with_decoupled_weight_decay`.
-    """
+    """Stands before an optimizer among the bases of a class; see `extend_with_decoupled_weight_decay`."""
 
     def __init__(
         self,
@@ -25,9 +23,7 @@ class DecoupledWeightDecay:
         **kwargs: Any,
     ):
         if not isinstance(coeff, float | Variable):
-            raise TypeError(
-                f"weight_decay: expected a float or a Variable, found {type(coeff).__name__}"
-            )
+            raise TypeError(f"weight_decay: expected a float or a Variable, found {type(coeff).__name__}")
         self._coeff, self._chosen = coeff, apply_decay_param_fun
         self._params_name: set[str] = set()
         super().__init__(**kwargs)
@@ -61,9 +57,7 @@ class DecoupledWeightDecay:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """Append gradients, the decay and the updates; for arguments and result see
-        `Optimizer.minimize`.
-        """
+        """Append gradients, the decay and the updates; for arguments and result see `Optimizer.minimize`."""
         base: Any = super()
         pairs = base.backward(loss, startup_program, parameter_list, no_grad_set)
         with program_guard(loss.block.program, startup_program), name_scope("weight decay"):

@@ -39,9 +39,7 @@ try:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "the dashboard is served with Starlette and Uvicorn: pip install 'jfluid[serve]'"
-    ) from error
+    raise ImportError("the dashboard is served with Starlette and Uvicorn: pip install 'jfluid[serve]'") from error
 
 _SECONDS_BETWEEN_EVENTS = 0.5
 _SECONDS_BETWEEN_SIGNS = 15.0  # by which a connection that is gone is found
@@ -63,10 +61,7 @@ class _Guarded:
 
     def __init__(self, application: ASGIApp, access: Access | None, cookie: str):
         self._application, self._access, self._cookie = application, access, cookie
-        self._headers = [
-            (name.encode(), (value or exports.policy()).encode())
-            for name, value in _HEADERS.items()
-        ]
+        self._headers = [(name.encode(), (value or exports.policy()).encode()) for name, value in _HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,9 +80,7 @@ class _Guarded:
             return (
                 None
                 if _is_this_machine(request.headers.get("host", ""))
-                else PlainTextResponse(
-                    "this page is shown at http://localhost and http://127.0.0.1 only", 403
-                )
+                else PlainTextResponse("this page is shown at http://localhost and http://127.0.0.1 only", 403)
             )
         key = self._access.key
         given = parse_qs(request.url.query).get("key", [""])[0]
@@ -98,9 +91,7 @@ class _Guarded:
         if _same(request.cookies.get(self._cookie, ""), key):
             return None
         bearer = f"Bearer {self._access.metrics_token}"
-        if request.url.path == "/metrics" and _same(
-            request.headers.get("authorization", ""), bearer
-        ):
+        if request.url.path == "/metrics" and _same(request.headers.get("authorization", ""), bearer):
             return None
         return PlainTextResponse(
             "the link to this page ends with ?key=...; open the whole of it\n"
@@ -160,9 +151,7 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
         run = _of(runs, request.query_params.get("run", "0"))
         if run is None:
             return PlainTextResponse("there is no such run", 404)
-        return StreamingResponse(
-            exports.table(run), media_type="text/csv", headers=_saved("run.csv")
-        )
+        return StreamingResponse(exports.table(run), media_type="text/csv", headers=_saved("run.csv"))
 
     def metrics(request: Request) -> Response:
         return Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)

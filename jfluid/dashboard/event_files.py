@@ -21,9 +21,7 @@ def write(run: Run, folder: Path) -> None:
     try:
         from tensorboardX import FileWriter
     except ModuleNotFoundError:
-        raise errors.DependencyError(
-            "jfluid dashboard --tensorboard", "tensorboardX", "tensorboard"
-        ) from None
+        raise errors.DependencyError("jfluid dashboard --tensorboard", "tensorboardX", "tensorboard") from None
     for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
         name = re.sub(r"[^\w.-]", "_", path.name.removesuffix(lines.SUFFIX))
         writer = None
@@ -43,9 +41,7 @@ def _add(writer: Any, values: list[dict[str, Any]], line: lines.Line) -> None:
 
     step = line.get("step")
     summary = Summary(value=[Summary.Value(**value) for value in values])
-    writer.add_summary(
-        summary, step if isinstance(step, int) and abs(step) < 1 << 63 else 0, line["t"]
-    )
+    writer.add_summary(summary, step if isinstance(step, int) and abs(step) < 1 << 63 else 0, line["t"])
 
 
 def _values(line: lines.Line) -> list[dict[str, Any]]:
@@ -54,10 +50,7 @@ def _values(line: lines.Line) -> list[dict[str, Any]]:
         return _image(line)
     if line["kind"] == "histogram":
         return _histogram(line)
-    return [
-        {"tag": printable(name, lines=False), "simple_value": value}
-        for name, value in numbers_of(line).items()
-    ]
+    return [{"tag": printable(name, lines=False), "simple_value": value} for name, value in numbers_of(line).items()]
 
 
 def _image(line: lines.Line) -> list[dict[str, Any]]:
@@ -80,9 +73,7 @@ def _histogram(line: lines.Line) -> list[dict[str, Any]]:
         return []
     if not all(type(count) is int for count in counts):
         return []
-    width = (
-        (high / 2 - low / 2) / len(counts) * 2
-    )  # the ends may lie too far apart for a difference
+    width = (high / 2 - low / 2) / len(counts) * 2  # the ends may lie too far apart for a difference
     middles = [low + (i + 0.5) * width for i in range(len(counts))]
     histogram = HistogramProto(
         min=low,

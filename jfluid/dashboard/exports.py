@@ -48,8 +48,7 @@ def offline(runs: Runs) -> str:
     """Return the page with all that is known in it, which loads nothing."""
     data = runs.everything(_POINTS) | {
         "logs": [
-            {name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)}
-            for run in runs.runs
+            {name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)} for run in runs.runs
         ]
     }
     # in a script nothing but its end means anything to HTML
@@ -73,9 +72,7 @@ def table(run: Run) -> Iterator[str]:
         source = _cell(path.name.removesuffix(lines.SUFFIX).replace(".", " "))
         for line in lines.Tail(path).lines():
             for name, value in numbers_of(line).items():
-                rows.writerow(
-                    (source, _cell(name), line.get("step", ""), f"{line['t']:.3f}", value)
-                )
+                rows.writerow((source, _cell(name), line.get("step", ""), f"{line['t']:.3f}", value))
             if text.tell() > 1 << 16:
                 yield text.getvalue()
                 text.seek(0)
@@ -91,9 +88,7 @@ def numbers_of(line: lines.Line) -> dict[str, float]:
         return lines.numbers(line.get("scalars"))
     if line["kind"] == "progress":
         title = line.get("description")
-        return {
-            f"{title}: {name}": value for name, value in lines.numbers(line.get("metrics")).items()
-        }
+        return {f"{title}: {name}": value for name, value in lines.numbers(line.get("metrics")).items()}
     return {}
 
 

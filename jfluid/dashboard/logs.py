@@ -16,13 +16,9 @@ TAIL = 64 << 10
 
 
 def names(folder: Path) -> list[str]:
-    """Return the names of the logs in a job's folder: the current one of each process before older
-    ones.
-    """
+    """Return the names of the logs in a job's folder: the current one of each process before older ones."""
     try:
-        found = [
-            path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()
-        ]
+        found = [path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
     except OSError:
         return []
     return sorted(
@@ -32,8 +28,9 @@ def names(folder: Path) -> list[str]:
 
 
 def tail(folder: Path, name: str, most: int = TAIL) -> str:
-    """Return the last whole lines of a log. Raises OSError where it cannot be read, ValueError for what is no log's
-    name.
+    """Return the last whole lines of a log.
+
+    Raises OSError where it cannot be read, ValueError for what is no log's name.
     """
     with _path(folder, name).open("rb") as file:
         size = file.seek(0, 2)

@@ -41,16 +41,12 @@ def _of_run(run: Run) -> Iterator[Metric]:
         return GaugeMetricFamily(f"jfluid_{name}", text, labels=["run", "process", *labels])
 
     running = gauge("process_running", "1 while a process runs")
-    starts = CounterMetricFamily(
-        "jfluid_process_starts", "How often a process was started", labels=["run", "process"]
-    )
+    starts = CounterMetricFamily("jfluid_process_starts", "How often a process was started", labels=["run", "process"])
     for process, runs in run.running.items():
         running.add_metric([run.name, process], int(runs))
         starts.add_metric([run.name, process], run.starts[process])
     memory = gauge("process_memory_bytes", "Memory of a process")
-    seconds = CounterMetricFamily(
-        "jfluid_process_cpu_seconds", "Seconds of the processor", labels=["run", "process"]
-    )
+    seconds = CounterMetricFamily("jfluid_process_cpu_seconds", "Seconds of the processor", labels=["run", "process"])
     logged = gauge("logged", "The newest number of a name that was logged", "name")
     for (process, name), series in run.series.items():
         value = series.points[-1][2]
@@ -61,9 +57,7 @@ def _of_run(run: Run) -> Iterator[Metric]:
         else:
             logged.add_metric([run.name, process, name], value)
     step = gauge("step", "Finished steps of a loop", "loop")
-    rate = gauge(
-        "examples_per_second", "Examples, or what else the loop counts, in a second", "loop"
-    )
+    rate = gauge("examples_per_second", "Examples, or what else the loop counts, in a second", "loop")
     for (process, loop), report in run.progress.items():
         step.add_metric([run.name, process, loop], report["step"])
         speed = lines.number(report["rate"])
@@ -73,8 +67,6 @@ def _of_run(run: Run) -> Iterator[Metric]:
         "jfluid_failures", "Processes, or runs of all processes, that have failed", labels=["run"]
     )
     failures.add_metric([run.name], run.failures)
-    dropped = CounterMetricFamily(
-        "jfluid_record_lines_missing", "Lines that the record could not take", labels=["run"]
-    )
+    dropped = CounterMetricFamily("jfluid_record_lines_missing", "Lines that the record could not take", labels=["run"])
     dropped.add_metric([run.name], run.dropped)
     yield from (running, starts, memory, seconds, logged, step, rate, failures, dropped)

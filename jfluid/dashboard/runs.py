@@ -79,8 +79,10 @@ class Run:
         self.dropped = 0
 
     def look(self) -> Iterator[Json | None]:
-        """Read what is new. Gives what changed, after each file that has been read: for pages that
-        have all before it; None where they have to begin anew.
+        """Read what is new.
+
+        Gives what changed, after each file that has been read: for pages that have all before it; None where
+        they have to begin anew.
         """
         if self.place == self.folder and (self.folder / FOLDER).is_dir():
             self.place = self.folder / FOLDER
@@ -246,10 +248,7 @@ class Run:
         return {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
-            "series": {
-                "\0".join(key): written(fewer(series.points, points))
-                for key, series in self.series.items()
-            },
+            "series": {"\0".join(key): written(fewer(series.points, points)) for key, series in self.series.items()},
             "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
@@ -328,8 +327,7 @@ class Runs:
                     **change,
                     "newest": run.newest,
                     "series": {
-                        key: written(fewer(points, _MOST_OF_UPDATE))
-                        for key, points in change.get("series", {}).items()
+                        key: written(fewer(points, _MOST_OF_UPDATE)) for key, points in change.get("series", {}).items()
                     },
                 }
                 for run, change in zip(self.runs, changes)
@@ -339,9 +337,7 @@ class Runs:
     def updates(self, since: int) -> Iterator[str]:
         """Return what changed after an update, or that a page has to load all again."""
         with self.lock:
-            missed = self.sequence > since and (
-                not self._updates or self._updates[0][0] > since + 1
-            )
+            missed = self.sequence > since and (not self._updates or self._updates[0][0] > since + 1)
             found = [text for number, text in self._updates if number > since]
         if since > self.sequence or missed:
             return iter(['{"reload":true}'])
@@ -402,9 +398,7 @@ def _fields(line: lines.Line) -> Json:
     found |= {name: _count(line[name]) for name in _COUNTS if isinstance(line.get(name), int)}
     for table in _TABLES:
         if isinstance(line.get(table), dict):
-            found[table] = {
-                printable(name, lines=False): _text(value) for name, value in line[table].items()
-            }
+            found[table] = {printable(name, lines=False): _text(value) for name, value in line[table].items()}
     return found
 
 

@@ -35,15 +35,17 @@ class DataFeedDesc:
         self.proto_desc.batch_size = positive("batch_size", batch_size)
 
     def set_dense_slots(self, dense_slots_name: Sequence[str]) -> None:
-        """Make slots dense: each record has the same number of values. Raises KeyError for a name
-        that no slot has.
+        """Make slots dense: each record has the same number of values.
+
+        Raises KeyError for a name that no slot has.
         """
         for name in dense_slots_name:
             self._slot(name).is_dense = True
 
     def set_use_slots(self, use_slots_name: Sequence[str]) -> None:
-        """Let slots feed their variables; all others are read and dropped. Raises KeyError for a
-        name that no slot has.
+        """Let slots feed their variables; all others are read and dropped.
+
+        Raises KeyError for a name that no slot has.
         """
         for name in use_slots_name:
             self._slot(name).is_used = True

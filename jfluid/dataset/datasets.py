@@ -1,6 +1,4 @@
-"""QueueDataset, which reads its files while training, and InMemoryDataset, which reads them
-before.
-"""
+"""QueueDataset, which reads its files while training, and InMemoryDataset, which reads them before."""
 
 import logging
 import threading
@@ -26,14 +24,13 @@ class DatasetFactory:
     """Makes datasets by the name of their class."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "DatasetBase":
-        """Return a new dataset: "QueueDataset" or "InMemoryDataset". Raises ValueError for another
-        name.
+        """Return a new dataset: "QueueDataset" or "InMemoryDataset".
+
+        Raises ValueError for another name.
         """
         classes = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
         if datafeed_class in ("BoxPSDataset", "PaddleBoxDataFeed", "FileInstantDataset"):
-            raise errors.UnsupportedError(
-                f"{datafeed_class} belongs to systems inside Baidu: use InMemoryDataset"
-            )
+            raise errors.UnsupportedError(f"{datafeed_class} belongs to systems inside Baidu: use InMemoryDataset")
         if datafeed_class not in classes:
             raise ValueError(
                 f"datafeed_class: expected one of {sorted(classes)}, found {datafeed_class!r}"
@@ -74,23 +71,24 @@ class DatasetBase:
         self._batch_size = positive("set_batch_size", batch_size)
 
     def set_thread(self, thread_num: int) -> None:
-        """Set how many threads read, at most one for each file. With one, batches follow the order
-        of the files.
+        """Set how many threads read, at most one for each file.
+
+        With one, batches follow the order of the files.
         """
         self._threads = positive("set_thread", thread_num)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Set the files: paths, or addresses that fsspec knows, such as "s3://bucket/part-0.gz". Compressed ones are
-        known by their ending; with an empty list an epoch has no steps. They are opened when they are
-        read. Raises DataError for what is no list of paths."""
+        """Set the files: paths, or addresses that fsspec knows, such as "s3://bucket/part-0.gz".
+
+        Compressed ones are known by their ending; with an empty list an epoch has no steps. They are opened
+        when they are read. Raises DataError for what is no list of paths.
+        """
         if isinstance(filelist, (str, bytes)) or not all(isinstance(f, str) for f in filelist):
             raise errors.DataError(f"set_filelist: expected a list of paths, found {filelist!r}")
         self._files = list(filelist)
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Set the shell command that turns a file, on its standard input, into lines; "cat" for
-        none.
-        """
+        """Set the shell command that turns a file, on its standard input, into lines; "cat" for none."""
         self._source.pipe_command = pipe_command
 
     def set_download_cmd(self, download_cmd: str) -> None:
@@ -107,9 +105,7 @@ class DatasetBase:
         """Choose what happens to invalid lines: "error", the default, raises with file, number and
         slot; "skip" counts them (`bad_lines`) and continues. Fluid has no such choice."""
         if on_bad_lines not in ("error", "skip"):
-            raise errors.DataError(
-                f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}"
-            )
+            raise errors.DataError(f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}")
         self._bad.skip = on_bad_lines == "skip"
 
     def bad_lines(self) -> int:
@@ -118,9 +114,7 @@ class DatasetBase:
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
         """Allow `slots_shuffle`, which draws values from `record_candidate_size` records."""
-        self._candidates = (
-            positive("record_candidate_size", record_candidate_size) if fea_eval else 0
-        )
+        self._candidates = positive("record_candidate_size", record_candidate_size) if fea_eval else 0
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
         """Raises UnsupportedError: only an InMemoryDataset has its records in memory."""
@@ -131,8 +125,9 @@ class DatasetBase:
         _box_only("set_rank_offset", rank_offset)
 
     def set_pv_batch_size(self, pv_batch_size: int) -> None:
-        """Set the page views of a batch. Page views are not supported, so only the number is
-        checked.
+        """Set the page views of a batch.
+
+        Page views are not supported, so only the number is checked.
         """
         positive("set_pv_batch_size", pv_batch_size)
 
@@ -147,15 +142,11 @@ class DatasetBase:
     def _ready(self) -> list[str]:
         """Return the files to read. Raises DataError where the slots or the files were not set."""
         if not self._slots:
-            raise errors.DataError(
-                f"{type(self).__name__}: call set_use_var first: no slot feeds a variable"
-            )
+            raise errors.DataError(f"{type(self).__name__}: call set_use_var first: no slot feeds a variable")
         if self._files is None:
             raise errors.DataError(f"{type(self).__name__}: call set_filelist first")
         if not self._files:
-            _LOG.warning(
-                "%s: the list of files is empty: there is nothing to read", type(self).__name__
-            )
+            _LOG.warning("%s: the list of files is empty: there is nothing to read", type(self).__name__)
         return self._files
 
     def _parser(self) -> Parser:
@@ -169,26 +160,18 @@ class QueueDataset(DatasetBase):
 
     def local_shuffle(self) -> None:
         """Raises UnsupportedError: use InMemoryDataset."""
-        raise errors.UnsupportedError(
-            "QueueDataset.local_shuffle: records pass by only once: use InMemoryDataset"
-        )
+        raise errors.UnsupportedError("QueueDataset.local_shuffle: records pass by only once: use InMemoryDataset")
 
     def global_shuffle(self, fleet: Any = None) -> None:
         """Raises UnsupportedError: use InMemoryDataset."""
-        raise errors.UnsupportedError(
-            "QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset"
-        )
+        raise errors.UnsupportedError("QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset")
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
         paths = self._ready()
 
         def work(files: Iterator[str], started: Processes) -> Iterator[Any]:
             parser = self._parser()
-            blocks = (
-                r
-                for file in files
-                for r in records_of(file, self._source, parser, self._bad, started)
-            )
+            blocks = (r for file in files for r in records_of(file, self._source, parser, self._bad, started))
             return batches_of(blocks, parser, self._batch_size)
 
         return ReaderThreads(paths, work, threads or self._threads)
@@ -217,8 +200,9 @@ class InMemoryDataset(DatasetBase):
         self._received = 0
 
     def set_queue_num(self, queue_num: int) -> None:
-        """Set the queues between readers and trainers. There is one here, so the number has no
-        effect.
+        """Set the queues between readers and trainers.
+
+        There is one here, so the number has no effect.
         """
         positive("set_queue_num", queue_num)
 
@@ -240,9 +224,7 @@ class InMemoryDataset(DatasetBase):
         the other, dense ones of the first. Ids with another number of records than `merge_size` are
         dropped (0: none is)."""
         if merge_size < 0:
-            raise errors.DataError(
-                f"set_merge_by_lineid: expected a number of records, found {merge_size}"
-            )
+            raise errors.DataError(f"set_merge_by_lineid: expected a number of records, found {merge_size}")
         self._merge_size = merge_size
         self.set_parse_ins_id(True)
 
@@ -255,8 +237,9 @@ class InMemoryDataset(DatasetBase):
         self._message_pause = float(fleet_send_sleep_seconds)
 
     def load_into_memory(self) -> None:
-        """Read all files. Raises DataError for a file or a line that cannot be read; the dataset is
-        empty then.
+        """Read all files.
+
+        Raises DataError for a file or a line that cannot be read; the dataset is empty then.
         """
         self.preload_into_memory()
         self.wait_preload_done()
@@ -330,9 +313,7 @@ class InMemoryDataset(DatasetBase):
         allowed it.
         """
         if not self._candidates:
-            raise errors.DataError(
-                "slots_shuffle: call set_fea_eval(record_candidate_size, True) first"
-            )
+            raise errors.DataError("slots_shuffle: call set_fea_eval(record_candidate_size, True) first")
         names = [s.name for s in self._slots]
         unknown = sorted(set(slots) - set(names))
         if unknown:
@@ -361,8 +342,9 @@ class InMemoryDataset(DatasetBase):
     # reading.
 
     def set_feed_type(self, data_feed_type: str) -> None:
-        """Set the reader's class: "MultiSlotInMemoryDataFeed". Raises UnsupportedError for
-        "PaddleBoxDataFeed".
+        """Set the reader's class: "MultiSlotInMemoryDataFeed".
+
+        Raises UnsupportedError for "PaddleBoxDataFeed".
         """
         if data_feed_type != self._feed:
             _box_only("set_feed_type", data_feed_type)
@@ -380,9 +362,7 @@ class InMemoryDataset(DatasetBase):
         _box_only("set_enable_pv_merge", enable_pv_merge)
 
     def set_current_phase(self, current_phase: int) -> None:
-        """Raises UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset
-        is in.
-        """
+        """Raises UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset is in."""
         _box_only("set_current_phase", current_phase)
 
     def preprocess_instance(self) -> None:
@@ -400,9 +380,9 @@ class InMemoryDataset(DatasetBase):
         )
 
     def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
-        """Check `shard_num`, the shards that keys would be collected in for
-        `generate_local_tables_unlock`. Nothing is collected: tables here are filled when their rows
-        are first used.
+        """Check `shard_num`, the shards that keys would be collected in for `generate_local_tables_unlock`.
+
+        Nothing is collected: tables here are filled when their rows are first used.
         """
         positive("shard_num", shard_num)
 
@@ -441,9 +421,7 @@ class InMemoryDataset(DatasetBase):
 
     def _budget(self, what: str) -> MemoryBudget:
         """The memory that may be allocated beside the records in memory."""
-        held = {
-            r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None
-        }
+        held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
         return MemoryBudget(f"{type(self).__name__}.{what}", sum(held.values()))
 
     def _drop(self) -> None:
@@ -452,9 +430,7 @@ class InMemoryDataset(DatasetBase):
 
 
 class _Loading:
-    """Reads the files of a dataset in the background, and puts their records into the order of the
-    files.
-    """
+    """Reads the files of a dataset in the background, and puts their records into the order of the files."""
 
     def __init__(self, dataset: InMemoryDataset, files: list[str], threads: int):
         self._parts: dict[int, list[Records]] = {}
@@ -465,9 +441,7 @@ class _Loading:
         def work(jobs: Iterator[tuple[int, str]], started: Processes) -> Iterator[Any]:
             parser = dataset._parser()
             return (
-                (i, r)
-                for i, file in jobs
-                for r in records_of(file, dataset._source, parser, dataset._bad, started)
+                (i, r) for i, file in jobs for r in records_of(file, dataset._source, parser, dataset._bad, started)
             )
 
         self._reader_threads = ReaderThreads(list(enumerate(files)), work, threads)
@@ -498,9 +472,7 @@ class _Loading:
 
 def _slot_of(var: Variable) -> Slot:
     if var.dtype not in (VarType.INT64, VarType.FP32):
-        raise errors.DataError(
-            f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}"
-        )
+        raise errors.DataError(f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}")
     shape = tuple(var.shape[1:])
     if var.lod_level > 1 or (var.lod_level == 1 and shape not in ((), (1,))):
         raise errors.DataError(

@@ -1,5 +1,4 @@
-"""Exchange of records between trainers: each one listens at its endpoint, and sends every other its
-share.
+"""Exchange of records between trainers: each one listens at its endpoint, and sends every other its share.
 
 Only trainers of the job can connect (jfluid.security.sockets), and their data is validated before
 it is used.
@@ -69,10 +68,7 @@ def shuffled(
     target = draw.integers(0, number, len(records))
     shares = [taken(records, np.flatnonzero(target == i)) for i in range(number)]
     messages = [
-        [
-            share.part(i, min(i + message_size, len(share)))
-            for i in range(0, len(share), message_size)
-        ]
+        [share.part(i, min(i + message_size, len(share))) for i in range(0, len(share), message_size)]
         for share in shares
     ]
 
@@ -123,8 +119,9 @@ def _endpoints(fleet: Any) -> list[str]:
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
-    """Return the arrays of all trainers, stacked; they have one shape and dtype. All trainers call
-    it equally often.
+    """Return the arrays of all trainers, stacked; they have one shape and dtype.
+
+    All trainers call it equally often.
     """
     if len(endpoints) == 1:
         return value[None]
@@ -164,13 +161,12 @@ def _described(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
 
 
 def decode_hello(data: bytes) -> tuple[int, int, int]:
-    """Return (the exchange, counted from 1, the trainer, the number of trainers) of a trainer's
-    first message. Raises MessageError.
+    """Return (the exchange, counted from 1, the trainer, the number of trainers) of a trainer's first message.
+
+    Raises MessageError.
     """
     if len(data) != _HELLO.size:
-        raise errors.MessageError(
-            f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}"
-        )
+        raise errors.MessageError(f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}")
     exchange, sender, number = _HELLO.unpack(data)
     return exchange, sender, number
 
@@ -184,12 +180,8 @@ def _only(values: list[Any], sender: int) -> Any:
 
 
 def _most_bytes() -> int:
-    """How many bytes one trainer may send: the limit that was set, or the memory of this
-    machine.
-    """
-    return flags.get("FLAGS_global_shuffle_peer_bytes") or os.sysconf("SC_PAGE_SIZE") * os.sysconf(
-        "SC_PHYS_PAGES"
-    )
+    """How many bytes one trainer may send: the limit that was set, or the memory of this machine."""
+    return flags.get("FLAGS_global_shuffle_peer_bytes") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _exchange(
@@ -200,8 +192,9 @@ def _exchange(
     decode: Callable[[bytes], Any],
     pause: float = 0.0,
 ) -> dict[int, list[Any]]:
-    """Send messages to every other trainer; returns theirs by trainer, decoded. All trainers call
-    it equally often.
+    """Send messages to every other trainer; returns theirs by trainer, decoded.
+
+    All trainers call it equally often.
     """
     host, port = _address(endpoints[own])
     secret = job_secret(endpoints)
@@ -212,14 +205,10 @@ def _exchange(
         backlog=_BACKLOG,
         family=socket.AF_INET6 if ":" in host else socket.AF_INET,
     )
-    with sockets.Listener(
-        listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_MEET
-    ) as listener:
+    with sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_MEET) as listener:
         if processes.joined():
             ports = processes.all_gather(np.array([listener.port]))[:, 0]
-            endpoints = [
-                f"{_address(endpoint)[0]}:{port}" for endpoint, port in zip(endpoints, ports)
-            ]
+            endpoints = [f"{_address(endpoint)[0]}:{port}" for endpoint, port in zip(endpoints, ports)]
         exchange = _Exchange(own, endpoints, secret, most_bytes, decode)
         try:
             for i in exchange.others:
@@ -233,8 +222,9 @@ def _exchange(
 
 
 class _Exchange:
-    """One exchange. A trainer may be one exchange ahead: the others reject it until they have begun
-    that one, too.
+    """One exchange.
+
+    A trainer may be one exchange ahead: the others reject it until they have begun that one, too.
     """
 
     _count: ClassVar[Counter[str]] = Counter()  # exchanges so far, by the endpoint of the trainer
@@ -279,9 +269,7 @@ class _Exchange:
         missing = len(self._came) < len(self.others) or len(self._admitted) < len(self.others)
         # The threads that wait for missing trainers report the reason, a moment after the deadline.
         return (
-            done
-            or bool(self._failures)
-            or (missing and time.monotonic() > self._deadline + 5 * _SECONDS_BETWEEN_TRIES)
+            done or bool(self._failures) or (missing and time.monotonic() > self._deadline + 5 * _SECONDS_BETWEEN_TRIES)
         )
 
     def result(self) -> dict[int, list[Any]]:
@@ -290,8 +278,7 @@ class _Exchange:
         if isinstance(cause, errors.SecretError):
             raise cause
         absent, deaf = (
-            [self.endpoints[i] for i in self.others if i not in those]
-            for those in (self._received, self._sent)
+            [self.endpoints[i] for i in self.others if i not in those] for those in (self._received, self._sent)
         )
         if cause is not None or absent or deaf:
             raise errors.DataError(
@@ -335,18 +322,14 @@ class _Exchange:
         while True:
             connection = None
             try:
-                connection = self._noted(
-                    sockets.connect(_address(self.endpoints[to]), self._secret, _PURPOSE, 1000)
-                )
+                connection = self._noted(sockets.connect(_address(self.endpoints[to]), self._secret, _PURPOSE, 1000))
                 connection.stream.settimeout(_SECONDS_TO_MEET)
                 connection.send(_HELLO.pack(self._number, self.own, len(self.endpoints)))
                 answer = connection.receive()
                 if answer == _WELCOME:
                     return connection
                 if answer != _NOT_YET:
-                    raise errors.DataError(
-                        f"trainer {to}, {self.endpoints[to]}: {answer.decode(errors='replace')}"
-                    )
+                    raise errors.DataError(f"trainer {to}, {self.endpoints[to]}: {answer.decode(errors='replace')}")
                 problem: Exception = errors.DataError("it is at another exchange than this trainer")
             # nobody listens yet, or another program does
             except (OSError, errors.MessageError) as error:
@@ -355,8 +338,7 @@ class _Exchange:
                 connection.close()
             if self._failures or time.monotonic() > self._deadline:
                 raise errors.DataError(
-                    f"trainer {to}, {self.endpoints[to]}, did not come within {_SECONDS_TO_MEET:g} s: "
-                    f"{problem}"
+                    f"trainer {to}, {self.endpoints[to]}, did not come within {_SECONDS_TO_MEET:g} s: {problem}"
                 ) from problem
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
@@ -385,9 +367,7 @@ class _Exchange:
                     )
                 found.append(self._decode(message))
         except (OSError, errors.MessageError, errors.DataError) as error:
-            raise errors.DataError(
-                f"trainer {sender}, {self.endpoints[sender]}: {error}"
-            ) from error
+            raise errors.DataError(f"trainer {sender}, {self.endpoints[sender]}: {error}") from error
         connection.send(_TAKEN)
         self._received[sender] = found
 

@@ -26,8 +26,9 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Count so many more bytes, before they are allocated. Raises DataError if they do not
-        fit.
+        """Count so many more bytes, before they are allocated.
+
+        Raises DataError if they do not fit.
         """
         with self._lock:
             if self._used + size > self._most:

@@ -109,9 +109,7 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(
-            a.nbytes for a in (self.values, self.counts, self.starts, self.tags) if a is not None
-        )
+        return sum(a.nbytes for a in (self.values, self.counts, self.starts, self.tags) if a is not None)
 
     def part(self, begin: int, end: int) -> "Records":
         """Return records begin..end, without copying."""
@@ -164,8 +162,7 @@ def _word(at):
 
 @kernel()
 def _digits(at):
-    """(value, number) of the digits at `at`, at most eight of them, all at once and without a
-    branch for each.
+    """(value, number) of the digits at `at`, at most eight of them, all at once and without a branch for each.
 
     The bytes of digits become 0 to 9; those after the last digit are shifted out; pairs, then
     fours, are combined.
@@ -187,9 +184,7 @@ def _digits(at):
 
 @kernel()
 def _whole(at, end):
-    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps
-    as in C.
-    """
+    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps as in C."""
     if at + 8 < end:
         value, number = _digits(at)
         if 0 < number < 8 and _byte(at + number) <= _SPACE:
@@ -317,11 +312,8 @@ def _tag(at):
 
 
 @kernel()
-def _parse(
-    text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places
-):
-    """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which
-    slot, at which place).
+def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places):
+    """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which slot, at which place).
 
     It stops at the end of the text, when `counts` is full, or after a wrong line, which is the last
     one counted.
@@ -379,9 +371,7 @@ def _parse(
 
 @kernel()
 def _tokens(text, places, width):
-    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with
-    zeros.
-    """
+    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with zeros."""
     out = np.zeros((len(places), width), np.uint8)
     for i in range(len(places)):
         for j in range(min(places[i, 1] - places[i, 0], width)):
@@ -391,8 +381,7 @@ def _tokens(text, places, width):
 
 @kernel()
 def _gather(values, floats, counts, starts, order, decimals, ends, wholes, numbers):
-    """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into
-    `numbers`.
+    """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into `numbers`.
 
     `ends` [slots] holds where each slot begins in its array.
     """
@@ -468,9 +457,7 @@ class Parser:
                 bad(self._bad_line(text, line + lines, wrong, slot, place))
         used = starts[found]
         tags = self._tags(text, places[:found, 0]) if self.tags else None
-        return Records(
-            values[:used].copy(), counts[:found].copy(), starts[: found + 1].copy(), tags
-        ), lines
+        return Records(values[:used].copy(), counts[:found].copy(), starts[: found + 1].copy(), tags), lines
 
     def _room(self, size: int) -> tuple[Any, Any, Any, Any]:
         """Arrays large enough for any `size` bytes of text; they are reused for the next text."""

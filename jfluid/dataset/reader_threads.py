@@ -32,15 +32,11 @@ class BadLines:
             self.first = self.first or text
 
 
-def records_of(
-    path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes
-) -> Iterator[Records]:
+def records_of(path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes) -> Iterator[Records]:
     """Return the records of a file, block by block."""
     lines = 0
     for text in source.blocks(path, started):
-        records, count = parser.parse(
-            text, lines, lambda line: bad.take(path, source.pipe_command, line)
-        )
+        records, count = parser.parse(text, lines, lambda line: bad.take(path, source.pipe_command, line))
         lines += count
         if len(records):
             yield records
@@ -85,8 +81,7 @@ class ReaderThreads:
         self._lock, self._stop, self._processes = threading.Lock(), threading.Event(), Processes()
         self._running = max(1, min(threads, len(jobs)))
         self._threads = [
-            threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True)
-            for i in range(self._running)
+            threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True) for i in range(self._running)
         ]
 
     def __enter__(self) -> "ReaderThreads":

@@ -32,19 +32,14 @@ def encode(records: Records) -> bytes:
 
 
 def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
-    """Return the records in `data`, of a dataset with these slots, whose records have ids if
-    `tagged`.
+    """Return the records in `data`, of a dataset with these slots, whose records have ids if `tagged`.
 
     Takes memory in proportion to the data. Raises MessageError for invalid data: each count and
     size is checked against the length of the data, and the slots.
     """
     count, values, width = _sizes(data, len(slots), tagged)
     at = _HEADER.size
-    counts = (
-        np.frombuffer(data, "<i4", count * len(slots), at)
-        .reshape(count, len(slots))
-        .astype(np.int32)
-    )
+    counts = np.frombuffer(data, "<i4", count * len(slots), at).reshape(count, len(slots)).astype(np.int32)
     at += counts.nbytes
     _check_counts(counts, values, slots)
     starts = np.zeros(count + 1, np.int64)
@@ -56,9 +51,7 @@ def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
 def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
     """(records, values, bytes of a tag), which fit the length of the data."""
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise errors.MessageError(
-            f"expected records, found {len(data)} bytes that begin with {data[:8]!r}"
-        )
+        raise errors.MessageError(f"expected records, found {len(data)} bytes that begin with {data[:8]!r}")
     _, found, count, values, width = _HEADER.unpack_from(data)
     if found != slots or (width > 0) != tagged or width > LONGEST_TAG or not 0 < count <= len(data):
         raise errors.MessageError(
@@ -68,8 +61,7 @@ def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
     size = _HEADER.size + 4 * count * slots + 8 * values + width * count
     if size != len(data):
         raise errors.MessageError(
-            f"records: expected {size} bytes for {count} of them with {values} values, found "
-            f"{len(data)}"
+            f"records: expected {size} bytes for {count} of them with {values} values, found {len(data)}"
         )
     return count, values, width
 

@@ -20,9 +20,7 @@ def taken(records: Records, order: Any) -> Records:
     np.cumsum(records.starts[order + 1] - records.starts[order], out=starts[1:])
     values = np.empty(starts[-1], np.int64)
     _take(records.values, records.starts, order, starts, values)
-    return Records(
-        values, records.counts[order], starts, None if records.tags is None else records.tags[order]
-    )
+    return Records(values, records.counts[order], starts, None if records.tags is None else records.tags[order])
 
 
 @kernel()
@@ -50,9 +48,7 @@ def _mix(values, counts, starts, chosen, donors, out):
         donor = donors[record]
         mine, other = starts[record], starts[donor]
         for slot in range(len(chosen)):
-            at, count = (
-                (other, counts[donor, slot]) if chosen[slot] else (mine, counts[record, slot])
-            )
+            at, count = (other, counts[donor, slot]) if chosen[slot] else (mine, counts[record, slot])
             for i in range(count):
                 out[to + i] = values[at + i]
             to += count
@@ -67,9 +63,7 @@ def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int
     Ids with another number of records than `size` are left out (0: none is). Returns the records,
     in the order in which the ids first occur, and how many were left out.
     """
-    _, first, group, number = np.unique(
-        records.tags, return_index=True, return_inverse=True, return_counts=True
-    )
+    _, first, group, number = np.unique(records.tags, return_index=True, return_inverse=True, return_counts=True)
     by_first = np.argsort(first)
     rank = np.empty_like(by_first)
     rank[by_first] = np.arange(len(by_first))

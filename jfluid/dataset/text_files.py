@@ -1,6 +1,4 @@
-"""Files of records as blocks of text: local, compressed or remote (fsspec), through a pipe
-command.
-"""
+"""Files of records as blocks of text: local, compressed or remote (fsspec), through a pipe command."""
 
 import contextlib
 import os
@@ -81,8 +79,9 @@ class FileSource:
     options: dict[str, Any] | None = None
 
     def blocks(self, path: str, started: Processes) -> Iterator[Any]:
-        """Return the text as uint8 arrays of whole lines, each valid until the next one is asked
-        for. Raises DataError.
+        """Return the text as uint8 arrays of whole lines, each valid until the next one is asked for.
+
+        Raises DataError.
         """
         with contextlib.ExitStack() as stack:
             yield from _whole_lines(self._open(path, stack, started), path)
@@ -108,11 +107,7 @@ class FileSource:
         return piped
 
     def _file(self, path: str) -> Any:
-        if (
-            "://" not in path
-            and not self.filesystem
-            and not path.endswith((".gz", ".bz2", ".xz", ".zst", ".zip"))
-        ):
+        if "://" not in path and not self.filesystem and not path.endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
             return open(path, "rb", buffering=0)
         import fsspec
 
@@ -123,8 +118,9 @@ class FileSource:
 
 @contextlib.contextmanager
 def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) -> Iterator[Any]:
-    """The output of a shell command. Raises DataError when it fails; it is ended when the iteration
-    ends early.
+    """The output of a shell command.
+
+    Raises DataError when it fails; it is ended when the iteration ends early.
     """
     direct = stdin is not None and type(stdin).__name__ == "FileIO"
     given: Any = subprocess.DEVNULL if stdin is None else stdin if direct else subprocess.PIPE
@@ -146,11 +142,7 @@ def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) 
     if failure:
         raise errors.DataError(f"{path}: cannot be read: {failure[0]}") from failure[0]
     if code:
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"failed with exit code {code}"
-        )
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
         raise errors.DataError(f"{path}: the command {command!r} {how}")
 
 

@@ -45,8 +45,7 @@ class Printed:
         self.texts = list(fetch_info or ()) or self.fetches
         if len(self.texts) != len(self.fetches):
             raise errors.FetchError(
-                f"fetch_info: expected {len(self.fetches)} texts, one for each fetch, found "
-                f"{len(self.texts)}"
+                f"fetch_info: expected {len(self.fetches)} texts, one for each fetch, found {len(self.texts)}"
             )
         self.period, self.time = period, time
 
@@ -123,8 +122,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return (
-        f"{value.item():.6g}"
-        if value.size == 1
-        else np.array2string(value, precision=6, threshold=20)
-    )
+    return f"{value.item():.6g}" if value.size == 1 else np.array2string(value, precision=6, threshold=20)

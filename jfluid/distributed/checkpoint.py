@@ -81,8 +81,7 @@ def save_inference_model(
     origin_program: Program | None = None,
     program_only: bool = False,
 ) -> list[str]:
-    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters
-    that servers hold.
+    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
 
     The saved model needs no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed
     tables become ordinary ones, of their declared height: ids that no trainer has shown have the
@@ -108,13 +107,9 @@ def save_inference_model(
     program = without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
     paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
-    tables = {
-        n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n
-    }
+    tables = {n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n}
     remote_look_ups.mark(program, tables)
-    file, model, names = models.model_to_save(
-        feeded_var_names, target_vars, program, None, export_for_deployment
-    )
+    file, model, names = models.model_to_save(feeded_var_names, target_vars, program, None, export_for_deployment)
     with saving(dirname) as files:
         with files.open(file) as output:
             output.write(model.serialize_to_string())
@@ -179,8 +174,7 @@ def load_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
-    """Drop rows of distributed tables that none of the last `age` updates of their server has
-    touched.
+    """Drop rows of distributed tables that none of the last `age` updates of their server has touched.
 
     Args:
         executor: a trainer's.
@@ -200,10 +194,7 @@ def shrink(executor: HasEngine, name: str | None, age: int, program: Program) ->
         raise errors.ProgramError(
             f"shrink: {name} is not distributed: all its rows are part of the parameter, and stay"
         )
-    return sum(
-        saver.client.shrink(table, age)
-        for table in ([name] if name is not None else saver.remote())
-    )
+    return sum(saver.client.shrink(table, age) for table in ([name] if name is not None else saver.remote()))
 
 
 def division_of(program: Program, what: str) -> Division:
@@ -221,8 +212,7 @@ def _table(division: Division, name: str, what: str) -> SavedVariable:
     if found is None or found.table != name:
         tables = [k for k, saved in division.variables.items() if saved.table == k]
         raise errors.ProgramError(
-            f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}"
-            + errors.close_to(name, tables)
+            f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}" + errors.close_to(name, tables)
         )
     return found
 
@@ -236,17 +226,11 @@ class _Saver:
 
     def __init__(self, division: Division, executor: HasEngine, whole: bool = False):
         self._division, self._whole = division, whole
-        self.client = connections.borrow(
-            division.layout.endpoints, division.trainer, executor.engine
-        ).client
+        self.client = connections.borrow(division.layout.endpoints, division.trainer, executor.engine).client
 
     def remote(self) -> list[str]:
         """Distributed tables: servers save them themselves."""
-        return [
-            name
-            for name, saved in self._division.variables.items()
-            if saved.distributed and saved.parameter
-        ]
+        return [name for name, saved in self._division.variables.items() if saved.distributed and saved.parameter]
 
     def save(self, variables: Iterable[Variable], files: FileSet) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
@@ -275,9 +259,7 @@ class _Saver:
             )
 
     def _dense(self, saved: SavedVariable) -> Array:
-        parts = [
-            self._part(saved, piece) for piece in (saved.pieces if saved.cut else saved.pieces[:1])
-        ]
+        parts = [self._part(saved, piece) for piece in (saved.pieces if saved.cut else saved.pieces[:1])]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _part(self, saved: SavedVariable, piece: Piece) -> Array:
@@ -301,15 +283,11 @@ class _Saver:
         table, own = self._division.variables[saved.table], saved.name != saved.table
         if saved.distributed:
             self.client.place_table(saved.table, saved.width)
-            yield from self._looked_up(
-                saved, saved.table, saved.shape[0], saved.name if own else ""
-            )
+            yield from self._looked_up(saved, saved.table, saved.shape[0], saved.name if own else "")
             return
         for there, piece in zip(table.pieces, saved.pieces, strict=True):
             name = f"{there.name}@{there.server}@saved"
-            self.client.place_table(
-                name, saved.width, [RowRange(there.name, there.server, 0, there.shape[0])]
-            )
+            self.client.place_table(name, saved.width, [RowRange(there.name, there.server, 0, there.shape[0])])
             yield from self._looked_up(saved, name, there.shape[0], piece.name if own else "")
 
     def _looked_up(self, saved: SavedVariable, table: str, rows: int, slot: str) -> Iterator[Array]:
@@ -324,8 +302,7 @@ class _Saver:
 
 
 def load(model_dir: str, server_main_program: Program, executor: Any, scope: Scope) -> None:
-    """Put what a server holds into the state in which it was saved, before it serves and after its
-    startup program.
+    """Put what a server holds into the state in which it was saved, before it serves and after its startup program.
 
     The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there
     was; or one with the parameters alone, such as a saved inference model: then the optimizer's
@@ -359,10 +336,7 @@ class _Loader:
             raise errors.FileFormatError(f"{folder}: there is no such folder")
         self._folder = folder
         mine = [
-            (saved, piece)
-            for saved in division.variables.values()
-            for piece in saved.pieces
-            if piece.server == server
+            (saved, piece) for saved in division.variables.values() for piece in saved.pieces if piece.server == server
         ]
         self._parameters = [m for m in mine if m[0].parameter]
         self._state = [m for m in mine if not (m[0].parameter or m[0].setting or m[0].distributed)]
@@ -380,24 +354,17 @@ class _Loader:
     def _found(self, files: Files) -> list[tuple[SavedVariable, Piece, Array | str]]:
         there = [m for m in self._state if os.path.exists(self._path(files, m[0]))]
         if there and len(there) < len(self._state):
-            missing = sorted(
-                {saved.name for saved, piece in self._state} - {saved.name for saved, _ in there}
-            )
+            missing = sorted({saved.name for saved, piece in self._state} - {saved.name for saved, _ in there})
             raise errors.FileFormatError(
                 f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
                 "missing. Remove the other files of it to begin it anew, or complete the folder"
             )
         if not there and self._state:
             _LOG.info("%s holds parameters only: the optimizer's state begins anew", self._folder)
-        return [
-            (saved, piece, self._read(files, saved, piece))
-            for saved, piece in self._parameters + there
-        ]
+        return [(saved, piece, self._read(files, saved, piece)) for saved, piece in self._parameters + there]
 
     def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | str:
-        """A piece of a variable; the path of a distributed table, which is read when the server has
-        it.
-        """
+        """A piece of a variable; the path of a distributed table, which is read when the server has it."""
         path = self._path(files, saved)
         if saved.distributed:
             if not os.path.exists(path):
@@ -406,9 +373,7 @@ class _Loader:
                 )
             return saved_tables.place(files, saved.name) if os.path.isdir(path) else path
         rows = piece.shape[0] if saved.cut else saved.shape[0]
-        return load_rows(
-            path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows
-        )
+        return load_rows(path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows)
 
     def _path(self, files: Files, saved: SavedVariable) -> str:
         return file_of(files, saved.name)

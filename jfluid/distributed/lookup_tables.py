@@ -39,9 +39,7 @@ def convert_dist_to_sparse_program(program: Program) -> Program:
 
     Raises ProgramError for one that is none of a trainer.
     """
-    return checkpoint.without_servers(
-        checkpoint.division_of(program, "convert_dist_to_sparse_program").origin
-    )
+    return checkpoint.without_servers(checkpoint.division_of(program, "convert_dist_to_sparse_program").origin)
 
 
 def load_persistables_for_inference(
@@ -76,9 +74,7 @@ def load_persistables_for_inference(
         if not isinstance(found, Program):
             raise ValueError(f"program: expected a Program, found {type(found).__name__}")
         table = found.global_block().var(lookup_table_var_name)
-        others = {
-            v.name: v for v in found.list_vars() if is_persistable(v) and v.name != table.name
-        }
+        others = {v.name: v for v in found.list_vars() if is_persistable(v) and v.name != table.name}
         there = [n for n in others if files.exists(n)]
         tested = found.clone(for_test=True).global_block().ops
         needed = {n for op in tested for n in op.input_arg_names}
@@ -92,8 +88,10 @@ def load_persistables_for_inference(
 
 
 def load_with_tables(dirname: str, program: Program, wanted: Sequence[Variable]) -> None:
-    """Load variables as `load_vars` does. Those of which `dirname` has a folder are distributed
-    tables that servers have saved, which become ordinary ones of their declared height.
+    """Load variables as `load_vars` does.
+
+    Those of which `dirname` has a folder are distributed tables that servers have saved, which become
+    ordinary ones of their declared height.
 
     Raises what `load_vars` does, also for folders that are damaged.
     """
@@ -107,9 +105,7 @@ def _read(files: Files, program: Program, wanted: Sequence[Variable]) -> _Found:
     folders |= {v.name: saved_tables.place(files, v.name) for v in tables}
     held = {v.name for v in tables}
     others = chosen(program, [v for v in wanted if v.name not in held])
-    return read_vars(files, others, None) + [
-        (v.name, Stored(_values(folders[v.name], v))) for v in tables
-    ]
+    return read_vars(files, others, None) + [(v.name, Stored(_values(folders[v.name], v))) for v in tables]
 
 
 def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:
@@ -154,9 +150,7 @@ def load_persistables_for_increment(
     if not os.path.isdir(dirname):
         raise ValueError(f"dirname: there is no folder {dirname}")
     expected = os.path.join(dirname, lookup_table_var)
-    if not os.path.exists(lookup_table_var_path) or not os.path.samefile(
-        lookup_table_var_path, expected
-    ):
+    if not os.path.exists(lookup_table_var_path) or not os.path.samefile(lookup_table_var_path, expected):
         raise ValueError(
             f"lookup_table_var_path: expected {expected}, where save_persistables puts the table's "
             f"rows, found {lookup_table_var_path}"

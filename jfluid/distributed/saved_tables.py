@@ -57,8 +57,9 @@ def save_directly(client: "Client", table: str, dirname: str) -> None:
 
 
 def place(files: Files, table: str) -> str:
-    """Return the folder whose files of a table count. Raises FileFormatError where its name is none
-    of such a folder.
+    """Return the folder whose files of a table count.
+
+    Raises FileFormatError where its name is none of such a folder.
     """
     path_below(files.folder, table)
     if not files.exists(told_in(table)):

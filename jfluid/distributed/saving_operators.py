@@ -1,6 +1,4 @@
-"""Programs of operators that have servers save, or save what servers have: `checkpoint_notify` and
-`recv_save`.
-"""
+"""Programs of operators that have servers save, or save what servers have: `checkpoint_notify` and `recv_save`."""
 
 import math
 import os
@@ -43,33 +41,26 @@ class Saving(Runner):
         kind = next(op.type for op in self._ops if op.type in OPERATORS)
         others = {op.type for op in self._ops} - OPERATORS
         if others:
-            raise errors.UnsupportedError(
-                f"{kind} runs in a program of its own; found {', '.join(sorted(others))} too"
-            )
+            raise errors.UnsupportedError(f"{kind} runs in a program of its own; found {', '.join(sorted(others))} too")
         for op in self._ops:
             for name, what in _NEEDED[op.type].items():
                 if not op.attr(name):
                     raise errors.ProgramError(f"{op.type}, {name}: expected {what}")
-        self._slices = {
-            i: _Slices(op, engine) for i, op in enumerate(self._ops) if op.type == RECEIVE
-        }
+        self._slices = {i: _Slices(op, engine) for i, op in enumerate(self._ops) if op.type == RECEIVE}
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer,
-        has not what is asked for, or cannot write; OpError where a file is there that is not to be
-        overwritten.
+        """Save.
+
+        Raises FetchError for feeds and fetches, ServerError when a server does not answer, has not what is
+        asked for, or cannot write; OpError where a file is there that is not to be overwritten.
         """
         if feed or fetches:
-            raise errors.FetchError(
-                f"a program of {self._ops[0].type} has nothing to feed or fetch"
-            )
+            raise errors.FetchError(f"a program of {self._ops[0].type} has nothing to feed or fetch")
         for i, op in enumerate(self._ops):
             if i in self._slices:
                 self._slices[i].save()
                 continue
-            client = connections.borrow(
-                op.attr("epmap"), op.attr("trainer_id"), self._engine
-            ).client
+            client = connections.borrow(op.attr("epmap"), op.attr("trainer_id"), self._engine).client
             save_directly(client, op.attr("lookup_table"), op.attr("dir"))
         return []
 
@@ -101,9 +92,7 @@ class _Slices:
     def save(self) -> None:
         """Write the file of the whole variable."""
         if not self._overwrite and os.path.exists(self._path):
-            raise errors.OpError(
-                f"{self._path} exists, and the operator's attribute overwrite is False"
-            )
+            raise errors.OpError(f"{self._path} exists, and the operator's attribute overwrite is False")
         connections.settle(self._servers, self._trainer)
         self._client = connections.observe(self._servers, self._engine).client
         os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
@@ -158,7 +147,5 @@ def _numbers(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 0:
-        raise errors.ProgramError(
-            f'{RECEIVE}, slice_shapes: expected such as "20,4", found {text!r}'
-        )
+        raise errors.ProgramError(f'{RECEIVE}, slice_shapes: expected such as "20,4", found {text!r}')
     return found

@@ -51,9 +51,7 @@ def examine(paths: Sequence[str]) -> Diagnosis:
         kind, path, above = waiting.popleft()
         if kind == "link":
             happens = "a symbolic link that leads back to where it lies"
-            parts.append(
-                [Finding(Severity.NOTE, path, 0, "link", path, happens, "it is not followed")]
-            )
+            parts.append([Finding(Severity.NOTE, path, 0, "link", path, happens, "it is not followed")])
         elif kind == "model":
             diagnosis.models += 1
             diagnosis.fluid_files += 1
@@ -80,9 +78,7 @@ def examine(paths: Sequence[str]) -> Diagnosis:
     return diagnosis
 
 
-def _followed(
-    script: Script, path: str, where: own_modules.SearchPath, seen: set[str]
-) -> Iterator[str]:
+def _followed(script: Script, path: str, where: own_modules.SearchPath, seen: set[str]) -> Iterator[str]:
     """Files of the project's own that a script imports, as paths like its own, each once."""
     for _, node, _ in script.imported:
         for file in own_modules.imported_files(node, os.path.abspath(path), where.folders):
@@ -95,8 +91,9 @@ def _followed(
 def _examine_source(
     path: str, kind: str, above: Sequence[str], parts: list[list[Finding]]
 ) -> tuple[Script, own_modules.SearchPath] | None:
-    """Examine a script or a notebook, but for its imports; None where it cannot be read. What is found
-    is added to `parts`.
+    """Examine a script or a notebook, but for its imports; None where it cannot be read.
+
+    What is found is added to `parts`.
     """
     script = Script(path, load(), RulesByUse.of(load()))
     faults: list[Finding] = []
@@ -150,6 +147,4 @@ def _room() -> Iterator[None]:
 
 def _of_fault(path: str, cell: int, fault: parsing.Fault) -> Finding:
     severity = Severity.NOTE if fault.kind == "too-large" else Severity.CHANGE
-    return Finding(
-        severity, path, fault.line, fault.kind, fault.kind, fault.happens, _DO[fault.kind], cell
-    )
+    return Finding(severity, path, fault.line, fault.kind, fault.kind, fault.happens, _DO[fault.kind], cell)

@@ -46,8 +46,7 @@ def _check_getattr(script: Examination, node: ast.Call) -> None:
             node,
             "computed-name",
             f"getattr({shown(holder.path)}, ...)",
-            f"the name that is taken from {shown(holder.path)} is computed, so that nothing can be "
-            "said of it",
+            f"the name that is taken from {shown(holder.path)} is computed, so that nothing can be said of it",
             "try it with --run",
         )
         return
@@ -138,9 +137,7 @@ def _arguments(script: Examination, node: ast.Call, entry: Entry) -> dict[str, A
     return found | {k.arg: constant(k.value) for k in node.keywords if k.arg is not None}
 
 
-def _check_values(
-    script: Examination, node: ast.Call, name: str, arguments: dict[str, Any]
-) -> None:
+def _check_values(script: Examination, node: ast.Call, name: str, arguments: dict[str, Any]) -> None:
     for names, known in ((_ACTIVATIONS, script.api.activations), (_DTYPES, script.api.dtypes)):
         for argument in names:
             value = arguments.get(argument)

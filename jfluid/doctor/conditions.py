@@ -32,9 +32,7 @@ _SHORT = 5  # statements of a `try` that tries one thing
 
 
 def of_python(test: ast.expr) -> bool | None:
-    """Return what a condition on Python's version gives in this Python; None where it asks anything
-    else.
-    """
+    """Return what a condition on Python's version gives in this Python; None where it asks anything else."""
     nodes = list(ast.walk(test))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if not names - {"int"} or len(nodes) > _LARGEST or not all(map(_is_known, nodes)):
@@ -71,8 +69,7 @@ def asks_first(test: ast.expr) -> bool:
 def tries(node: ast.Try) -> bool:
     """Return whether a `try` is short, and goes on where a name or module is missing."""
     return len(node.body) <= _SHORT and any(
-        _catches(handler.type) and not any(isinstance(s, ast.Raise) for s in handler.body)
-        for handler in node.handlers
+        _catches(handler.type) and not any(isinstance(s, ast.Raise) for s in handler.body) for handler in node.handlers
     )
 
 

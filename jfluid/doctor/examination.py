@@ -27,9 +27,7 @@ class Examination(Walker):
         self._cell = 0
         self._resolver = Resolver(api)
         self._scope = Scope()
-        self._selves: dict[
-            int, dict[str, Value]
-        ] = {}  # what attributes of self stand for, by class
+        self._selves: dict[int, dict[str, Value]] = {}  # what attributes of self stand for, by class
         self._branches = 0  # conditions around the node
         # of expressions, since a name was bound last; with the scope that they stand in
         self._values: dict[int, tuple[ast.expr, Scope, Value]] = {}
@@ -38,9 +36,7 @@ class Examination(Walker):
         """Let what is found next be in a cell of a notebook."""
         self._cell = cell
 
-    def add(
-        self, severity: Severity, node: ast.AST, code: str, subject: str, happens: str, do: str = ""
-    ) -> None:
+    def add(self, severity: Severity, node: ast.AST, code: str, subject: str, happens: str, do: str = "") -> None:
         """Note something at a node; once for a line."""
         line = getattr(node, "lineno", 0)
         found = Finding(severity, self._file, line, code, subject, happens, do, self._cell)

@@ -103,9 +103,7 @@ class Diagnosis:
         return "runs as it is" if self.fluid_files else "no use of Fluid found"
 
     def foremost(self, most: int = 3) -> list[tuple[Finding, int]]:
-        """Return what stops the scripts, the worst and most frequent first, with the number of
-        places of each.
-        """
+        """Return what stops the scripts, the worst and most frequent first, with the number of places of each."""
         stops = self.of(Severity.BLOCKER) + self.of(Severity.CHANGE)
         groups: dict[tuple[Severity, str, str], list[Finding]] = {}
         for finding in stops:

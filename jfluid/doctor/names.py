@@ -1,5 +1,4 @@
-"""What the names of a script stand for: modules and names of Fluid, through imports, aliases and
-assignments.
+"""What the names of a script stand for: modules and names of Fluid, through imports, aliases and assignments.
 
 A name is followed in the order of the source. What is bound to something else, or in a way that
 cannot be followed, stands for nothing (None), and is left alone.
@@ -61,8 +60,9 @@ Value = Module | Named | Instance | Unknown | Literal | None
 
 @dataclass
 class Scope:
-    """The names of a module, a function or a class. Functions do not see those of a class around
-    them.
+    """The names of a module, a function or a class.
+
+    Functions do not see those of a class around them.
     """
 
     parent: "Scope | None" = None
@@ -71,8 +71,9 @@ class Scope:
     of_class: bool = False
 
     def bind(self, name: str, value: Value, maybe: bool = False) -> None:
-        """Let a name stand for a value. `maybe`: in a branch, where what it stood for is kept when
-        the new value is not known.
+        """Let a name stand for a value.
+
+        `maybe`: in a branch, where what it stood for is kept when the new value is not known.
         """
         holder = self._outermost() if name in self.shared else self
         if maybe and value is None and isinstance(holder.names.get(name), Module | Named):
@@ -125,8 +126,9 @@ class Resolver:
                         yield name, Named(f"{holder.path}.{name}", entry)
 
     def module(self, path: str) -> Module:
-        """Return a module by its path. Modules of this package that Fluid does not have are none of
-        it.
+        """Return a module by its path.
+
+        Modules of this package that Fluid does not have are none of it.
         """
         inner, path = path, canonical(path)
         if inner != path and not self._api.is_module(path):

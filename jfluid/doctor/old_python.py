@@ -17,9 +17,7 @@ from jfluid.doctor.walking import Walker
 
 
 def readable(text: str) -> ast.Module | None:
-    """Return the tree of a script of Python 2 as Python 3 would have it; None where it cannot be
-    had.
-    """
+    """Return the tree of a script of Python 2 as Python 3 would have it; None where it cannot be had."""
     try:
         return parsing.tree_of(python2.converted(text, "script"))
     except (parsing.Unreadable, errors.JFluidError):
@@ -104,9 +102,7 @@ class _Walker(Walker):
             self._note(node, f".{node.attr}", f".{node.attr} is a method of Python 2", instead)
         self.generic_visit(node)
 
-    def _supplied(
-        self, node: ast.Attribute, rule: str, path: str, happens: str, instead: str
-    ) -> None:
+    def _supplied(self, node: ast.Attribute, rule: str, path: str, happens: str, instead: str) -> None:
         """Note a name that `import paddle` gives back, where the script imports it."""
         note = self._script.imports_paddle
         self._script.add(

@@ -55,9 +55,7 @@ def _added(node: ast.AST) -> ast.expr | None:
     match node:
         case ast.Call(func=ast.Attribute(attr="append", value=holder), args=[path]) if _is(holder):
             return path
-        case ast.Call(func=ast.Attribute(attr="insert", value=holder), args=[_, path]) if _is(
-            holder
-        ):
+        case ast.Call(func=ast.Attribute(attr="insert", value=holder), args=[_, path]) if _is(holder):
             return path
         case ast.Call(func=ast.Attribute(attr="extend", value=holder)) if _is(holder):
             return ast.Name("")
@@ -115,9 +113,7 @@ def _path(node: ast.expr, file: str, names: dict[str, ast.expr], depth: int) -> 
             return of(part)
         case ast.Attribute(attr="parent", value=part):
             return None if (text := of(part)) is None else os.path.dirname(text) or "."
-        case ast.Subscript(
-            value=ast.Attribute(attr="parents", value=part), slice=ast.Constant(int(n))
-        ):
+        case ast.Subscript(value=ast.Attribute(attr="parents", value=part), slice=ast.Constant(int(n))):
             text = of(part)
             return None if text is None or n > _DEEPEST else str(Path(text, *[".."] * (n + 1)))
         case ast.BinOp(op=ast.Div(), left=left, right=right):
@@ -129,9 +125,7 @@ def _path(node: ast.expr, file: str, names: dict[str, ast.expr], depth: int) -> 
     return None
 
 
-def imported_files(
-    node: ast.Import | ast.ImportFrom, file: str, folders: Sequence[str]
-) -> Iterator[str]:
+def imported_files(node: ast.Import | ast.ImportFrom, file: str, folders: Sequence[str]) -> Iterator[str]:
     """Return the files of a project's own that an import reads, packages' `__init__.py` included."""
     if isinstance(node, ast.ImportFrom):
         where: Sequence[str] = folders

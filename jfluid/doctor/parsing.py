@@ -43,9 +43,7 @@ class Fault(NamedTuple):
     happens: str
 
 
-TOO_DEEP = Fault(
-    "too-deep", 0, "expressions or statements lie deeper in each other than Python's parser goes"
-)
+TOO_DEEP = Fault("too-deep", 0, "expressions or statements lie deeper in each other than Python's parser goes")
 
 
 class Unreadable(Exception):
@@ -57,8 +55,7 @@ class Unreadable(Exception):
 
 
 def text_of(data: bytes) -> tuple[str, Fault | None]:
-    """Return the text of a source file, by the encoding that it declares, and what Python has
-    against it.
+    """Return the text of a source file, by the encoding that it declares, and what Python has against it.
 
     Raises Unreadable for what is no text.
     """

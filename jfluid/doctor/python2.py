@@ -31,9 +31,7 @@ _ONLY_PYTHON_2 = {"print", "exec", "unicode", "dict", "map", "filter", "zip"}  #
 # third power.
 _LONGEST_CHAIN = 32
 _DEEPEST = 100  # brackets in brackets: Python 3 takes no more than 200
-_TOKEN = re.compile(
-    r"(?P<space>\s+|\\\n|#[^\n]*)|(?P<text>[\w'\"`]+)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<dot>\.)|."
-)
+_TOKEN = re.compile(r"(?P<space>\s+|\\\n|#[^\n]*)|(?P<text>[\w'\"`]+)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<dot>\.)|.")
 _ENCODING = re.compile(r"^(\s*)(reload\(sys\)|sys\.setdefaultencoding\(.*\))\s*$", re.MULTILINE)
 
 
@@ -65,10 +63,7 @@ class Conversion:
         return "".join(
             difflib.unified_diff(
                 self.before.splitlines(True),
-                [
-                    line if line.endswith("\n") else line + "\n"
-                    for line in self.after.splitlines(True)
-                ],
+                [line if line.endswith("\n") else line + "\n" for line in self.after.splitlines(True)],
                 self.path,
                 f"{self.path} (Python 3)",
             )
@@ -183,9 +178,7 @@ def _tool(python_3: bool) -> Any:
         ) from error
     left_out = _LEFT_OUT | (_ONLY_PYTHON_2 if python_3 else set())
     fixers = [
-        name
-        for name in refactor.get_fixers_from_package("fissix.fixes")
-        if name.rpartition(".fix_")[2] not in left_out
+        name for name in refactor.get_fixers_from_package("fissix.fixes") if name.rpartition(".fix_")[2] not in left_out
     ]
     return refactor.RefactoringTool(fixers, {"print_function": python_3})
 
@@ -210,8 +203,6 @@ def _divisions(text: str) -> list[int]:
             for node in ast.walk(tree)
             if isinstance(node, ast.BinOp | ast.AugAssign)
             and isinstance(node.op, ast.Div)
-            and not any(
-                isinstance(n, ast.Constant) and isinstance(n.value, float) for n in ast.walk(node)
-            )
+            and not any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in ast.walk(node))
         }
     )

@@ -58,9 +58,7 @@ class _Walker(Walker):
             for part in ast.walk(target):
                 if isinstance(part, ast.Name):
                     self._names[part.id] = made if part is target else None
-                    (self._divided.add if divided and part is target else self._divided.discard)(
-                        part.id
-                    )
+                    (self._divided.add if divided and part is target else self._divided.discard)(part.id)
             if not isinstance(target, ast.Name):
                 self.visit(target)
 
@@ -87,9 +85,7 @@ class _Walker(Walker):
     def visit_Subscript(self, node: ast.Subscript) -> None:
         made = self._made(node.value)
         if made and made[1] < 2 and isinstance(node.ctx, ast.Load):
-            whole = isinstance(node.slice, ast.Slice) or isinstance(
-                getattr(node.slice, "value", None), int
-            )
+            whole = isinstance(node.slice, ast.Slice) or isinstance(getattr(node.slice, "value", None), int)
             if made[1] == 0 or whole:
                 self._note(node, made[0], "cannot be indexed")
         elif made and made[1] == 2 and isinstance(node.ctx, ast.Store):
@@ -164,6 +160,4 @@ def _is_division(node: ast.expr) -> bool:
         return False
     if isinstance(node.op, ast.Div):
         return True
-    return isinstance(node.op, ast.Add | ast.Sub | ast.Mult) and (
-        _is_division(node.left) or _is_division(node.right)
-    )
+    return isinstance(node.op, ast.Add | ast.Sub | ast.Mult) and (_is_division(node.left) or _is_division(node.right))

@@ -48,9 +48,7 @@ class Rule:
     certain: bool = False
 
     def holds(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether the rule is about a call with these arguments; what is not among them is
-        ABSENT.
-        """
+        """Return whether the rule is about a call with these arguments; what is not among them is ABSENT."""
 
         def constant(name: str) -> Any:
             return arguments.get(name, ABSENT)
@@ -120,9 +118,7 @@ def _of_differences() -> Iterator[Rule]:
     for section in differences()["section"]:
         for difference in section["difference"]:
             for record in difference.get("found", ()):
-                yield _rule(
-                    {"severity": "difference", "happens": plain(difference["text"])} | record
-                )
+                yield _rule({"severity": "difference", "happens": plain(difference["text"])} | record)
 
 
 def _rule(record: dict[str, Any]) -> Rule:

@@ -30,9 +30,7 @@ class Script(Examination):
         self.imported: list[tuple[int, ast.Import | ast.ImportFrom, bool]] = []
         self.imports_paddle = False
         self._tried = 0  # short `try` statements around the node, which go on without it
-        self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = (
-            deque()
-        )
+        self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = deque()
 
     def examine(self, tree: ast.Module, cell: int = 0) -> None:
         """Find what there is in a tree; that of a further cell goes on where the last one ended."""
@@ -150,9 +148,7 @@ class Script(Examination):
             )
         elif found.owner == "paddle":
             happens = f"neither Fluid 1.8.5 nor this package has {path}{near}"
-            self.add(
-                Severity.CHANGE, node, "unknown-name", path, happens, "delete or replace the line"
-            )
+            self.add(Severity.CHANGE, node, "unknown-name", path, happens, "delete or replace the line")
         else:
             self.add(
                 Severity.CHANGE,
@@ -177,9 +173,7 @@ class Script(Examination):
                 values = node.elts if isinstance(node, ast.Tuple | ast.List) else []
                 same = len(values) == len(target.elts)
                 for i, part in enumerate(target.elts):
-                    self._assign(
-                        part, self.value(values[i]) if same else None, values[i] if same else None
-                    )
+                    self._assign(part, self.value(values[i]) if same else None, values[i] if same else None)
             case ast.Starred():
                 self._assign(target.value, None, None)
             case ast.Attribute():
@@ -274,9 +268,7 @@ class Script(Examination):
     # ---- functions, classes, scopes of their own
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._visit_all(
-            [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
-        )
+        self._visit_all([*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)])
         self._bind(node.name, None)
         self._later.append((node, self._of_arguments(node.args)))
 
@@ -296,9 +288,7 @@ class Script(Examination):
         self._visit_all(node.body)
         self._scope = outer
 
-    def _comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
-    ) -> None:
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         self._scope, outer = Scope(self._scope), self._scope
         for generator in node.generators:
             self.visit(generator.iter)

@@ -15,8 +15,9 @@ _OF_CI = frozenset({"_ce.py"})  # PaddlePaddle's own tests of examples, which ne
 
 
 class Source(NamedTuple):
-    """A file to read. `kind` is "script", "notebook", "model" or "link" (one that leads in a
-    circle).
+    """A file to read.
+
+    `kind` is "script", "notebook", "model" or "link" (one that leads in a circle).
     """
 
     kind: str
@@ -61,9 +62,7 @@ def _of_path(path: str) -> Iterator[Source]:
     if kind is None and os.path.getsize(path) < LARGEST_SCRIPT:
         kind = "script" if _is_python_by_content(path) else "model"
     if kind is None:
-        raise errors.DataError(
-            f"{path}: expected a script (.py), a notebook (.ipynb), a model (__model__) or a folder"
-        )
+        raise errors.DataError(f"{path}: expected a script (.py), a notebook (.ipynb), a model (__model__) or a folder")
     yield Source(kind, path)
 
 
@@ -86,8 +85,9 @@ def _is_python_by_content(path: str) -> bool:
 
 
 def _of_folder(folder: str) -> Iterator[Source]:
-    """All files below a folder. A folder that is reached a second time, through a link, is not
-    entered again.
+    """All files below a folder.
+
+    A folder that is reached a second time, through a link, is not entered again.
     """
     entered: set[str] = set()
     waiting = [folder]

@@ -101,9 +101,7 @@ def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
     """
     if not os.path.isfile(script):
         raise errors.DataError(f"{script}: --run takes one script")
-    with tempfile.TemporaryDirectory(
-        prefix="jfluid-doctor-", ignore_cleanup_errors=True
-    ) as scratch:
+    with tempfile.TemporaryDirectory(prefix="jfluid-doctor-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch, "script")
         left_out = _copy(Path(os.path.realpath(script)).parent, folder)
         report, output = Path(scratch, "report.json"), Path(scratch, "output")

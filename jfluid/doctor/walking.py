@@ -9,9 +9,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 class Walker:
-    """Calls `visit_X` for nodes of class X, as ast.NodeVisitor does; contexts, operators and
-    constants are passed over.
-    """
+    """Calls `visit_X` for nodes of class X, as ast.NodeVisitor does; contexts, operators and constants are passed over."""
 
     def __init__(self) -> None:
         self._methods: dict[type, Callable[[Any], None]] = {ast.Constant: _nothing}
@@ -21,9 +19,7 @@ class Walker:
         kind = type(node)
         method = self._methods.get(kind)
         if method is None:
-            found: Callable[[Any], None] = getattr(
-                self, f"visit_{kind.__name__}", self.generic_visit
-            )
+            found: Callable[[Any], None] = getattr(self, f"visit_{kind.__name__}", self.generic_visit)
             method = self._methods[kind] = found
         method(node)
 

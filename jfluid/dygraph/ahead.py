@@ -156,11 +156,7 @@ class Ahead:
         for at, value in enumerate(leaves):
             source: Source = places.get(id(value)) or ("kept", ref(value))
             array = value.array
-            if (
-                type(array) is np.ndarray
-                and array.size <= _SMALL
-                and array.dtype.hasobject is False
-            ):
+            if type(array) is np.ndarray and array.size <= _SMALL and array.dtype.hasobject is False:
                 number = ("number", array.dtype.str, array.shape, array.tobytes())
                 if source[0] == "given" and (at >= len(before) or before[at] == number):
                     source = number

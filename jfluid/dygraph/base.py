@@ -98,11 +98,8 @@ def _program(place: Any) -> EagerProgram:
     return EagerProgram(places.place_to_run(place))
 
 
-def to_variable(
-    value: Any, name: str | None = None, zero_copy: bool | None = None
-) -> VarBase | ComplexVariable:
-    """Return a variable with a copy of an array, to which no gradient flows until its
-    `stop_gradient` is set to False.
+def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = None) -> VarBase | ComplexVariable:
+    """Return a variable with a copy of an array, to which no gradient flows until its `stop_gradient` is set to False.
 
     Args:
         value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is, and so are the
@@ -117,9 +114,7 @@ def to_variable(
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "c":
         name = name or unique_name.generate("_generated_var")
-        return ComplexVariable(
-            real_variable(value.real, f"{name}.real"), real_variable(value.imag, f"{name}.imag")
-        )
+        return ComplexVariable(real_variable(value.real, f"{name}.real"), real_variable(value.imag, f"{name}.imag"))
     return real_variable(value, name)
 
 
@@ -225,21 +220,15 @@ def grad(
     if grad_outputs is not None:
         given = grad_outputs if isinstance(grad_outputs, (list, tuple)) else [grad_outputs]
         if len(given) != len(outs):
-            raise ValueError(
-                f"grad: grad_outputs has {len(given)} entries, but there are {len(outs)} outputs"
-            )
+            raise ValueError(f"grad: grad_outputs has {len(given)} entries, but there are {len(outs)} outputs")
         for i, seed in enumerate(given):
             if seed is not None and not isinstance(seed, VarBase):
-                raise TypeError(
-                    f"grad, grad_outputs: expected a VarBase or None, found {type(seed).__name__}"
-                )
+                raise TypeError(f"grad, grad_outputs: expected a VarBase or None, found {type(seed).__name__}")
             seeds[i] = seed
     stops = (
         []
         if no_grad_vars is None
-        else _variables(
-            list(no_grad_vars) if isinstance(no_grad_vars, set) else no_grad_vars, "no_grad_vars"
-        )
+        else _variables(list(no_grad_vars) if isinstance(no_grad_vars, set) else no_grad_vars, "no_grad_vars")
     )
     found: list[VarBase | None] = tracer().backward(
         outs,

@@ -155,10 +155,7 @@ class Call:
         if self.definition.wants_shared:
             kwargs["shared"] = self.shared
         outs = ragged_dispatch.call(self.definition, inputs, kwargs)
-        return tuple(
-            _chosen(o, w, self.definition.outs[i].many)
-            for i, (o, w) in enumerate(zip(outs, self.wanted))
-        )
+        return tuple(_chosen(o, w, self.definition.outs[i].many) for i, (o, w) in enumerate(zip(outs, self.wanted)))
 
     def refuse(self, avals: Sequence[Aval | None], array: Callable[[int], Any]) -> None:
         """Raise OperandError where a rule of the operator refuses the values of its inputs.
@@ -244,9 +241,7 @@ _outputs = LruCache[Any](16_384)
 _specialised = LruCache[Call](1024)
 
 
-def call_of(
-    type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool
-) -> Call:
+def call_of(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool) -> Call:
     """Return the call of an operator.
 
     Args:
@@ -290,9 +285,7 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _checked(
-    type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool
-) -> Call:
+def _checked(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any] | None, shared: bool) -> Call:
     op = Operator(
         _BLOCK,
         type_,

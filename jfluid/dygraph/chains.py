@@ -70,9 +70,7 @@ def call(
     return result
 
 
-def _repeat(
-    pending: Pending, chain: Chain, values: list[Value | None], edges: list[Any]
-) -> VarBase:
+def _repeat(pending: Pending, chain: Chain, values: list[Value | None], edges: list[Any]) -> VarBase:
     owner, nodes = pending.leaves, pending.nodes
     results: list[Value | None] = []
     node: Any = None

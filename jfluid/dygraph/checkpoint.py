@@ -1,5 +1,4 @@
-"""Files of the states of layers and optimizers, in Fluid's format: `path.pdparams` and
-`path.pdopt`.
+"""Files of the states of layers and optimizers, in Fluid's format: `path.pdparams` and `path.pdopt`.
 
 Each is a pickle (protocol 2) of a dict of arrays by name, with a second dict under
 `StructuredToParameterName@@` that tells the variables' own names.
@@ -36,9 +35,7 @@ def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
     or more.
     """
     if not os.path.basename(model_path):
-        raise errors.DygraphError(
-            f"save_dygraph, model_path: expected folder/file, found {model_path!r}"
-        )
+        raise errors.DygraphError(f"save_dygraph, model_path: expected folder/file, found {model_path!r}")
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             "save_dygraph: expected what layer.state_dict() or optimizer.state_dict() gives, found "
@@ -57,9 +54,7 @@ def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
     save_arrays(model_path + suffix, values | {_NAMES: names})
 
 
-def load_dygraph(
-    model_path: str, keep_name_table: bool = False
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def load_dygraph(model_path: str, keep_name_table: bool = False) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return (the layer's state, the optimizer's) of files that `save_dygraph`, of this or of real
     Fluid, has written: arrays by name, for `set_dict`. The second is None where there is no file.
 

@@ -25,8 +25,7 @@ class Sequential(Layer):
             for pair in layers:
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                     raise TypeError(
-                        "Sequential: expected layers or pairs of a name and a layer, not both; "
-                        f"found {pair!r:.60}"
+                        f"Sequential: expected layers or pairs of a name and a layer, not both; found {pair!r:.60}"
                     )
                 self.add_sublayer(str(pair[0]), pair[1])
         else:
@@ -94,8 +93,7 @@ class ParameterList(Layer):
 
 
 class LayerList(Layer):
-    """Holds layers in a list, which `append`, `insert`, `extend`, `list[i]`, slices and iteration
-    work on.
+    """Holds layers in a list, which `append`, `insert`, `extend`, `list[i]`, slices and iteration work on.
 
     Raises TypeError for an item that is no layer, KeyError for a number without one.
     """
@@ -133,9 +131,7 @@ class LayerList(Layer):
     def insert(self, index: int, sublayer: Layer) -> None:
         """Put a layer before the one at `index`. Raises IndexError where there is none."""
         if not isinstance(index, int) or not 0 <= index < len(self):
-            raise IndexError(
-                f"LayerList.insert, index: expected 0 to {len(self) - 1}, found {index!r}"
-            )
+            raise IndexError(f"LayerList.insert, index: expected 0 to {len(self) - 1}, found {index!r}")
         layers = list(self)
         layers.insert(index, sublayer)
         self._renumber(layers)
@@ -169,9 +165,7 @@ def _item(held: Any, name: str | int) -> Any:
 def _put(holder: Layer, name: str, layer: Layer) -> None:
     """Hold a layer in the place of the one of that name, or at the end."""
     if not isinstance(layer, Layer):
-        raise TypeError(
-            f"{holder.full_name()}[{name}]: expected a Layer, found {type(layer).__name__}"
-        )
+        raise TypeError(f"{holder.full_name()}[{name}]: expected a Layer, found {type(layer).__name__}")
     if name in holder._sub_layers:
         holder._sub_layers[name] = layer
     else:

@@ -95,8 +95,7 @@ class _Convolution(Layer):
         """Convolve a batch of images, channels first."""
         if isinstance(input, Variable) and len(input.shape) != self._rank + 2:
             raise errors.ShapeError(
-                f"{self._name()}: input has {self._rank + 2} dimensions, channels second; "
-                f"found {list(input.shape)}"
+                f"{self._name()}: input has {self._rank + 2} dimensions, channels second; found {list(input.shape)}"
             )
         return computed(
             self,
@@ -236,8 +235,7 @@ class Conv3DTranspose(_Convolution):
 
 
 class Pool2D(Layer):
-    """Takes the maximum or the mean over windows of images [N, C, H, W], as `fluid.layers.pool2d`
-    does.
+    """Takes the maximum or the mean over windows of images [N, C, H, W], as `fluid.layers.pool2d` does.
 
     Args:
         pool_size, pool_stride, pool_padding: one number, or one for height and one for width.
@@ -268,10 +266,7 @@ class Pool2D(Layer):
             raise ValueError(f"dygraph.Pool2D, use_cudnn: expected True or False: {use_cudnn!r}")
         sizes = each(pool_size, 2, "Pool2D", "pool_size")
         if not global_pooling and min(sizes) < 1:
-            raise ValueError(
-                f"dygraph.Pool2D: pool_size {pool_size!r} must be positive unless global_pooling "
-                "is True"
-            )
+            raise ValueError(f"dygraph.Pool2D: pool_size {pool_size!r} must be positive unless global_pooling is True")
         self._attributes = {
             "pooling_type": pool_type,
             "ksize": sizes,

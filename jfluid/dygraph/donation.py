@@ -33,9 +33,7 @@ def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
     return tuple(places)
 
 
-def usable(
-    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]
-) -> list[tuple[str, Any]]:
+def usable(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return those of donated inputs for which there is a result of the same kind.
 
     Args:
@@ -60,9 +58,7 @@ def replaced(items: Iterable[Item]) -> dict[str, str]:
     }
 
 
-def beside(
-    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]
-) -> list[int]:
+def beside(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]) -> list[int]:
     """Return the places of results, in an order in which each replaces the input that it should.
 
     JAX gives the memory of the first donated input of a kind to the first result of that kind,

@@ -61,8 +61,10 @@ class EagerBlock(Block):
         self.vars = weakref.WeakValueDictionary()  # type: ignore[assignment]
 
     def create_var(self, *args: Any, **kwargs: Any) -> VarBase:
-        """Make a variable; the arguments are those of Variable. With an initializer, a persistable
-        one of the same name that has no value yet gets it, and is returned.
+        """Make a variable; the arguments are those of Variable.
+
+        With an initializer, a persistable one of the same name that has no value yet gets it, and is
+        returned.
         """
         if args:
             raise errors.ProgramError("create_var in dygraph mode: give the arguments by name")
@@ -201,9 +203,7 @@ class EagerBlock(Block):
         return found
 
     def append_updates(self, type: str, updates: Sequence[Update]) -> None:
-        """Run an operator for each of some updates; what each is given, and what is raised, is as of
-        `append_op`.
-        """
+        """Run an operator for each of some updates; what each is given, and what is raised, is as of `append_op`."""
         pending = self.program.tracer.pending
         self._ready(pending)
         call_all(pending, type, updates, lambda update: self.append_op(type, *update))
@@ -302,8 +302,7 @@ class EagerProgram(Program):
 
     def create_block(self, parent_idx: int | None = None) -> Block:
         raise errors.UnsupportedError(
-            "dygraph mode has no blocks: write loops and conditions in Python, or build a Program "
-            "under program_guard"
+            "dygraph mode has no blocks: write loops and conditions in Python, or build a Program under program_guard"
         )
 
     _create_block = create_block

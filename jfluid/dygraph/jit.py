@@ -105,20 +105,17 @@ class TracedLayer:
         given: list[Any] = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         for v in given:
             if not isinstance(v, VarBase):
-                raise TypeError(
-                    f"TracedLayer.trace, inputs: expected VarBases, found {type(v).__name__}"
-                )
+                raise TypeError(f"TracedLayer.trace, inputs: expected VarBases, found {type(v).__name__}")
         with Recording(given) as recording:
             found = layer(*given)
         outputs = [v for v in leaves(found) if isinstance(v, VarBase)]
         program, fetches = recording.program(outputs)
-        return found, TracedLayer(
-            program, recording.parameters, [f"feed_{i}" for i in range(len(given))], fetches
-        )
+        return found, TracedLayer(program, recording.parameters, [f"feed_{i}" for i in range(len(given))], fetches)
 
     def set_strategy(self, build_strategy: Any = None, exec_strategy: Any = None) -> None:
-        """Set the strategies of the compiled program, before the first call. Raises DygraphError
-        after it.
+        """Set the strategies of the compiled program, before the first call.
+
+        Raises DygraphError after it.
         """
         if self._runs is not None:
             raise DygraphError("TracedLayer.set_strategy: call it before the layer's first call")
@@ -130,9 +127,7 @@ class TracedLayer:
         Raises TypeError for another argument, FeedError for arrays that do not fit.
         """
         if not isinstance(inputs, (list, tuple)):
-            raise TypeError(
-                f"TracedLayer: expected a list of inputs, found {type(inputs).__name__}"
-            )
+            raise TypeError(f"TracedLayer: expected a list of inputs, found {type(inputs).__name__}")
         if len(inputs) != len(self._feeds):
             raise TypeError(f"TracedLayer: expected {len(self._feeds)} inputs, found {len(inputs)}")
         if self._runs is None:

@@ -7,8 +7,9 @@ __all__ = ["Env", "ParallelEnv", "ParallelStrategy"]
 
 
 class ParallelEnv:
-    """Which process of a job this is, by the variables that `jfluid-launch` and Fluid's launcher
-    set. Outside of a job it is the only one.
+    """Which process of a job this is, by the variables that `jfluid-launch` and Fluid's launcher set.
+
+    Outside of a job it is the only one.
     """
 
     def __init__(self) -> None:

@@ -28,8 +28,9 @@ class LayerObjectHelper(LayerHelper):
         use_cudnn: bool | None = None,
         use_mkl_dnn: bool | None = None,
     ) -> Variable:
-        """Apply the activation of a name; return `input_var` itself without one. XLA chooses its own
-        kernels, whatever `use_cudnn` and `use_mkl_dnn` say.
+        """Apply the activation of a name; return `input_var` itself without one.
+
+        XLA chooses its own kernels, whatever `use_cudnn` and `use_mkl_dnn` say.
         """
         return self._activated(input_var, act)
 

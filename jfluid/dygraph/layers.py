@@ -92,14 +92,11 @@ class Layer:
     def backward(self, *inputs: Any) -> NoReturn:
         """Raise ValueError: gradients follow from `forward`, and no layer defines its own."""
         raise ValueError(
-            "a layer has no backward of its own: call backward() on the loss, or define the "
-            "function by layers.py_func"
+            "a layer has no backward of its own: call backward() on the loss, or define the function by layers.py_func"
         )
 
     def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookRemoveHelper:
-        """Have `hook(layer, inputs)` called before `forward`; what it returns replaces the inputs,
-        unless it is None.
-        """
+        """Have `hook(layer, inputs)` called before `forward`; what it returns replaces the inputs, unless it is None."""
         return self._register(self._forward_pre_hooks, hook)
 
     def register_forward_post_hook(self, hook: Callable[..., Any]) -> HookRemoveHelper:
@@ -108,9 +105,7 @@ class Layer:
         """
         return self._register(self._forward_post_hooks, hook)
 
-    def _register(
-        self, hooks: "OrderedDict[int, Callable[..., Any]]", hook: Callable[..., Any]
-    ) -> HookRemoveHelper:
+    def _register(self, hooks: "OrderedDict[int, Callable[..., Any]]", hook: Callable[..., Any]) -> HookRemoveHelper:
         if not callable(hook):
             raise TypeError(f"hook: expected a function, found {type(hook).__name__}")
         key = next(self._hook_numbers)
@@ -118,14 +113,14 @@ class Layer:
         return HookRemoveHelper(hooks, key)
 
     def train(self) -> None:
-        """Let the layer and those in it compute for training, and record gradients again, of
-        whatever is computed.
-        """
+        """Let the layer and those in it compute for training, and record gradients again, of whatever is computed."""
         self._set_mode(training=True)
 
     def eval(self) -> None:
-        """Let the layer and those in it compute for evaluation. As in Fluid no gradients are
-        recorded from now on, of whatever is computed, until `train` of some layer is called.
+        """Let the layer and those in it compute for evaluation.
+
+        As in Fluid no gradients are recorded from now on, of whatever is computed, until `train` of some
+        layer is called.
         """
         self._set_mode(training=False)
 
@@ -172,13 +167,12 @@ class Layer:
             name = unique_name.generate(f"{self._full_name}._generated_var")
         else:
             name = f"{self._full_name}.{name}"
-        return self._helper.create_variable(
-            name=name, persistable=persistable, dtype=dtype, type=type
-        )
+        return self._helper.create_variable(name=name, persistable=persistable, dtype=dtype, type=type)
 
     def add_parameter(self, name: str, parameter: Variable | None) -> Variable | None:
-        """Hold a parameter under `name`, and return it. Raises TypeError where it is neither a
-        parameter nor None.
+        """Hold a parameter under `name`, and return it.
+
+        Raises TypeError where it is neither a parameter nor None.
         """
         if parameter is not None and not is_parameter(parameter):
             raise TypeError(
@@ -193,18 +187,16 @@ class Layer:
         """Hold a layer under `name`, and return it. Raises TypeError where it is none."""
         if not isinstance(sublayer, Layer):
             raise TypeError(
-                f"{self._full_name}.add_sublayer, {name}: expected a Layer, "
-                f"found {type(sublayer).__name__}"
+                f"{self._full_name}.add_sublayer, {name}: expected a Layer, found {type(sublayer).__name__}"
             )
         self._forget(name)
         self._sub_layers[name] = sublayer
         return sublayer
 
-    def register_buffer(
-        self, name: str, variable: Variable | None, persistable: bool = True
-    ) -> Variable | None:
-        """Hold a variable that belongs to the layer's state and that no optimizer changes, and
-        return it. (Fluid 1.8 has no buffers; this is Paddle 2's.)
+    def register_buffer(self, name: str, variable: Variable | None, persistable: bool = True) -> Variable | None:
+        """Hold a variable that belongs to the layer's state and that no optimizer changes, and return it.
+
+        (Fluid 1.8 has no buffers; this is Paddle 2's.)
 
         Args:
             name: the attribute under which it is found, and assigned anew.
@@ -227,6 +219,7 @@ class Layer:
 
     def apply(self, function: "Callable[[Layer], Any]") -> "Layer":
         """Call a function with each layer in this one, then with the layer itself, and return it.
+
         (Paddle 2's, as `register_buffer`.)
         """
         for layer in self._sub_layers.values():
@@ -237,14 +230,10 @@ class Layer:
 
     # Listing them
     def buffers(self, include_sublayers: bool = True) -> list[Variable]:
-        """Return the layer's buffers, each once; with `include_sublayers` those of the layers in
-        it, too.
-        """
+        """Return the layer's buffers, each once; with `include_sublayers` those of the layers in it, too."""
         return [buffer for _, buffer in self.named_buffers(include_sublayers=include_sublayers)]
 
-    def named_buffers(
-        self, prefix: str = "", include_sublayers: bool = True
-    ) -> Iterator[tuple[str, Variable]]:
+    def named_buffers(self, prefix: str = "", include_sublayers: bool = True) -> Iterator[tuple[str, Variable]]:
         """Yield (name, buffer) of each buffer once; names are as those of `named_parameters`."""
         seen: set[int] = set()
         for path, layer in self.named_sublayers(prefix, include_sublayers, include_self=True):
@@ -254,9 +243,7 @@ class Layer:
                     yield _joined(path, name), buffer
 
     def parameters(self, include_sublayers: bool = True) -> list[Variable]:
-        """Return the layer's parameters, each once; with `include_sublayers` those of the layers
-        in it, too.
-        """
+        """Return the layer's parameters, each once; with `include_sublayers` those of the layers in it, too."""
         found: dict[int, Variable] = {}
         for layer in self._with_sublayers({}).values() if include_sublayers else (self,):
             for p in layer._parameters.values():
@@ -272,11 +259,10 @@ class Layer:
                 layer._with_sublayers(found)
         return found
 
-    def named_parameters(
-        self, prefix: str = "", include_sublayers: bool = True
-    ) -> Iterator[tuple[str, Variable]]:
-        """Yield (name, parameter) of each parameter once. Names are paths of attributes, such as
-        "block.linear.weight", behind `prefix`.
+    def named_parameters(self, prefix: str = "", include_sublayers: bool = True) -> Iterator[tuple[str, Variable]]:
+        """Yield (name, parameter) of each parameter once.
+
+        Names are paths of attributes, such as "block.linear.weight", behind `prefix`.
         """
         seen: set[int] = set()
         layers = self.named_sublayers(prefix, include_sublayers, include_self=True)
@@ -287,8 +273,9 @@ class Layer:
                     yield _joined(path, name), param
 
     def sublayers(self, include_sublayers: bool = True) -> "list[Layer]":
-        """Return the layers in this one at any depth, each once. As in Fluid there are none with
-        `include_sublayers` False.
+        """Return the layers in this one at any depth, each once.
+
+        As in Fluid there are none with `include_sublayers` False.
         """
         return [layer for _, layer in self.named_sublayers(include_sublayers=include_sublayers)]
 
@@ -315,9 +302,7 @@ class Layer:
             yield prefix, self
         for name, layer in self._sub_layers.items() if include_sublayers else ():
             if layer is not None:
-                yield from layer.named_sublayers(
-                    _joined(prefix, name), include_self=True, layers_set=seen
-                )
+                yield from layer.named_sublayers(_joined(prefix, name), include_self=True, layers_set=seen)
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all trainable parameters."""
@@ -359,8 +344,9 @@ class Layer:
         include_sublayers: bool = True,
         use_structured_name: bool = True,
     ) -> None:
-        """Give the parameters the values of a `state_dict`, or of a file of one. Names in it that
-        the layer does not have are told in a warning.
+        """Give the parameters the values of a `state_dict`, or of a file of one.
+
+        Names in it that the layer does not have are told in a warning.
 
         Args:
             stat_dict: arrays or variables by name.
@@ -415,9 +401,7 @@ class Layer:
         kind = "_sub_layers" if isinstance(value, Layer) else kind
         if kind is not None:
             if kind not in self.__dict__:
-                raise ValueError(
-                    f"{type(self).__name__}: call super().__init__() before {name} is assigned"
-                )
+                raise ValueError(f"{type(self).__name__}: call super().__init__() before {name} is assigned")
             held = self.__dict__[kind]
             if name in held:  # it keeps its place in the order
                 held[name] = value

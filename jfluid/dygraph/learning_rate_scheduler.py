@@ -74,8 +74,9 @@ class LearningRateDecay:
         return {key: getattr(self, key) for key in self._keys}
 
     def set_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises UninitializedError where something is missing in it;
-        nothing is set then.
+        """Go on from a `state_dict`.
+
+        Raises UninitializedError where something is missing in it; nothing is set then.
         """
         missing = [key for key in self._keys if key not in state_dict]
         if missing:
@@ -169,8 +170,7 @@ class InverseTimeDecay(_Decay):
 
 
 class PolynomialDecay(LearningRateDecay):
-    """Decays by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power +
-    end_learning_rate.
+    """Decays by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
     Args:
         decay_steps: after so many steps the rate stays at `end_learning_rate`.
@@ -204,9 +204,7 @@ class PolynomialDecay(LearningRateDecay):
 
 
 class CosineDecay(LearningRateDecay):
-    """Decays by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step /
-    step_each_epoch).
-    """
+    """Decays by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step / step_each_epoch)."""
 
     def __init__(
         self,
@@ -284,9 +282,7 @@ class LinearLrWarmup(LearningRateDecay):
                 f"found {type(learning_rate).__name__}"
             )
         if end_lr <= start_lr:
-            raise ValueError(
-                f"LinearLrWarmup: end_lr must be above start_lr, found {end_lr} and {start_lr}"
-            )
+            raise ValueError(f"LinearLrWarmup: end_lr must be above start_lr, found {end_lr} and {start_lr}")
         if start_lr:
             warnings.warn(
                 f"LinearLrWarmup: the rise begins at 0 and not at start_lr {start_lr}, as in Fluid 1.8.5's "
@@ -345,9 +341,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         if self.mode not in ("min", "max"):
             raise ValueError(f"ReduceLROnPlateau, mode: expected min or max, found {mode!r}")
         if self.threshold_mode not in ("rel", "abs"):
-            raise ValueError(
-                f"ReduceLROnPlateau, threshold_mode: expected rel or abs, found {threshold_mode!r}"
-            )
+            raise ValueError(f"ReduceLROnPlateau, threshold_mode: expected rel or abs, found {threshold_mode!r}")
         _check_falling(self, decay_rate)
         self.learning_rate = _number(self, "learning_rate", learning_rate)
         self.decay_rate, self.patience, self.verbose = decay_rate, patience, verbose
@@ -360,8 +354,9 @@ class ReduceLROnPlateau(LearningRateDecay):
         return self.create_lr_var(self.learning_rate)
 
     def step(self, loss: Any = None) -> float:
-        """Take a loss into account, a variable or array of one element; return the rate. Without a
-        loss only the rate is returned.
+        """Take a loss into account, a variable or array of one element; return the rate.
+
+        Without a loss only the rate is returned.
 
         Raises ShapeError for more than one element.
         """
@@ -391,10 +386,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         reduced = max(self.learning_rate * self.decay_rate, float(self.min_lr))
         if self.learning_rate - reduced > self.eps:
             if self.verbose:
-                print(
-                    f"Epoch {self.epoch_num}: reducing learning rate from {self.learning_rate} "
-                    f"to {reduced}."
-                )
+                print(f"Epoch {self.epoch_num}: reducing learning rate from {self.learning_rate} to {reduced}.")
             self.learning_rate = reduced
 
     def _is_better(self, loss: float, best: float) -> bool:
@@ -470,9 +462,7 @@ class MultiStepDecay(_LearningRateEpochDecay):
         if not isinstance(milestones, (tuple, list)):
             raise TypeError(f"MultiStepDecay, milestones: expected a list, found {milestones!r}")
         if any(a >= b for a, b in zip(milestones, milestones[1:])):
-            raise ValueError(
-                f"MultiStepDecay, milestones: expected rising numbers, found {milestones}"
-            )
+            raise ValueError(f"MultiStepDecay, milestones: expected rising numbers, found {milestones}")
         _check_falling(self, decay_rate)
         self.milestones, self.decay_rate = milestones, decay_rate
         super().__init__(learning_rate)
@@ -505,17 +495,13 @@ def _number(schedule: LearningRateDecay, what: str, value: Any) -> float:
     if isinstance(value, Variable):
         value = float(value.numpy().reshape(()))
     if not isinstance(value, (int, float)):
-        raise TypeError(
-            f"{type(schedule).__name__}, {what}: expected a number, found {type(value).__name__}"
-        )
+        raise TypeError(f"{type(schedule).__name__}, {what}: expected a number, found {type(value).__name__}")
     return float(value)
 
 
 def _check_falling(schedule: LearningRateDecay, decay_rate: float) -> None:
     if decay_rate >= 1.0:
-        raise ValueError(
-            f"{type(schedule).__name__}, decay_rate: expected a number below 1, found {decay_rate}"
-        )
+        raise ValueError(f"{type(schedule).__name__}, decay_rate: expected a number below 1, found {decay_rate}")
 
 
 def _piecewise(boundaries: Sequence[int], values: Sequence[float]) -> PiecewiseDecay:

@@ -42,9 +42,7 @@ class MSELoss(_Loss):
 
     def forward(self, input: Variable, label: Variable) -> Variable:
         """Return the loss of predictions and targets."""
-        return self._reduced(
-            emit("square", {"X": emit("elementwise_sub", {"X": input, "Y": label})})
-        )
+        return self._reduced(emit("square", {"X": emit("elementwise_sub", {"X": input, "Y": label})}))
 
 
 class L1Loss(_Loss):
@@ -96,14 +94,10 @@ class NLLLoss(_Loss):
         self.weight, self.ignore_index = weight, ignore_index
 
     def forward(self, input: Variable, label: Variable) -> Variable:
-        """Return the loss of log probabilities [N, C] or [N, C, d1, d2 ...] and class numbers, [N]
-        or [N, d1, d2 ...].
-        """
+        """Return the loss of log probabilities [N, C] or [N, C, d1, d2 ...] and class numbers, [N] or [N, d1, d2 ...]."""
         shape = input.shape
         if len(shape) < 2:
-            raise errors.ShapeError(
-                f"dygraph.NLLLoss: expected an input [N, C, ...], found {list(shape)}"
-            )
+            raise errors.ShapeError(f"dygraph.NLLLoss: expected an input [N, C, ...], found {list(shape)}")
         flat = len(shape) not in (2, 4)
         if flat:
             rows, classes = shape[:2]

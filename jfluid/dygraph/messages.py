@@ -24,9 +24,7 @@ from jfluid.dygraph.values import Aval
 from jfluid.fetched_array import FetchedArray, fetched
 
 _NUMBER, _BYTES = 4, 8  # of a message: its number; with the loss behind it
-_TAKEN = (
-    16  # after so many steps what nobody has waited for is taken, as there is room for some hundred
-)
+_TAKEN = 16  # after so many steps what nobody has waited for is taken, as there is room for some hundred
 _OPEN = 512  # of the latest messages are known
 _LOOK = 50  # milliseconds, after which a step that is waited for may have failed
 
@@ -98,8 +96,9 @@ def sending(items: Sequence[Item], at: int, to: Array) -> list[Item]:
 
 
 def _send(to: Array, loss: Array, **_: Any) -> Array:
-    """The gradient of the loss, one. The gradients of all else wait for it, so that XLA sends the loss
-    before it computes them.
+    """The gradient of the loss, one.
+
+    The gradients of all else wait for it, so that XLA sends the loss before it computes them.
     """
     from jfluid.machine_code import calls  # as above
     from jfluid.machine_code.message_kernels import HEADER, NAME

@@ -128,8 +128,7 @@ class Embedding(Layer):
         rows = size[0]
         if padding_idx is not None and not -rows <= padding_idx < rows:
             raise ValueError(
-                f"dygraph.Embedding, padding_idx: expected None or -{rows} to {rows - 1}, "
-                f"found {padding_idx}"
+                f"dygraph.Embedding, padding_idx: expected None or -{rows} to {rows - 1}, found {padding_idx}"
             )
         skipped = -1 if padding_idx is None else padding_idx % rows
         self._attributes = {
@@ -151,8 +150,7 @@ class Embedding(Layer):
 
 
 class Dropout(Layer):
-    """Sets elements to 0 at random in training, as `fluid.layers.dropout` does; `eval` turns it
-    off.
+    """Sets elements to 0 at random in training, as `fluid.layers.dropout` does; `eval` turns it off.
 
     Args:
         p: the probability of each element.
@@ -227,9 +225,7 @@ class PRelu(Layer):
     ):
         super().__init__(name_scope="prelu", dtype=dtype)
         if mode not in ("all", "channel", "element"):
-            raise ValueError(
-                f"dygraph.PRelu, mode: expected all, channel or element, found {mode!r}"
-            )
+            raise ValueError(f"dygraph.PRelu, mode: expected all, channel or element, found {mode!r}")
         shape = [1]
         if mode == "channel":
             if not isinstance(channel, int):
@@ -237,14 +233,10 @@ class PRelu(Layer):
             shape = [1, channel, 1, 1]
         elif mode == "element":
             if not isinstance(input_shape, (list, tuple)):
-                raise ValueError(
-                    f'dygraph.PRelu: mode "element" needs input_shape, found {input_shape!r}'
-                )
+                raise ValueError(f'dygraph.PRelu: mode "element" needs input_shape, found {input_shape!r}')
             shape = [1, *input_shape[1:]]
         self._mode = mode
-        self.weight = self.create_parameter(
-            shape, param_attr, dtype, default_initializer=Constant(1.0)
-        )
+        self.weight = self.create_parameter(shape, param_attr, dtype, default_initializer=Constant(1.0))
 
     def forward(self, input: Variable) -> Variable:
         """Return a tensor of the input's shape."""
@@ -322,9 +314,7 @@ class GRUUnit(Layer):
     ):
         super().__init__(dtype=dtype)
         if size <= 0 or size % 3:
-            raise errors.ShapeError(
-                f"dygraph.GRUUnit, size: expected a positive multiple of 3, found {size}"
-            )
+            raise errors.ShapeError(f"dygraph.GRUUnit, size: expected a positive multiple of 3, found {size}")
         if origin_mode:
             warnings.warn(
                 "dygraph.GRUUnit: origin_mode has no effect, as in Fluid 1.8.5; layers.gru_unit has both modes",
@@ -332,9 +322,7 @@ class GRUUnit(Layer):
             )
         self._attributes = {
             "activation": activation_number("dygraph.GRUUnit", "activation", activation),
-            "gate_activation": activation_number(
-                "dygraph.GRUUnit", "gate_activation", gate_activation
-            ),
+            "gate_activation": activation_number("dygraph.GRUUnit", "gate_activation", gate_activation),
         }
         self.weight = self.create_parameter([size // 3, size], param_attr, dtype)
         self.bias = self.create_parameter([1, size], bias_attr, dtype, is_bias=True)
@@ -404,13 +392,9 @@ class NCE(Layer):
         if sampler == "custom_dist":
             self._distribution = class_distribution(self._helper, custom_dist, num_total_classes)
         self.weight = self.create_parameter([num_total_classes, dim], param_attr, dtype)
-        self.bias = self.create_parameter(
-            [num_total_classes, 1], bias_attr or False, dtype, is_bias=True
-        )
+        self.bias = self.create_parameter([num_total_classes, 1], bias_attr or False, dtype, is_bias=True)
 
-    def forward(
-        self, input: Variable, label: Variable, sample_weight: Variable | None = None
-    ) -> Variable:
+    def forward(self, input: Variable, label: Variable, sample_weight: Variable | None = None) -> Variable:
         """Return the losses [N, 1] of inputs [N, dim] and class numbers [N, labels of a row]."""
         weight = self._sample_weight if sample_weight is None else sample_weight
         cost = emit(
@@ -461,9 +445,7 @@ class TreeConv(Layer):
         super().__init__(dtype=dtype)
         self._max_depth, self._act, self._name = max_depth, act, name
         self.bias = self.create_parameter([num_filters], bias_attr or False, dtype, is_bias=True)
-        self.weight = self.create_parameter(
-            [feature_size, 3, output_size, num_filters], param_attr, dtype
-        )
+        self.weight = self.create_parameter([feature_size, 3, output_size, num_filters], param_attr, dtype)
 
     def forward(self, nodes_vector: Variable, edge_set: Variable) -> Variable:
         """Return [N, nodes, output_size, num_filters] of features [N, nodes, feature_size] and
@@ -481,8 +463,9 @@ class TreeConv(Layer):
 
 
 class _OfSequences(Layer):
-    """A layer of rows with a LoD, whose parameters follow from its first input. As in Fluid it
-    works in programs only: dygraph mode has no LoD.
+    """A layer of rows with a LoD, whose parameters follow from its first input.
+
+    As in Fluid it works in programs only: dygraph mode has no LoD.
     """
 
     def __init__(self, name_scope: str):
@@ -526,9 +509,7 @@ class SequenceConv(_OfSequences):
         self.weight = self.create_parameter(
             [self._filter_size * input.shape[1], self._num_filters], self._param_attr, input.dtype
         )
-        self.bias = self.create_parameter(
-            [self._num_filters], self._bias_attr, input.dtype, is_bias=True
-        )
+        self.bias = self.create_parameter([self._num_filters], self._bias_attr, input.dtype, is_bias=True)
 
     def forward(self, input: Variable) -> Variable:
         """Return rows [rows, num_filters] with the LoD of the input."""

@@ -60,9 +60,7 @@ class BatchNorm(Layer):
         if bias_attr is False or param_attr is False:
             raise ValueError("dygraph.BatchNorm: param_attr and bias_attr cannot be False")
         dtype = "float32" if dtype == "float16" else dtype
-        self.weight = self.create_parameter(
-            [num_channels], param_attr, dtype, default_initializer=Constant(1.0)
-        )
+        self.weight = self.create_parameter([num_channels], param_attr, dtype, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_channels], bias_attr, dtype, is_bias=True)
         if use_global_stats and getattr(param_attr, "learning_rate", None) == 0:
             for frozen in (self.weight, self.bias):
@@ -144,9 +142,7 @@ class InstanceNorm(Layer):
         if bias_attr is False:
             raise ValueError("dygraph.InstanceNorm: bias_attr cannot be False")
         self._epsilon = epsilon
-        self.scale = self.create_parameter(
-            [num_channels], param_attr, dtype, default_initializer=Constant(1.0)
-        )
+        self.scale = self.create_parameter([num_channels], param_attr, dtype, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_channels], bias_attr, dtype, is_bias=True)
 
     def forward(self, input: Variable) -> Variable:
@@ -193,19 +189,17 @@ class LayerNorm(Layer):
         self.weight = self.create_parameter(
             length, param_attr if scale else False, dtype, default_initializer=Constant(1.0)
         )
-        self.bias = self.create_parameter(
-            length, bias_attr if shift else False, dtype, is_bias=True
-        )
+        self.bias = self.create_parameter(length, bias_attr if shift else False, dtype, is_bias=True)
 
     def forward(self, input: Variable) -> Variable:
-        """Normalise each row of the input. Raises ShapeError where its last dimensions are not
-        those that were given.
+        """Normalise each row of the input.
+
+        Raises ShapeError where its last dimensions are not those that were given.
         """
         shape = self._normalized_shape
         if isinstance(input, Variable) and list(input.shape[-len(shape) :]) != shape:
             raise errors.ShapeError(
-                f"dygraph.LayerNorm: expected an input [..., {', '.join(map(str, shape))}], "
-                f"found {list(input.shape)}"
+                f"dygraph.LayerNorm: expected an input [..., {', '.join(map(str, shape))}], found {list(input.shape)}"
             )
         out = emit(
             "layer_norm",
@@ -250,9 +244,7 @@ class GroupNorm(Layer):
         if data_layout != "NCHW":
             raise ValueError(f'dygraph.GroupNorm: data_layout {data_layout!r}, expected "NCHW"')
         self._groups, self._epsilon, self._act = groups, epsilon, act
-        self.weight = self.create_parameter(
-            [channels], param_attr or False, dtype, default_initializer=Constant(1.0)
-        )
+        self.weight = self.create_parameter([channels], param_attr or False, dtype, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([channels], bias_attr or False, dtype, is_bias=True)
 
     def forward(self, input: Variable) -> Variable:
@@ -293,8 +285,7 @@ class SpectralNorm(Layer):
         columns = math.prod(weight_shape) // rows
         self._attributes = {"dim": dim, "power_iters": power_iters, "eps": eps}
         self.weight_u, self.weight_v = (
-            _untrained(self, [length], dtype, ParamAttr(initializer=Normal(0.0, 1.0)))
-            for length in (rows, columns)
+            _untrained(self, [length], dtype, ParamAttr(initializer=Normal(0.0, 1.0))) for length in (rows, columns)
         )
 
     def forward(self, weight: Variable) -> Variable:

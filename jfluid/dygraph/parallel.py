@@ -35,8 +35,7 @@ __all__ = ["DataParallel", "Env", "ParallelEnv", "ParallelStrategy", "prepare_co
 
 
 def prepare_context(strategy: ParallelStrategy | None = None) -> ParallelStrategy | None:
-    """Join the processes that train together, and return the strategy that tells them; None where
-    this is the only one.
+    """Join the processes that train together, and return the strategy that tells them; None where this is the only one.
 
     Args:
         strategy: which they are; the variables of the launcher say it when None.
@@ -76,13 +75,10 @@ class DataParallel(Layer):
 
     def __init__(self, layers: Layer, strategy: ParallelStrategy | None):
         if not isinstance(layers, Layer):
-            raise TypeError(
-                f"DataParallel, layers: expected a Layer, found {type(layers).__name__}"
-            )
+            raise TypeError(f"DataParallel, layers: expected a Layer, found {type(layers).__name__}")
         if strategy is not None and not isinstance(strategy, ParallelStrategy):
             raise TypeError(
-                "DataParallel, strategy: expected what prepare_context gives, "
-                f"found {type(strategy).__name__}"
+                f"DataParallel, strategy: expected what prepare_context gives, found {type(strategy).__name__}"
             )
         super().__init__(layers.full_name() + "_data_parallel")
         self._layers = layers

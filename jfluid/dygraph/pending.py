@@ -294,9 +294,7 @@ class Pending:
         """Whether the operator that gives a value is pending here."""
         return value.array is None and value.owner is self.leaves
 
-    def repeat(
-        self, end: Point, held: Mapping[int, Value], draws: Sequence[tuple[int, int]]
-    ) -> None:
+    def repeat(self, end: Point, held: Mapping[int, Value], draws: Sequence[tuple[int, int]]) -> None:
         """Record the calls that lead to a point behind this one.
 
         Args:
@@ -377,9 +375,7 @@ class Pending:
                 with jax.enable_x64(True), jax.default_device(self.device):
                     if hold_filters(records, arrays, kinds, self.device):
                         key = key_of_all()
-                    step = self._whole.get_or_make(
-                        key, lambda: self._step(records, kinds, donated, holders)
-                    )
+                    step = self._whole.get_or_make(key, lambda: self._step(records, kinds, donated, holders))
             else:
                 self._whole.move_to_end(key)
             ran = self._ahead.take(step, arrays, draws)
@@ -441,9 +437,7 @@ class Pending:
             )
         return often and not known and size > _SMALL
 
-    def _singly(
-        self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]
-    ) -> list[Any]:
+    def _singly(self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]) -> list[Any]:
         """Run operators one by one, without those whose results nobody needs."""
         needed, used = set(live), []
         for record in reversed(records):
@@ -461,9 +455,7 @@ class Pending:
             outs = function(inputs, seeds[0][record.draw] if record.draw >= 0 else None)
             for number, out in zip(record.outputs, outs, strict=True):
                 if type(number) is list:
-                    found.update(
-                        (n, o) for n, o in zip(number, out) if n is not None and o is not None
-                    )
+                    found.update((n, o) for n, o in zip(number, out) if n is not None and o is not None)
                 elif number is not None:
                     found[number] = out
             for i in record.inputs:

@@ -16,8 +16,9 @@ _changes = 0
 
 
 def release(types: Iterable[str]) -> None:
-    """Note that the operators of these types have lost their owner. It may run wherever objects are
-    collected: nothing is forgotten at once.
+    """Note that the operators of these types have lost their owner.
+
+    It may run wherever objects are collected: nothing is forgotten at once.
     """
     global _changes
     _types.update(types)

@@ -38,9 +38,7 @@ def ops_of(point: Point) -> list[Op]:
             continue
         leaves += own.kinds
         inputs = tuple([None if s == NONE else s for s in record.inputs])
-        avals = [
-            None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs
-        ]
+        avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
         outputs += own.made
         starts = _starts(own.call, avals)
         listed = "sum" if own.call.definition.type == "sum" else ""
@@ -93,9 +91,7 @@ def _kind(call: Call, starts: tuple[int, ...], listed: str) -> int:
     return _kinds.get_or_make(key, lambda: next(_numbers))
 
 
-def arguments(
-    outline: Outline, arrays: Sequence[Any], draws: Any
-) -> tuple[list[str], tuple[Any, ...]]:
+def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list[str], tuple[Any, ...]]:
     """Return the names of the arguments of an outline, and these.
 
     Args:
@@ -192,10 +188,7 @@ class _Run:
                 self._call(number, node, outline.places[number])
 
     def results(self) -> list[Any]:
-        return [
-            self._rows[name[1]] if name[0] == "whole" else self._value(name)
-            for name in self._outline.results
-        ]
+        return [self._rows[name[1]] if name[0] == "whole" else self._value(name) for name in self._outline.results]
 
     # ---- values -------------------------------------------------------------------------------------
 
@@ -278,10 +271,7 @@ class _Run:
             given = {"before": before, "same": same, "each": of_each}
             made: list[Any] = []
             for j, inputs in enumerate(node.inputs):
-                values = [
-                    None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]]
-                    for i in inputs
-                ]
+                values = [None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]] for i in inputs]
                 call = self._calls[at + j]
                 made += _called(call, at + j, values, of_starts.get(j), of_draws.get(j))
             after = [_strong(made[q]) for q, _ in node.carried]

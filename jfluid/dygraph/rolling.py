@@ -180,9 +180,7 @@ def _spans_at(tokens: Sequence[int], after: Sequence[int], at: int) -> list[Span
 
 
 def form_of(ops: Sequence[Op], spans: Sequence[Span]) -> Any:
-    """Return what is equal for steps that may have the same outline: the kinds of their calls, those of loops
-    once.
-    """
+    """Return what is equal for steps that may have the same outline: the kinds of their calls, those of loops once."""
     found: list[Any] = []
     at = 0
     for span in spans:
@@ -225,9 +223,7 @@ class Roller:
     def __init__(self, ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]):
         self._ops, self._spans = ops, spans
         self._leaves: dict[int, int] = {}
-        self._homes: dict[
-            int, tuple[Any, ...]
-        ] = {}  # of outputs: (row, place), or ("out", call, place)
+        self._homes: dict[int, tuple[Any, ...]] = {}  # of outputs: (row, place), or ("out", call, place)
         self._lengths: dict[Row, int] = {}
         self.outline = Outline()
         at = 0
@@ -267,9 +263,7 @@ class Roller:
         raise CannotRoll("an iteration in the middle of a loop that is read alone")
 
     def _stretches(self, sources: Sequence[int | None]) -> tuple[Stretch, ...]:
-        """Return values one after the other as stretches: rows of earlier loops, inputs of the step, and
-        single ones.
-        """
+        """Return values one after the other as stretches: rows of earlier loops, inputs of the step, and single ones."""
         found: list[Stretch] = []
         at = 0
         while at < len(sources):
@@ -360,18 +354,13 @@ class Roller:
 
     def _loop(self, span: Span) -> None:
         outline = self.outline
-        body = [
-            self._ops[span.start + k * span.period : span.start + (k + 1) * span.period]
-            for k in range(span.times)
-        ]
+        body = [self._ops[span.start + k * span.period : span.start + (k + 1) * span.period] for k in range(span.times)]
         firsts = [ops[0].first for ops in body]
         stride = firsts[1] - firsts[0]
         loop = _Loop(self, firsts, stride)
         inputs = tuple(
             [
-                tuple(
-                    [loop.input([ops[j].inputs[i] for ops in body]) for i in range(len(op.inputs))]
-                )
+                tuple([loop.input([ops[j].inputs[i] for ops in body]) for i in range(len(op.inputs))])
                 for j, op in enumerate(body[0])
             ]
         )
@@ -454,9 +443,7 @@ class _Loop:
             if first >= self._firsts[0]:
                 raise CannotRoll("a value of the first iteration in others")
             return self._add(self.same, "same", self._roller._name(first))
-        if all(
-            self._place(s, k) == self._place(first, 0) is not None for k, s in enumerate(sources)
-        ):
+        if all(self._place(s, k) == self._place(first, 0) is not None for k, s in enumerate(sources)):
             return "own", self._place(first, 0)
         place = self._place(second, 0)
         if place is not None:

@@ -124,17 +124,13 @@ class _Formulas:
         self._slots = [self._slot(own) for own in zip(*made, strict=True)]
 
     def outputs(self, shapes: Shapes) -> Outputs | None:
-        """Return what the call gives for inputs of these shapes; None for sizes that the samples do not
-        hold for.
-        """
+        """Return what the call gives for inputs of these shapes; None for sizes that the samples do not hold for."""
         sizes = self._sampled.sizes(shapes)
         if sizes is None:
             return None
         return tuple(
             [
-                [_evaluated(own, sizes) for own in slot]
-                if isinstance(slot, list)
-                else _evaluated(slot, sizes)
+                [_evaluated(own, sizes) for own in slot] if isinstance(slot, list) else _evaluated(slot, sizes)
                 for slot in self._slots
             ]
         )

@@ -111,9 +111,7 @@ class EagerSegment(_Segment):
         live: numbers of the results that somebody holds.
     """
 
-    def __init__(
-        self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device
-    ):
+    def __init__(self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device):
         items, self._drawing, self._constants = program(records)
         names = [f"l{i}" for i in range(leaves)]
         super().__init__(items, names, [f"v{number}" for number in live], device)
@@ -137,9 +135,7 @@ class RolledSegment(_Segment):
         names: of its arguments.
     """
 
-    def __init__(
-        self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device
-    ):
+    def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
         items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
         super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
         self._step = RolledStep(outline, calls)
@@ -223,9 +219,7 @@ class EagerStreams:
         dtypes = tuple([v.dtype for v in given])
         _, stream = self._streams.get_or_make(
             (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
-            lambda: self._stream(
-                RolledSegment(outline, [r.call for r in records], names, self._device)
-            ),
+            lambda: self._stream(RolledSegment(outline, [r.call for r in records], names, self._device)),
         )
         found = stream.padded((), given, None)
         if found is None:

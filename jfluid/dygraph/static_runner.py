@@ -79,13 +79,13 @@ class StaticModelRunner(Layer):
         return self.add_parameter(made.name, made)
 
     def forward(self, *args: Any) -> Any:
-        """Return the model's output, or a list of several, for its inputs in order: variables or
-        NumPy arrays. Raises TypeError for another number of them.
+        """Return the model's output, or a list of several, for its inputs in order: variables or NumPy arrays.
+
+        Raises TypeError for another number of them.
         """
         if len(args) != len(self._feeds):
             raise TypeError(
-                f"{self._full_name}: expected {len(self._feeds)} inputs "
-                f"({', '.join(self._feeds)}), found {len(args)}"
+                f"{self._full_name}: expected {len(self._feeds)} inputs ({', '.join(self._feeds)}), found {len(args)}"
             )
         inputs: list[VarBase] = [a if isinstance(a, Variable) else real_variable(a) for a in args]  # type: ignore[misc]
         found = self._forms[self.training](inputs)

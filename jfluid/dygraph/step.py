@@ -178,16 +178,12 @@ class Step:
             items = messages.sending(items, self._sender, to)
         wanted = [f"v{i}" for i in self._live]
         with finished_products.overwriting(not self.overwrites_nothing):
-            found = trace.lower(
-                items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted
-            )
+            found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
         self.is_large = self.is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 
-def outline(
-    items: Sequence[Item], drawing: Sequence[tuple[int, int]], constants: Mapping[str, Any]
-) -> list[Any]:
+def outline(items: Sequence[Item], drawing: Sequence[tuple[int, int]], constants: Mapping[str, Any]) -> list[Any]:
     """Return what tells operators from others of the same names and attributes, in all processes.
 
     Args:
@@ -208,9 +204,7 @@ def overwrites(size: int, sparse: bool) -> bool:
     return size > _SMALL_STATE or sparse
 
 
-def hold_filters(
-    records: Sequence[Record], arrays: list[Any], kinds: list[Kind], device: jax.Device
-) -> bool:
+def hold_filters(records: Sequence[Record], arrays: list[Any], kinds: list[Kind], device: jax.Device) -> bool:
     """Turn the filters that records train, and what their optimizer keeps of them, into the order that
     convolutions want; return whether any was in another one.
 
@@ -263,9 +257,7 @@ def key_of(seed: Any) -> Any:
 def program(
     records: Sequence[Record],
 ) -> tuple[list[Item], list[tuple[int, int]], dict[str, Any]]:
-    """Return the operators of records, those that draw with the place of their key, and known
-    numbers by name.
-    """
+    """Return the operators of records, those that draw with the place of their key, and known numbers by name."""
     items: list[Item] = []
     drawing: list[tuple[int, int]] = []
     constants: dict[str, Any] = {}
@@ -288,18 +280,13 @@ def program(
             if n > 0 or (n < 0 and given != [EMPTY_NAME]):
                 inputs[slot.name] = given
         outputs = {
-            slot.name: [
-                EMPTY_NAME if n is None else f"v{n}"
-                for n in (number if type(number) is list else [number])
-            ]
+            slot.name: [EMPTY_NAME if n is None else f"v{n}" for n in (number if type(number) is list else [number])]
             for slot, number in zip(definition.outs, record.outputs)
             if number is not None
         }
         op = Operator(call.op.block, definition.type, inputs, outputs, call.attrs, callsite=False)
         if definition.wants_shared and definition.fn is not None:
-            definition = replace(
-                definition, wants_shared=False, fn=_Shared(definition.fn, call.shared)
-            )
+            definition = replace(definition, wants_shared=False, fn=_Shared(definition.fn, call.shared))
         if record.draw >= 0:
             drawing.append((at, record.draw))
         items.append((at, op, definition))

@@ -106,9 +106,7 @@ class GradNode:
 
 
 def order(roots: Sequence[GradNode]) -> list[GradNode]:
-    """Return all nodes that lead to `roots`, each before those that gave its inputs: the last call
-    first.
-    """
+    """Return all nodes that lead to `roots`, each before those that gave its inputs: the last call first."""
     found: dict[int, GradNode] = {}
     stack = list(roots)
     while stack:

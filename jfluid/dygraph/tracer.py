@@ -85,9 +85,7 @@ class Tracer:
         attrs: Mapping[str, Any],
         stop_gradient: bool = False,
     ) -> None:
-        """Call an operator as scripts do that work without layers: as `Block.append_op`, with the same
-        errors.
-        """
+        """Call an operator as scripts do that work without layers: as `Block.append_op`, with the same errors."""
         block = default_main_program().current_block()
         block.append_op(type, inputs, outputs, attrs, stop_gradient=stop_gradient)
 
@@ -185,9 +183,7 @@ class Tracer:
         self._drawn += 1
         return self.seed or self._entropy, self._drawn - 1
 
-    def _point(
-        self, call: Call, kind: Any, values: Sequence[Value | None], edges: Sequence[Any] | None
-    ) -> Point:
+    def _point(self, call: Call, kind: Any, values: Sequence[Value | None], edges: Sequence[Any] | None) -> Point:
         """Return the point that a call leads to which was not called there before.
 
         Args:
@@ -203,9 +199,7 @@ class Tracer:
         outputs = call.outputs(avals)
         if outputs is None:  # shapes follow from numbers among the inputs
             constants = {
-                i: np.asarray(array_of(v))
-                for i, v in enumerate(ordered)
-                if v is not None and _may_be_known(v)
+                i: np.asarray(array_of(v)) for i, v in enumerate(ordered) if v is not None and _may_be_known(v)
             }
             known = call.specialised(constants)
             outputs = known.outputs([None if i in constants else a for i, a in enumerate(avals)])
@@ -279,13 +273,8 @@ class Tracer:
         made = {s: [f"{s}:{i}" for i in range(len(listed(vs)))] for s, vs in outputs.items()}
         op = Operator(call.op.block, definition.type, names, made, call.op.attrs, callsite=False)
         with jax.enable_x64(True):
-            Host(lambda plan: None, self.place).run(
-                Segment([(0, op, definition)], True), env, None, Scope()
-            )
-        return [
-            [constant(_array(env[n])) if n in env else None for n in made.get(s.name, ())]
-            for s in definition.outs
-        ]
+            Host(lambda plan: None, self.place).run(Segment([(0, op, definition)], True), env, None, Scope())
+        return [[constant(_array(env[n])) if n in env else None for n in made.get(s.name, ())] for s in definition.outs]
 
     # ---- gradients --------------------------------------------------------------------------------
 
@@ -344,9 +333,7 @@ class Tracer:
         create: bool = False,
         stops: Sequence[VarBase] = (),
     ) -> dict[Any, tuple[Edge, VarBase]]:
-        """Call the gradient operators of nodes; returns the gradients and where they go, by the key of
-        that.
-        """
+        """Call the gradient operators of nodes; returns the gradients and where they go, by the key of that."""
         gradients_of: dict[tuple[int, int], list[VarBase]] = {}
         edges: dict[tuple[int, int], Edge] = {}
         blocked = {e.key for v in stops if (e := v.edge()) is not None}
@@ -355,9 +342,7 @@ class Tracer:
                 edge = out.edge()
                 if seed is None:
                     seed = VarBase(None, f"{out.name}{_GRAD}")
-                    self.call(
-                        "fill_any_like", {"X": [out]}, {"Out": [seed]}, {"value": 1.0, "dtype": -1}
-                    )
+                    self.call("fill_any_like", {"X": [out]}, {"Out": [seed]}, {"value": 1.0, "dtype": -1})
                 gradients_of.setdefault(edge.key, []).append(seed)
                 edges[edge.key] = edge
             wanted = {v.edge().key: v for v in targets} if targets is not None else {}
@@ -408,21 +393,13 @@ class Tracer:
                 given = cotangents[name.removesuffix(_GRAD)]
                 if not slot.optional:
                     values = node_outputs[name.removesuffix(_GRAD)]
-                    given = [
-                        self._zeros(v) if c is None and v is not None else c
-                        for c, (v, _) in zip(given, values)
-                    ]
+                    given = [self._zeros(v) if c is None and v is not None else c for c, (v, _) in zip(given, values)]
                 if any(c is not None for c in given):
                     inputs[name] = given
             elif name in node_inputs:
-                inputs[name] = [
-                    None if v is None else VarBase.of(v, e) for v, e in node_inputs[name]
-                ]
+                inputs[name] = [None if v is None else VarBase.of(v, e) for v, e in node_inputs[name]]
             elif definition.forward is None and name in node_outputs:
-                inputs[name] = [
-                    None if v is None else VarBase.of(v, Edge(node, at))
-                    for v, at in node_outputs[name]
-                ]
+                inputs[name] = [None if v is None else VarBase.of(v, Edge(node, at)) for v, at in node_outputs[name]]
         outputs: dict[str, list[VarBase | None]] = {}
         targets: list[tuple[Edge, VarBase]] = []
         for slot in definition.outs:
@@ -449,14 +426,10 @@ class Tracer:
         return zeros
 
 
-def _call_of(
-    type_: str, inputs: Variables, outputs: Variables, attrs: Mapping[str, Any] | None
-) -> Call:
+def _call_of(type_: str, inputs: Variables, outputs: Variables, attrs: Mapping[str, Any] | None) -> Call:
     """Return the call of an operator upon variables."""
     layout = tuple([(slot, len(listed(vs))) for slot, vs in inputs.items()])
-    wanted = tuple(
-        [(slot, tuple([v is not None for v in listed(vs)])) for slot, vs in outputs.items()]
-    )
+    wanted = tuple([(slot, tuple([v is not None for v in listed(vs)])) for slot, vs in outputs.items()])
     call = call_of(type_, layout, wanted, attrs, False)
     if call.in_place and _shares(call, inputs, outputs):
         return call_of(type_, layout, wanted, attrs, True)

@@ -17,9 +17,7 @@ from jfluid.dygraph.varbase import VarBase
 Update = tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
 
 
-def call_all(
-    pending: Pending, type_: str, updates: Sequence[Update], call: Callable[[Update], Any]
-) -> None:
+def call_all(pending: Pending, type_: str, updates: Sequence[Update], call: Callable[[Update], Any]) -> None:
     """Call one operator for each of some updates, in their order, while no gradients are recorded.
 
     Args:
@@ -72,8 +70,9 @@ def _repeat(pending: Pending, known: Updated, updates: Sequence[Update]) -> None
 
 
 def _key(pending: Pending, type_: str, updates: Sequence[Update]) -> Any:
-    """Return what is equal for updates that record the same; None where that is not known. Names the inputs
-    that are new to what is pending.
+    """Return what is equal for updates that record the same; None where that is not known.
+
+    Names the inputs that are new to what is pending.
     """
     key: list[Any] = [type_, len(updates)]
     given: list[VarBase] = []

@@ -13,8 +13,9 @@ from jfluid.ir.types import VarType
 
 
 class Aval:
-    """The structure, shapes and dtypes of a value, without its numbers. There is one object for each
-    kind, so that comparing two is comparing their `number`.
+    """The structure, shapes and dtypes of a value, without its numbers.
+
+    There is one object for each kind, so that comparing two is comparing their `number`.
 
     Attributes:
         number: of the object.

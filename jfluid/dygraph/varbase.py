@@ -29,8 +29,7 @@ def tracer() -> Any:
     found = getattr(default_main_program(), "tracer", None)
     if found is None:
         raise errors.DygraphError(
-            "this needs dygraph mode: call it within `with fluid.dygraph.guard():`, or after "
-            "fluid.enable_dygraph()"
+            "this needs dygraph mode: call it within `with fluid.dygraph.guard():`, or after fluid.enable_dygraph()"
         )
     return found
 
@@ -171,9 +170,7 @@ class VarBase(Variable):
     def held(self) -> Value:
         """What it holds. Raises ProgramError where no operator has given it a value."""
         if self._value is None:
-            raise errors.ProgramError(
-                f"variable {self.name} has no value: no operator has written it"
-            )
+            raise errors.ProgramError(f"variable {self.name} has no value: no operator has written it")
         return self._value
 
     def assign(self, value: Value, node: GradNode | None = None, index: int = 0) -> None:
@@ -232,8 +229,9 @@ class VarBase(Variable):
         return self._edge is None
 
     def numpy(self) -> FetchedArray:  # type: ignore[override]
-        """Return a copy of the value as a NumPy array, after all that is pending has run. One
-        number converts with `float`, `int` and `%`, whatever its shape.
+        """Return a copy of the value as a NumPy array, after all that is pending has run.
+
+        One number converts with `float`, `int` and `%`, whatever its shape.
 
         Raises ProgramError where it has no value.
         """
@@ -272,9 +270,7 @@ class VarBase(Variable):
         self._value = new
 
     def value(self) -> "HeldTensor":
-        """Return what `value().get_tensor()` reads and sets the value by, in scripts that use Fluid's
-        tensors.
-        """
+        """Return what `value().get_tensor()` reads and sets the value by, in scripts that use Fluid's tensors."""
         return HeldTensor(self)
 
     def detach(self) -> "VarBase":  # type: ignore[override]
@@ -384,10 +380,7 @@ class VarBase(Variable):
         """Return what `str` gives: name, shape and numbers."""
         if self._value is None:
             return f"name {self.name}, dtype: VarType.{self.dtype.name}, no value\n"
-        return (
-            f"name {self.name}, dtype: VarType.{self.dtype.name} shape: {list(self.shape)} "
-            f"{LoDTensor(self.numpy())}"
-        )
+        return f"name {self.name}, dtype: VarType.{self.dtype.name} shape: {list(self.shape)} {LoDTensor(self.numpy())}"
 
     def __str__(self) -> str:
         return self.to_string()
@@ -403,9 +396,7 @@ class VarBase(Variable):
                 f"{self.name} is the result of operators: only variables that no gradient flows "
                 "through are copied (detach it first)"
             )
-        made = VarBase(
-            self._value, unique_name.generate(self.name), self.stop_gradient, self.persistable
-        )
+        made = VarBase(self._value, unique_name.generate(self.name), self.stop_gradient, self.persistable)
         memo[id(self)] = made
         return made
 
@@ -455,9 +446,7 @@ class ParamBase(VarBase, Parameter):
         **options: Any,
     ):
         if not shape or any(int(d) < 1 for d in shape):
-            raise ValueError(
-                f"parameter {name}: every dimension must be known and positive, found {shape}"
-            )
+            raise ValueError(f"parameter {name}: every dimension must be known and positive, found {shape}")
         VarBase.__init__(
             self,
             None,

@@ -17,9 +17,7 @@ from jfluid.dygraph.varbase import VarBase
 
 
 def kind_of(pending: Pending, outputs: Sequence[VarBase]) -> Any:
-    """Return what is equal for passes from some outputs that record the same; None where that is not
-    known.
-    """
+    """Return what is equal for passes from some outputs that record the same; None where that is not known."""
     key = [pending.point.number]
     for out in outputs:
         flow = pending.flow(out.edge())
@@ -91,9 +89,7 @@ class Walk:
         )
 
     def repeat(self, pending: Pending) -> bool:
-        """Record it again, and give the variables their gradients; False where what it needs was
-        released.
-        """
+        """Record it again, and give the variables their gradients; False where what it needs was released."""
         nodes: dict[int, Any] = {place: pending.nodes[place]() for place in self.nodes}
         for node in nodes.values():
             if node is None or node.released:

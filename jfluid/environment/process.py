@@ -1,6 +1,4 @@
-"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has them
-together.
-"""
+"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has them together."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -29,21 +27,15 @@ class RoleVariables(Variables):
     collective_role: str = variable(
         "PADDLE_TRAINING_ROLE", "of a collective job: `TRAINER`, there are no others", "TRAINER"
     )
-    trainer_id: Natural | None = variable(
-        "PADDLE_TRAINER_ID", "the number of this trainer", by_launcher=True
-    )
-    trainers_num: Natural | None = variable(
-        "PADDLE_TRAINERS_NUM", "how many trainers there are", by_launcher=True
-    )
+    trainer_id: Natural | None = variable("PADDLE_TRAINER_ID", "the number of this trainer", by_launcher=True)
+    trainers_num: Natural | None = variable("PADDLE_TRAINERS_NUM", "how many trainers there are", by_launcher=True)
     num_trainers: Natural | None = variable(
         "PADDLE_NUM_TRAINERS", "the same, for scripts that read this name", by_launcher=True
     )
     trainer_endpoints: Endpoints = variable(
         environment.TRAINER_ENDPOINTS, "where all trainers are", (), by_launcher=True
     )
-    pserver_id: Natural | None = variable(
-        "PADDLE_PSERVER_ID", "the number of this server", by_launcher=True
-    )
+    pserver_id: Natural | None = variable("PADDLE_PSERVER_ID", "the number of this server", by_launcher=True)
     pserver_endpoints: Endpoints = variable(
         "PADDLE_PSERVERS_IP_PORT_LIST", "where all servers are", (), by_launcher=True
     )
@@ -57,9 +49,7 @@ class RoleVariables(Variables):
     )
     host: str | None = variable("POD_IP", "its host", by_launcher=True)
     port: Port | None = variable("PADDLE_PORT", "its port", by_launcher=True)
-    restarts: Natural = variable(
-        "JFLUID_RESTARTS", "how often the launcher has started it again", 0
-    )
+    restarts: Natural = variable("JFLUID_RESTARTS", "how often the launcher has started it again", 0)
 
 
 class DeviceVariables(Variables):
@@ -74,8 +64,7 @@ class DeviceVariables(Variables):
     )
     selected_gpus: Gpus = variable(
         "FLAGS_selected_gpus",
-        "what replicas run on, by the numbers of the GPUs that the process sees; all of them "
-        "without it",
+        "what replicas run on, by the numbers of the GPUs that the process sees; all of them without it",
         (),
         by_launcher=True,
     )
@@ -117,8 +106,7 @@ class TlsVariables(Variables):
 
     tls_certificate: Path | None = variable(
         "JFLUID_PS_TLS_CERTIFICATE",
-        "a PEM file: of a server, which then takes TLS connections only; of a trainer, "
-        "where servers want one",
+        "a PEM file: of a server, which then takes TLS connections only; of a trainer, where servers want one",
     )
     tls_key: Path | None = variable("JFLUID_PS_TLS_KEY", "a PEM file with its key")
 
@@ -126,9 +114,7 @@ class TlsVariables(Variables):
 class ServerVariables(TlsVariables):
     """Parameter servers"""
 
-    silence_s: Seconds = variable(
-        "JFLUID_PS_SILENCE_S", "a trainer not heard for longer is silent", 60.0
-    )
+    silence_s: Seconds = variable("JFLUID_PS_SILENCE_S", "a trainer not heard for longer is silent", 60.0)
     on_silence: Literal["fail", "leave out"] = variable(
         "JFLUID_PS_ON_SILENCE",
         "then the job fails, or goes on without it until it is heard again",
@@ -139,20 +125,15 @@ class ServerVariables(TlsVariables):
         "after a server was restored, a trainer not heard for longer is silent, too",
         600.0,
     )
-    max_rows: Count | None = variable(
-        "JFLUID_PS_MAX_ROWS", "how many rows the tables of one server may hold together"
-    )
-    max_bytes: Count | None = variable(
-        "JFLUID_PS_MAX_BYTES", "how many bytes they may hold together"
-    )
+    max_rows: Count | None = variable("JFLUID_PS_MAX_ROWS", "how many rows the tables of one server may hold together")
+    max_bytes: Count | None = variable("JFLUID_PS_MAX_BYTES", "how many bytes they may hold together")
     metrics_port: Port | None = variable(
         "JFLUID_PS_METRICS_PORT",
         "a host's first server answers Prometheus on this port, its second one on the next, and so on",
     )
     tls_clients: Path | None = variable(
         "JFLUID_PS_TLS_CLIENTS",
-        "a PEM file of authorities: clients, also of metrics, must show a certificate of "
-        "one of them",
+        "a PEM file of authorities: clients, also of metrics, must show a certificate of one of them",
     )
 
 
@@ -178,12 +159,9 @@ class SnapshotVariables(Variables):
 
     snapshot_folder: Path | None = variable(
         "JFLUID_PS_SNAPSHOT_FOLDER",
-        "where servers write them, each in a folder of its own; none are written "
-        "without it. Trainers need it, too",
+        "where servers write them, each in a folder of its own; none are written without it. Trainers need it, too",
     )
-    snapshot_every_s: FiniteSeconds = variable(
-        "JFLUID_PS_SNAPSHOT_EVERY_S", "the time between two", 60.0
-    )
+    snapshot_every_s: FiniteSeconds = variable("JFLUID_PS_SNAPSHOT_EVERY_S", "the time between two", 60.0)
     restore: Switch = variable(
         "JFLUID_PS_RESTORE",
         "1: this server was started again, and goes on from its last one if it has one",
@@ -204,9 +182,7 @@ class SecretVariables(Variables):
     error: ClassVar[type[errors.JFluidError]] = errors.SecretError
     empty_counts: ClassVar[bool] = True
 
-    job_token: str | None = variable(
-        environment.JOB_TOKEN, "the job's secret (docs/security.md)", secret=True
-    )
+    job_token: str | None = variable(environment.JOB_TOKEN, "the job's secret (docs/security.md)", secret=True)
     older_job_token: str | None = variable(
         environment.OLDER_JOB_TOKEN, "the same, where the other one is not set", secret=True
     )
@@ -216,8 +192,7 @@ class SecretVariables(Variables):
     )
     record_dir: str | None = variable(
         environment.RECORD_DIR,
-        "the job's log folder, below which processes of the launcher write their records; empty: they "
-        "write none",
+        "the job's log folder, below which processes of the launcher write their records; empty: they write none",
     )
     gang_member: str | None = variable(
         environment.GANG_MEMBER,
@@ -240,8 +215,7 @@ class StartupVariables(Variables):
 
     as_paddle: Switch | None = variable(
         "JFLUID_AS_PADDLE",
-        "1: `import paddle` finds jfluid, 0: it never does; without it it does where no "
-        "PaddlePaddle is installed",
+        "1: `import paddle` finds jfluid, 0: it never does; without it it does where no PaddlePaddle is installed",
     )
     disable_plot: str | None = variable(
         environment.DISABLE_PLOT,
@@ -270,8 +244,9 @@ class ProcessEnvironment(
     StartupVariables,
     ThreadVariables,
 ):
-    """The variables of one process of a job. `to_env` is what its launcher gives it, `from_env`
-    what it is given.
+    """The variables of one process of a job.
+
+    `to_env` is what its launcher gives it, `from_env` what it is given.
     """
 
     error: ClassVar[type[errors.JFluidError]] = errors.ProgramError

@@ -39,12 +39,8 @@ Natural = Annotated[field_types.Natural, BeforeValidator(_integer)]
 Count = Annotated[field_types.Count, BeforeValidator(_integer)]
 Port = Annotated[field_types.Port, BeforeValidator(_integer)]
 Switch = Annotated[bool, BeforeValidator(_switch), Expected("0 or 1")]
-Names = Annotated[
-    tuple[str, ...], BeforeValidator(_parts), Expected("names with commas between them")
-]
-Gpus = Annotated[
-    tuple[Natural, ...], BeforeValidator(_parts), Expected("numbers of GPUs such as 0,1")
-]
+Names = Annotated[tuple[str, ...], BeforeValidator(_parts), Expected("names with commas between them")]
+Gpus = Annotated[tuple[Natural, ...], BeforeValidator(_parts), Expected("numbers of GPUs such as 0,1")]
 Endpoints = Annotated[
     tuple[str, ...],
     BeforeValidator(_endpoints),
@@ -86,25 +82,19 @@ class Variables(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Return the values of the variables. Raises the error of this class, with a line for each
-        variable that is wrong.
+        """Return the values of the variables.
+
+        Raises the error of this class, with a line for each variable that is wrong.
         """
         found = {
-            name: environ[name]
-            for name in cls.fields()
-            if environ.get(name) or (cls.empty_counts and name in environ)
+            name: environ[name] for name in cls.fields() if environ.get(name) or (cls.empty_counts and name in environ)
         }
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            wrong = dict.fromkeys(
-                str(mistake["loc"][0]) for mistake in error.errors(include_url=False)
-            )
+            wrong = dict.fromkeys(str(mistake["loc"][0]) for mistake in error.errors(include_url=False))
         raise cls.error(
-            "\n".join(
-                f"{name}: expected {expected(cls.fields()[name])}, found {found[name]!r}"
-                for name in wrong
-            )
+            "\n".join(f"{name}: expected {expected(cls.fields()[name])}, found {found[name]!r}" for name in wrong)
         )
 
     def to_env(self) -> dict[str, str]:

@@ -65,9 +65,7 @@ class LoadedModel:
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Return what the model gives for a feed, in the order of `fetches`. Threads may call it."""
         with self._lock:
-            found = self._executor.run(
-                self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope
-            )
+            found = self._executor.run(self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope)
         return [np.asarray(value) for value in found]
 
     def operators(self) -> list[Operator]:
@@ -81,9 +79,7 @@ class LoadedModel:
         return None if var is None else np.array(var.get_tensor())
 
     def sample(self, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Return a feed of random numbers (ids are 0 or 1, which every table has), of that many
-        rows.
-        """
+        """Return a feed of random numbers (ids are 0 or 1, which every table has), of that many rows."""
         random = np.random.default_rng(seed)
         return {var.name: _drawn(var, batch, random) for var in self.feeds}
 
@@ -113,9 +109,7 @@ _SAME = {
 }
 
 
-def _heights(
-    ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[str, Variable]
-) -> dict[str, int]:
+def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[str, Variable]) -> dict[str, int]:
     """Of feeds whose elements, unchanged, are looked up, how many rows the smallest table has.
 
     A compiled step cannot raise for an id that a table does not have: it gives NaN.
@@ -164,9 +158,7 @@ def check_exportable(model: LoadedModel, target: str) -> None:
     ops = [(op, registry.get(op.type)) for op in model.operators()]
     hosts = sorted({op.type for op, found in ops if found.host})
     if hosts:
-        raise errors.UnsupportedError(
-            f"{target}: {', '.join(hosts)} run on the host and cannot be exported"
-        )
+        raise errors.UnsupportedError(f"{target}: {', '.join(hosts)} run on the host and cannot be exported")
     random = sorted({op.type for op, found in ops if found.rng and not op.attrs.get("is_test")})
     if random:
         raise errors.UnsupportedError(
@@ -175,9 +167,7 @@ def check_exportable(model: LoadedModel, target: str) -> None:
         )
 
 
-def compare(
-    model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4
-) -> float:
+def compare(model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4) -> float:
     """Return the largest difference between what the model gives and what `run(feed)` does,
     relative to the largest value of each fetch (absolute where that is below 1).
 
@@ -199,8 +189,6 @@ def compare(
             gap = np.abs(expected.astype("float64") - found.astype("float64"))
             difference = float(gap.max()) / scale
             if not difference <= tolerance:
-                raise errors.OpError(
-                    f"{var.name}: the exported model differs by {difference:.2g}, above {tolerance:g}"
-                )
+                raise errors.OpError(f"{var.name}: the exported model differs by {difference:.2g}, above {tolerance:g}")
             worst = max(worst, difference)
     return worst

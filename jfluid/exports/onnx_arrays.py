@@ -18,9 +18,7 @@ def pairs(graph: Graph, node: Node) -> None:
     x, y = node.input("X"), node.input("Y")
     axis, behind = node["axis"], graph.rank(x) - graph.rank(y)
     if axis is not None and axis >= 0 and behind > axis:  # ONNX aligns the last dimensions only
-        y = graph.add(
-            "Unsqueeze", [y, graph.constant(list(range(graph.rank(y), graph.rank(x) - axis)))]
-        )
+        y = graph.add("Unsqueeze", [y, graph.constant(list(range(graph.rank(y), graph.rank(x) - axis)))])
     graph.add(_PAIRS[node.type], [x, y], node.output())
 
 
@@ -159,9 +157,7 @@ def lookup_table(graph: Graph, node: Node) -> None:
         graph.add("Gather", [table, ids], node.output(), axis=0)
         return
     rows = graph.add("Gather", [table, ids], axis=0)
-    kept = graph.add(
-        "Not", [graph.add("Equal", [ids, graph.like(node.input("Ids"), node["padding_idx"])])]
-    )
+    kept = graph.add("Not", [graph.add("Equal", [ids, graph.like(node.input("Ids"), node["padding_idx"])])])
     factor = graph.add("Cast", [kept], to=tensor_type(graph.dtype(table)))
     factor = graph.add("Unsqueeze", [factor, graph.constant([-1])])
     graph.add("Mul", [rows, factor], node.output())
@@ -189,9 +185,7 @@ def shape(graph: Graph, node: Node) -> None:
 @converts("arg_max", "arg_min")
 def arg_max(graph: Graph, node: Node) -> None:
     kind = "ArgMax" if node.type == "arg_max" else "ArgMin"
-    graph.add(
-        kind, [node.input()], node.output(), axis=node["axis"], keepdims=int(node["keepdims"] or 0)
-    )
+    graph.add(kind, [node.input()], node.output(), axis=node["axis"], keepdims=int(node["keepdims"] or 0))
 
 
 @converts("top_k")

@@ -86,9 +86,7 @@ class Graph:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], **attrs))
         return name
 
-    def add_several(
-        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Any
-    ) -> None:
+    def add_several(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Any) -> None:
         """Add a node of several outputs."""
         self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), **attrs))
 

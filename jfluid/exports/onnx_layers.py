@@ -81,9 +81,7 @@ def pool2d(graph: Graph, node: Node) -> None:
 @converts("batch_norm", "sync_batch_norm")
 def batch_norm(graph: Graph, node: Node) -> None:
     if not (node["is_test"] or node["use_global_stats"]):
-        raise node.refuse(
-            "it uses the statistics of the batch; save a program.clone(for_test=True)"
-        )
+        raise node.refuse("it uses the statistics of the batch; save a program.clone(for_test=True)")
     node.without(data_layout="NCHW")
     inputs = [node.input(slot) for slot in ("X", "Scale", "Bias", "Mean", "Variance")]
     graph.add("BatchNormalization", inputs, node.output("Y"), epsilon=node["epsilon"])
@@ -103,9 +101,7 @@ def layer_norm(graph: Graph, node: Node) -> None:
         else graph.constant(np.full(size, value).reshape(shape), dtype)
         for slot, value in (("Scale", 1.0), ("Bias", 0.0))
     )
-    graph.add(
-        "LayerNormalization", [x, scale, bias], node.output("Y"), axis=axis, epsilon=node["epsilon"]
-    )
+    graph.add("LayerNormalization", [x, scale, bias], node.output("Y"), axis=axis, epsilon=node["epsilon"])
 
 
 @converts("mul")
@@ -140,9 +136,7 @@ def matmul(graph: Graph, node: Node) -> None:
     if alpha == 1.0:
         graph.add("MatMul", sides, node.output())
     else:
-        graph.add(
-            "Mul", [graph.add("MatMul", sides), graph.like(node.input(), alpha)], node.output()
-        )
+        graph.add("Mul", [graph.add("MatMul", sides), graph.like(node.input(), alpha)], node.output())
 
 
 @converts("dropout")
@@ -192,9 +186,7 @@ def elu(graph: Graph, node: Node) -> None:
 
 @converts("hard_sigmoid")
 def hard_sigmoid(graph: Graph, node: Node) -> None:
-    graph.add(
-        "HardSigmoid", [node.input()], node.output(), alpha=node["slope"], beta=node["offset"]
-    )
+    graph.add("HardSigmoid", [node.input()], node.output(), alpha=node["slope"], beta=node["offset"])
 
 
 @converts("hard_swish")

@@ -15,8 +15,7 @@ _OPSET, _IR_VERSION = 18, 9  # what runtimes of 2023 read
 
 
 def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
-    """Return (the bytes of an ONNX model, the largest difference found when onnx's reference runs
-    it).
+    """Return (the bytes of an ONNX model, the largest difference found when onnx's reference runs it).
 
     Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
     """
@@ -46,9 +45,7 @@ def _model(graph: Graph) -> Any:
             graph.constants[name] = numpy_helper.from_array(value, name)
     inputs = [_value(var, f"{var.name}_") for var in model.feeds]
     outputs = [_value(var, f"{var.name}_") for var in model.fetches]
-    body = helper.make_graph(
-        graph.nodes, "model", inputs, outputs, initializer=list(graph.constants.values())
-    )
+    body = helper.make_graph(graph.nodes, "model", inputs, outputs, initializer=list(graph.constants.values()))
     return helper.make_model(
         body,
         producer_name="jfluid",

@@ -14,9 +14,7 @@ from jfluid.interop import to_jax
 try:
     import flatbuffers  # noqa: F401  which jax.export writes with
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "models are exported with flatbuffers: pip install 'jfluid[export]'"
-    ) from error
+    raise ImportError("models are exported with flatbuffers: pip install 'jfluid[export]'") from error
 
 _PLATFORMS = ("cpu", "cuda")
 _FRAMES = "jax_traceback_in_locations_limit"
@@ -74,22 +72,22 @@ def _arguments(model: LoadedModel) -> list[jax.ShapeDtypeStruct]:
 
 
 def to_jax_artifact(model: LoadedModel) -> tuple[bytes, float]:
-    """Return (bytes for `jax.export.deserialize`, the largest difference found). Raises as
-    `exported` and `compare` do.
+    """Return (bytes for `jax.export.deserialize`, the largest difference found).
+
+    Raises as `exported` and `compare` do.
     """
     data = bytes(exported(model).serialize())
     return data, compare(model, lambda feed: _called(model, data, feed))
 
 
 def to_stablehlo(model: LoadedModel) -> tuple[bytes, float]:
-    """Return (portable bytecode of StableHLO, the largest difference found), for the CPU's or any
-    other compiler. Raises as `exported` and `compare` do.
+    """Return (portable bytecode of StableHLO, the largest difference found), for the CPU's or any other compiler.
+
+    Raises as `exported` and `compare` do.
     """
     found = exported(model, _PLATFORMS[:1])
     data = bytes(found.serialize())
-    return bytes(found.mlir_module_serialized), compare(
-        model, lambda feed: _called(model, data, feed)
-    )
+    return bytes(found.mlir_module_serialized), compare(model, lambda feed: _called(model, data, feed))
 
 
 def _called(model: LoadedModel, data: bytes, feed: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -1,6 +1,4 @@
-"""Converts a user's reader to the batches of an epoch: values checked against the slots, read ahead
-by a thread.
-"""
+"""Converts a user's reader to the batches of an epoch: values checked against the slots, read ahead by a thread."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,8 +31,7 @@ class BatchSource:
     def __init__(self, slots: Sequence[Slot], capacity: int | None, use_multiprocess: bool = False):
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
             raise errors.FeedError(
-                f"capacity: expected how many batches to read ahead, a positive whole number, found "
-                f"{capacity!r}"
+                f"capacity: expected how many batches to read ahead, a positive whole number, found {capacity!r}"
             )
         self.slots, self.capacity, self.use_multiprocess = list(slots), capacity, use_multiprocess
         self._items: Callable[[], Iterator[Feed]] | None = None
@@ -66,9 +63,7 @@ class BatchSource:
         """Read from a reader of finished feeds, whose errors name their position themselves."""
         self._items = feeds
 
-    def read(
-        self, place: Callable[[Iterable[Feed]], Iterator[Feed]] | None = None
-    ) -> Prefetch[Feed]:
+    def read(self, place: Callable[[Iterable[Feed]], Iterator[Feed]] | None = None) -> Prefetch[Feed]:
         """Begin an epoch. Raises ReaderError when no reader was set.
 
         Args:
@@ -131,9 +126,7 @@ def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
             try:
                 feed = convert(item)
             except errors.FeedError as error:
-                raise errors.FeedError(
-                    f"batch {number} (counted from 0) of the epoch: {error}"
-                ) from error
+                raise errors.FeedError(f"batch {number} (counted from 0) of the epoch: {error}") from error
             yield feed
     finally:
         close = getattr(items, "close", None)
@@ -146,18 +139,13 @@ def _feed_by_position(arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple):
         raise errors.FeedError(f"expected a list of arrays, found a {type(arrays).__name__}")
     return {
-        str(i): value if isinstance(value, LoDTensor) else LoDTensor(_owned(value))
-        for i, value in enumerate(arrays)
+        str(i): value if isinstance(value, LoDTensor) else LoDTensor(_owned(value)) for i, value in enumerate(arrays)
     }
 
 
 def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple) or len(arrays) != len(slots):
-        found = (
-            f"{len(arrays)} values"
-            if isinstance(arrays, list | tuple)
-            else f"a {type(arrays).__name__}"
-        )
+        found = f"{len(arrays)} values" if isinstance(arrays, list | tuple) else f"a {type(arrays).__name__}"
         raise errors.FeedError(
             f"expected a list or tuple of {len(slots)} arrays ({', '.join(s.name for s in slots)}), found "
             f"{found}; lists of samples go to set_sample_list_generator"
@@ -183,8 +171,7 @@ def _tensor(slot: Slot, value: Any) -> LoDTensor:
         array = _owned(value, None if has_dtype else slot.np_dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise errors.FeedError(
-            f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "
-            f"{error}"
+            f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: {error}"
         ) from None
     if array.dtype != slot.np_dtype:
         raise errors.FeedError(
@@ -198,7 +185,5 @@ def _tensor(slot: Slot, value: Any) -> LoDTensor:
         )
     tensor = LoDTensor(array, lod)
     if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.FeedError(
-            f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows"
-        )
+        raise errors.FeedError(f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
     return tensor

@@ -49,9 +49,7 @@ class DataFeeder:
     name nor a Variable.
     """
 
-    def __init__(
-        self, feed_list: Sequence[Variable | str], place: Any, program: Program | None = None
-    ):
+    def __init__(self, feed_list: Sequence[Variable | str], place: Any, program: Program | None = None):
         block = (program or default_main_program()).global_block()
         variables = [block.var(item) if isinstance(item, str) else item for item in feed_list]
         for variable in variables:
@@ -74,15 +72,14 @@ class DataFeeder:
     def feed_parallel(
         self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None
     ) -> Iterator[Feed]:
-        """Return the feeds of several mini-batches, one for each device. Raises FeedError when
-        their numbers differ.
+        """Return the feeds of several mini-batches, one for each device.
+
+        Raises FeedError when their numbers differ.
         """
         batches = list(iterable)
         devices = self._number_of_devices(num_places)
         if len(batches) != devices:
-            raise errors.FeedError(
-                f"expected one mini-batch for each of {devices} devices, found {len(batches)}"
-            )
+            raise errors.FeedError(f"expected one mini-batch for each of {devices} devices, found {len(batches)}")
         return map(self.feed, batches)
 
     def decorate_reader(
@@ -124,21 +121,15 @@ class DataFeeder:
 
 
 def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Feed:
-    """Return the feed of a list of samples, each with a field for every slot; see
-    `DataFeeder.feed`.
-    """
+    """Return the feed of a list of samples, each with a field for every slot; see `DataFeeder.feed`."""
     samples = list(batch)
     for number, sample in enumerate(samples):
         if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(slots):
             found = f"{len(sample)} fields" if hasattr(sample, "__len__") else repr(sample)
             raise errors.FeedError(
-                f"sample {number}: expected {len(slots)} fields ({', '.join(s.name for s in slots)}), "
-                f"found {found}"
+                f"sample {number}: expected {len(slots)} fields ({', '.join(s.name for s in slots)}), found {found}"
             )
-    return {
-        slot.name: _tensor(slot, [sample[field] for sample in samples])
-        for field, slot in enumerate(slots)
-    }
+    return {slot.name: _tensor(slot, [sample[field] for sample in samples]) for field, slot in enumerate(slots)}
 
 
 def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
@@ -162,7 +153,6 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
             value = value.reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
         raise errors.FeedError(
-            f"feed {slot.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
-            f"{slot.np_dtype}: {error}"
+            f"feed {slot.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype {slot.np_dtype}: {error}"
         ) from None
     return LoDTensor(value, lod)

@@ -23,8 +23,9 @@ _PLAIN = {int, float}
 
 
 class DataGenerator:
-    """Reads lines and prints samples as text. What text a sample becomes is for the classes below to
-    say, or for one that overrides `_gen_str(sample)`.
+    """Reads lines and prints samples as text.
+
+    What text a sample becomes is for the classes below to say, or for one that overrides `_gen_str(sample)`.
     """
 
     def __init__(self) -> None:
@@ -34,9 +35,7 @@ class DataGenerator:
     def set_batch(self, batch_size: int) -> None:
         """Set how many samples `generate_batch` gets at a time."""
         if batch_size < 1:
-            raise errors.DataError(
-                f"set_batch: expected a whole number above 0, found {batch_size}"
-            )
+            raise errors.DataError(f"set_batch: expected a whole number above 0, found {batch_size}")
         self._batch_size = batch_size
 
     def generate_sample(self, line: str | None) -> Reader:
@@ -45,9 +44,7 @@ class DataGenerator:
         A sample is a list of (slot's name, list of values), with the same slots in the same order
         in each; None is left out.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must override generate_sample(self, line)"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must override generate_sample(self, line)")
 
     def generate_batch(self, samples: list[Sample]) -> Reader:
         """Override to change the samples of a batch; a function that yields what is printed."""
@@ -69,13 +66,12 @@ class DataGenerator:
         sys.stdout.flush()
 
     def _gen_str(self, sample: Sample) -> str:
-        """The line of a sample. Raises DataError for what is no sample, or has other slots than the
-        first one.
+        """The line of a sample.
+
+        Raises DataError for what is no sample, or has other slots than the first one.
         """
         if not isinstance(sample, (list, tuple)):
-            raise errors.DataError(
-                f"generate_sample: expected a list of (name, values), found {sample!r}"
-            )
+            raise errors.DataError(f"generate_sample: expected a list of (name, values), found {sample!r}")
         words, found = [], []
         for item in sample:
             if not (
@@ -84,14 +80,10 @@ class DataGenerator:
                 and isinstance(item[0], str)
                 and isinstance(item[1], (list, tuple))
             ):
-                raise errors.DataError(
-                    f"generate_sample: expected (name, list of values), found {item!r}"
-                )
+                raise errors.DataError(f"generate_sample: expected (name, list of values), found {item!r}")
             name, values = item
             if not values:
-                raise errors.DataError(
-                    f"generate_sample: slot {name!r} is empty: write a padding value"
-                )
+                raise errors.DataError(f"generate_sample: slot {name!r} is empty: write a padding value")
             found.append((name, self._type_of(name, values)))
             words += [str(len(values)), *map(str, values)]
         self._check(found)
@@ -102,13 +94,8 @@ class DataGenerator:
             self._proto_info = found
         names, first = [n for n, _ in found], [n for n, _ in self._proto_info]
         if names != first:
-            raise errors.DataError(
-                f"generate_sample: a sample has the slots {names}, the first one had {first}"
-            )
-        self._proto_info = [
-            (n, "float" if "float" in (a, b) else a)
-            for (n, a), (_, b) in zip(self._proto_info, found)
-        ]
+            raise errors.DataError(f"generate_sample: a sample has the slots {names}, the first one had {first}")
+        self._proto_info = [(n, "float" if "float" in (a, b) else a) for (n, a), (_, b) in zip(self._proto_info, found)]
 
     def _type_of(self, name: str, values: Sequence[Any]) -> str:
         raise NotImplementedError(
@@ -127,23 +114,17 @@ class MultiSlotDataGenerator(DataGenerator):
             return "float" if float in kinds else "uint64"
         for value in values:
             if not isinstance(value, numbers.Real):
-                raise errors.DataError(
-                    f"generate_sample: slot {name!r}: expected numbers, found {value!r}"
-                )
+                raise errors.DataError(f"generate_sample: slot {name!r}: expected numbers, found {value!r}")
         return "uint64" if all(isinstance(v, numbers.Integral) for v in values) else "float"
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Samples whose values are texts already, printed as they are: faster where nothing is
-    computed.
-    """
+    """Samples whose values are texts already, printed as they are: faster where nothing is computed."""
 
     def _type_of(self, name: str, values: Sequence[Any]) -> str:
         for value in values:
             if not isinstance(value, str):
-                raise errors.DataError(
-                    f"generate_sample: slot {name!r}: expected texts, found {value!r}"
-                )
+                raise errors.DataError(f"generate_sample: slot {name!r}: expected texts, found {value!r}")
         return "string"
 
 

@@ -16,8 +16,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Dataset:
-    """Samples by index. A subclass defines `__getitem__(index)`, which returns the fields of a
-    sample (arrays or numbers, or one array), and `__len__()`.
+    """Samples by index.
+
+    A subclass defines `__getitem__(index)`, which returns the fields of a sample (arrays or numbers, or one
+    array), and `__len__()`.
 
     Both raise NotImplementedError where a subclass does not define them.
     """
@@ -30,8 +32,7 @@ class Dataset:
 
 
 class BatchSampler:
-    """Which samples make each batch: `iter(sampler)` gives lists of indices, `len(sampler)` is how
-    many there are.
+    """Which samples make each batch: `iter(sampler)` gives lists of indices, `len(sampler)` is how many there are.
 
     Args:
         dataset: whose indices are taken, all from 0 on.
@@ -55,17 +56,12 @@ class BatchSampler:
             raise ValueError("BatchSampler: give either dataset or indices")
         if dataset is not None and not isinstance(dataset, Dataset):
             raise TypeError(
-                "BatchSampler, dataset: expected a subclass of fluid.io.Dataset, found "
-                f"{type(dataset).__name__}"
+                f"BatchSampler, dataset: expected a subclass of fluid.io.Dataset, found {type(dataset).__name__}"
             )
         if indices is not None and not isinstance(indices, list | tuple):
-            raise TypeError(
-                f"BatchSampler, indices: expected a list or tuple, found {type(indices).__name__}"
-            )
+            raise TypeError(f"BatchSampler, indices: expected a list or tuple, found {type(indices).__name__}")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(
-                f"BatchSampler, batch_size: expected a positive integer, found {batch_size!r}"
-            )
+            raise ValueError(f"BatchSampler, batch_size: expected a positive integer, found {batch_size!r}")
         for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
             if not isinstance(value, bool):
                 raise TypeError(f"BatchSampler, {name}: expected True or False, found {value!r}")

@@ -1,6 +1,4 @@
-"""`fluid.io.DataLoader`: batches from a reader or a dataset, made ahead of the steps that take
-them.
-"""
+"""`fluid.io.DataLoader`: batches from a reader or a dataset, made ahead of the steps that take them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,19 +87,13 @@ class DataLoader:
         if not variables and not return_list and not default_main_program().eager:
             raise ValueError("DataLoader: feed_list is needed unless return_list=True")
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ValueError(
-                f"DataLoader, num_workers: expected a number from 0 on, found {num_workers!r}"
-            )
+            raise ValueError(f"DataLoader, num_workers: expected a number from 0 on, found {num_workers!r}")
         if timeout < 0:
             raise ValueError(f"DataLoader, timeout: expected seconds from 0 on, found {timeout}")
         if batch_sampler is not None and (batch_size, shuffle, drop_last) != (1, False, False):
-            raise ValueError(
-                "DataLoader: batch_size, shuffle and drop_last belong to the batch_sampler"
-            )
+            raise ValueError("DataLoader: batch_size, shuffle and drop_last belong to the batch_sampler")
         self.dataset, self.feed_list, self.return_list = dataset, feed_list, return_list
-        self.batch_sampler = batch_sampler or BatchSampler(
-            dataset, None, shuffle, batch_size, drop_last
-        )
+        self.batch_sampler = batch_sampler or BatchSampler(dataset, None, shuffle, batch_size, drop_last)
         self.places = _list_of_places(places)
         self.collate_fn, self.num_workers = collate_fn, num_workers
         self.use_buffer_reader, self.use_shared_memory = use_buffer_reader, use_shared_memory
@@ -145,6 +137,7 @@ class DataLoader:
         drop_last: bool = True,
     ) -> "GeneratorLoader":
         """Return a loader of what a Python generator yields; see GeneratorLoader for the arguments.
+
         In dygraph mode it yields lists of variables; see EagerLoader.
         """
         return generator_loader(
@@ -159,9 +152,7 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: Any, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; see
-        DatasetLoader for the arguments.
-        """
+        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; see DatasetLoader for the arguments."""
         return DatasetLoader(dataset, places, drop_last)
 
 
@@ -223,9 +214,7 @@ class GeneratorLoader:
 
     def _bind(self, variables: list[Variable]) -> ReaderSession:
         session = ReaderSession(self._source, False)
-        reader = create_reader(
-            session, [v.need_check_feed for v in variables], default_main_program().current_block()
-        )
+        reader = create_reader(session, [v.need_check_feed for v in variables], default_main_program().current_block())
         if self._double_buffer:
             reader = double_buffered(reader)
         append_read(reader, variables, self._drop_last)
@@ -238,9 +227,7 @@ class GeneratorLoader:
 
     @property
     def queue(self) -> ClosableQueue[Any] | None:
-        """The batches of the latest epoch that were read ahead (`size()`, `capacity()`); None
-        before the first.
-        """
+        """The batches of the latest epoch that were read ahead (`size()`, `capacity()`); None before the first."""
         return self._queue if self._running is None else self._running.queue
 
     def set_sample_generator(
@@ -266,8 +253,10 @@ class GeneratorLoader:
         return self
 
     def set_batch_generator(self, reader: Reader, places: Any = None) -> "GeneratorLoader":
-        """Read batches: a list or tuple with an array or LoDTensor for each variable. For `places`
-        see `set_sample_generator`."""
+        """Read batches: a list or tuple with an array or LoDTensor for each variable.
+
+        For `places` see `set_sample_generator`.
+        """
         self._set_places(places)
         self._source.set_batches(reader)
         return self
@@ -277,13 +266,12 @@ class GeneratorLoader:
             self._places = _list_of_places(places)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch. Raises ReaderError when the loader is not iterable, or no reader was
-        set.
+        """Begin an epoch.
+
+        Raises ReaderError when the loader is not iterable, or no reader was set.
         """
         if not self._iterable:
-            raise errors.ReaderError(
-                "this loader is not iterable: call start(), and run the program"
-            )
+            raise errors.ReaderError("this loader is not iterable: call start(), and run the program")
         self._queue, batches = _epoch(
             self._source,
             self._places,
@@ -296,9 +284,7 @@ class GeneratorLoader:
     __call__ = __iter__
 
     def __next__(self) -> Batch:
-        """The next batch of an epoch that the loader itself keeps; the first call, and that after
-        its end, begins one.
-        """
+        """The next batch of an epoch that the loader itself keeps; the first call, and that after its end, begins one."""
         if self._latest is None:
             self._latest = iter(self)
         try:
@@ -310,14 +296,16 @@ class GeneratorLoader:
     next = __next__
 
     def start(self) -> None:
-        """Begin an epoch. Raises ReaderError when the loader is iterable, while one runs, or when
-        no reader was set.
+        """Begin an epoch.
+
+        Raises ReaderError when the loader is iterable, while one runs, or when no reader was set.
         """
         self._not_iterable("start").start()
 
     def reset(self) -> None:
-        """End the epoch, and wait for the generator to end. Raises ReaderError when the loader is
-        iterable.
+        """End the epoch, and wait for the generator to end.
+
+        Raises ReaderError when the loader is iterable.
         """
         self._not_iterable("reset").reset()
 
@@ -331,9 +319,7 @@ class GeneratorLoader:
 
     def _not_iterable(self, method: str) -> ReaderSession:
         if self._running is None:
-            raise errors.ReaderError(
-                f"{method}() is for loaders made with iterable=False: iterate over this one"
-            )
+            raise errors.ReaderError(f"{method}() is for loaders made with iterable=False: iterate over this one")
         return self._running
 
 
@@ -357,8 +343,9 @@ class EagerLoader(GeneratorLoader):
     def set_sample_generator(
         self, reader: Reader, batch_size: int, drop_last: bool = True, places: Any = None
     ) -> "EagerLoader":
-        """Read samples, one at a time: lists or tuples of fields. `batch_size` of them make a
-        batch; `drop_last` leaves out those at the end that do not fill one.
+        """Read samples, one at a time: lists or tuples of fields.
+
+        `batch_size` of them make a batch; `drop_last` leaves out those at the end that do not fill one.
         """
         self._source.set_lists(partial(_stacked, batch(reader, batch_size, drop_last)))
         return self
@@ -394,9 +381,7 @@ def generator_loader(
     """Return the loader of a generator for programs, or in dygraph mode that for variables."""
     if default_main_program().eager:
         return EagerLoader(capacity, use_multiprocess)
-    return GeneratorLoader(
-        feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
-    )
+    return GeneratorLoader(feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last)
 
 
 def _stacked(reader: Reader) -> Iterator[list[Any]]:
@@ -428,8 +413,7 @@ class DatasetLoader:
     def __init__(self, dataset: Any, places: Any, drop_last: bool = True):
         if not callable(getattr(dataset, "_batches", None)):
             raise TypeError(
-                f"dataset: expected what fluid.DatasetFactory().create_dataset returns, found "
-                f"{type(dataset).__name__}"
+                f"dataset: expected what fluid.DatasetFactory().create_dataset returns, found {type(dataset).__name__}"
             )
         self._places, self._drop_last = _list_of_places(places), drop_last
         self._source = BatchSource([], _AHEAD)
@@ -450,15 +434,10 @@ def _batches_of(dataset: Any, drop_last: bool) -> Iterator[Feed]:
     """The feeds of a dataset: the one place that knows how to get them."""
     with dataset._batches() as batches:
         for batch in batches:
-            feed = {
-                name: value if isinstance(value, LoDTensor) else LoDTensor(value)
-                for name, value in batch.items()
-            }
+            feed = {name: value if isinstance(value, LoDTensor) else LoDTensor(value) for name, value in batch.items()}
             # the values of a sample may fill several rows of a dense slot, or none
             counted = next((t for t in feed.values() if t._lod), None)
-            samples = (
-                len(next(iter(feed.values()))) if counted is None else len(counted._lod[0]) - 1
-            )
+            samples = len(next(iter(feed.values()))) if counted is None else len(counted._lod[0]) - 1
             if samples == dataset._batch_size or not drop_last:
                 yield feed
 

@@ -20,8 +20,9 @@ class Closable(Protocol):
 
 
 class ClosableQueue(Generic[T]):
-    """A queue of at most `capacity` items from one thread to others. Once closed it is empty and refuses
-    items.
+    """A queue of at most `capacity` items from one thread to others.
+
+    Once closed it is empty and refuses items.
 
     Who waits for room in a full queue is woken when it is half empty: to wake a thread for each item takes
     longer than to take it, and has the one that takes wait for the interpreter.
@@ -35,9 +36,7 @@ class ClosableQueue(Generic[T]):
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._puts, self._gets = itertools.count(), itertools.count(1)
         self._half = max(capacity // 2, 1)
-        self._room: SimpleQueue[None] = (
-            SimpleQueue()
-        )  # an entry for every `_half` items that were taken
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for every `_half` items that were taken
         self._closed = False
 
     def put(self, item: T) -> bool:
@@ -102,14 +101,10 @@ class Prefetch(Iterator[T]):
         upstream: closed with this iterator, since the thread may be waiting for it.
     """
 
-    def __init__(
-        self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None
-    ):
+    def __init__(self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None):
         self.queue: ClosableQueue[T | _End] = ClosableQueue(capacity)
         self._end: _End | None = None
-        self._thread = threading.Thread(
-            target=_fill, args=(items, self.queue), daemon=True, name="jfluid-prefetch"
-        )
+        self._thread = threading.Thread(target=_fill, args=(items, self.queue), daemon=True, name="jfluid-prefetch")
         self._stop = weakref.finalize(self, _stop, os.getpid(), self._thread, self.queue, upstream)
         self._thread.start()
 
@@ -129,8 +124,9 @@ class Prefetch(Iterator[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Tell the thread to end; it does when the iterable's next item is ready. Nothing more is
-        read here.
+        """Tell the thread to end; it does when the iterable's next item is ready.
+
+        Nothing more is read here.
         """
         self._stop()
         self._end = self._end or _End(None)
@@ -160,9 +156,7 @@ def _fill(items: Callable[[], Iterable[Any]], queue: ClosableQueue[Any]) -> None
     queue.put(_End(error))
 
 
-def _stop(
-    owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None
-) -> None:
+def _stop(owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None) -> None:
     if os.getpid() != owner:
         # collected in a forked process, which does not have the thread, and where the lock may be
         # taken

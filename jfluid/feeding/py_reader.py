@@ -13,9 +13,7 @@ Reader = Callable[[], Iterable[Any]]
 
 
 class PyReader:
-    """Loads what a generator yields; see `fluid.io.DataLoader.from_generator` for the arguments and
-    the errors.
-    """
+    """Loads what a generator yields; see `fluid.io.DataLoader.from_generator` for the arguments and the errors."""
 
     def __init__(
         self,
@@ -25,9 +23,7 @@ class PyReader:
         iterable: bool = True,
         return_list: bool = False,
     ):
-        self._loader = generator_loader(
-            feed_list, capacity, use_double_buffer, iterable, return_list
-        )
+        self._loader = generator_loader(feed_list, capacity, use_double_buffer, iterable, return_list)
 
     @property
     def iterable(self) -> bool:
@@ -36,9 +32,7 @@ class PyReader:
 
     @property
     def queue(self) -> ClosableQueue[Any] | None:
-        """The batches that were read ahead (`size()`, `capacity()`); None before the first
-        epoch.
-        """
+        """The batches that were read ahead (`size()`, `capacity()`); None before the first epoch."""
         return self._loader.queue
 
     def decorate_sample_generator(

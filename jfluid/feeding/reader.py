@@ -59,9 +59,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """Return a reader of the same samples, each run of `buf_size` of them shuffled with Python's
-    `random`.
-    """
+    """Return a reader of the same samples, each run of `buf_size` of them shuffled with Python's `random`."""
 
     def shuffled() -> Iterator[Any]:
         samples = iter(reader())
@@ -83,8 +81,7 @@ def chain(*readers: Reader) -> Reader:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """Return a reader whose samples join one sample of each reader into one tuple: (1, 2) and 3
-    give (1, 2, 3).
+    """Return a reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1, 2, 3).
 
     Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at
     the shortest.
@@ -101,17 +98,13 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
                         f"{len(readers)}, from 0) ended before the others"
                     )
                 return
-            yield sum(
-                (sample if isinstance(sample, tuple) else (sample,) for sample in samples), ()
-            )
+            yield sum((sample if isinstance(sample, tuple) else (sample,) for sample in samples), ())
 
     return composed
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
-    """Return a reader of `func(a, b, ...)` with one sample of each reader; it ends with the
-    shortest.
-    """
+    """Return a reader of `func(a, b, ...)` with one sample of each reader; it ends with the shortest."""
     return lambda: map(func, *(reader() for reader in readers))
 
 
@@ -121,8 +114,9 @@ def firstn(reader: Reader, n: int) -> Reader:
 
 
 def cache(reader: Reader) -> Reader:
-    """Return a reader of the same samples, kept in memory. The given reader is read at once, and
-    only this once.
+    """Return a reader of the same samples, kept in memory.
+
+    The given reader is read at once, and only this once.
     """
     samples = tuple(reader())
     return lambda: iter(samples)
@@ -139,8 +133,9 @@ class _End:
 
 
 class _Workers:
-    """Threads that fill one bounded queue. Leaving the context stops threads that wait for space in
-    it.
+    """Threads that fill one bounded queue.
+
+    Leaving the context stops threads that wait for space in it.
     """
 
     def __init__(self, size: int):
@@ -171,9 +166,7 @@ class _Workers:
         return False
 
     def items(self) -> Iterator[Any]:
-        """Return the threads' items, until all threads have ended; raises the exception of any of
-        them.
-        """
+        """Return the threads' items, until all threads have ended; raises the exception of any of them."""
         while self._running:
             item = self._queue.get()
             if not isinstance(item, _End):
@@ -208,8 +201,7 @@ def xmap_readers(
     buffer_size: int,
     order: bool = False,
 ) -> Reader:
-    """Return a reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size`
-    samples ahead.
+    """Return a reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples ahead.
 
     With `order` the samples keep their order; without it they are yielded as they become ready.
     """
@@ -259,9 +251,7 @@ def xmap_readers(
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def multiprocess_reader(
-    readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000
-) -> Reader:
+def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:
     """Return a reader of the samples of all `readers`, each of which runs in a process of its own,
     in the order of their arrival.
 
@@ -275,9 +265,7 @@ def multiprocess_reader(
     if queue_size < 1:
         raise ValueError(f"queue_size must be at least 1, found {queue_size!r}")
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise OSError(
-            "multiprocess_reader needs an operating system that can fork processes; use xmap_readers"
-        )
+        raise OSError("multiprocess_reader needs an operating system that can fork processes; use xmap_readers")
     context = multiprocessing.get_context("fork")
 
     def start(target: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:

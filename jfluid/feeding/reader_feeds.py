@@ -1,6 +1,4 @@
-"""Programs with reader operators: the engine removes these operators, and feeds the next batch of
-the readers.
-"""
+"""Programs with reader operators: the engine removes these operators, and feeds the next batch of the readers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,17 +27,14 @@ class ReaderFeeds:
         return self._without.get_or_make(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
-        """Return the program without reader operators, and the feed with the batches that they
-        read.
-        """
+        """Return the program without reader operators, and the feed with the batches that they read."""
         found = self._parts(program)
         if found is None:
             return program, feed
         plain, reads = found
         if not isinstance(feed or {}, Mapping):
             raise errors.FeedError(
-                f"feed: expected a dict from names to arrays beside what the program reads, found "
-                f"{type(feed).__name__}"
+                f"feed: expected a dict from names to arrays beside what the program reads, found {type(feed).__name__}"
             )
         given = feed or {}
         twice = [name for _, names in reads for name in names if name in given]
@@ -55,9 +50,7 @@ class ReaderFeeds:
 
 
 def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
-    """The program without its reader operators, and of each `read` operator (reader, names of its
-    outputs).
-    """
+    """The program without its reader operators, and of each `read` operator (reader, names of its outputs)."""
     ops = program.global_block().ops
     if not any(op.type in _READER_OPS for op in ops):
         return None
@@ -69,10 +62,7 @@ def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | No
     # fingerprint.
     readers = {n for op in ops for n in op.input_arg_names if op.type in _READER_OPS}
     readers |= {
-        n
-        for op in ops
-        for n in op.output_arg_names
-        if op.type.startswith("create_") and op.type in _READER_OPS
+        n for op in ops for n in op.output_arg_names if op.type.startswith("create_") and op.type in _READER_OPS
     }
     block.vars = {n: v for n, v in block.vars.items() if n not in readers}
     plain._touch()

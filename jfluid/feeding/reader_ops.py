@@ -1,6 +1,4 @@
-"""Reader operators and variables: `read` operators take the next batch from a reader that is bound
-to the program.
-"""
+"""Reader operators and variables: `read` operators take the next batch from a reader that is bound to the program."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -80,9 +78,7 @@ class ReaderSession:
     def start(self) -> None:
         """Begin an epoch. Raises ReaderError while one runs, or when no reader was set."""
         if self._host is not None:
-            raise errors.ReaderError(
-                "the reader was started already: call reset() before the next start()"
-            )
+            raise errors.ReaderError("the reader was started already: call reset() before the next start()")
         self._host = self.source.read()
 
     def reset(self) -> None:
@@ -93,25 +89,20 @@ class ReaderSession:
         self._host = self._batches = None
 
     def next(self, device: jax.Device) -> Feed:
-        """Return the next batch. Raises EOFException when there is none, ReaderError or FeedError
-        when the reader failed.
+        """Return the next batch.
+
+        Raises EOFException when there is none, ReaderError or FeedError when the reader failed.
         """
         if self._host is None:
-            raise errors.ReaderError(
-                "the program reads from a reader that was not started: call its start() first"
-            )
+            raise errors.ReaderError("the program reads from a reader that was not started: call its start() first")
         if self._batches is None:
             self._batches = self._host
             if self.double_buffer:
                 target = device if self.place is None else self.place.device()
-                self._batches = Prefetch(
-                    partial(_placed, self._placer, self._host, target), 1, upstream=self._host
-                )
+                self._batches = Prefetch(partial(_placed, self._placer, self._host, target), 1, upstream=self._host)
         for batch in self._batches:
             return batch
-        raise errors.EOFException(
-            "the reader has no more batches: call reset(), and start() for another epoch"
-        )
+        raise errors.EOFException("the reader has no more batches: call reset(), and start() for another epoch")
 
 
 def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> Iterator[Feed]:
@@ -119,8 +110,9 @@ def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> 
 
 
 class ReaderVariable(Variable):
-    """A program's reader: the variable that `read` operators name. Copies of the program share the
-    reader.
+    """A program's reader: the variable that `read` operators name.
+
+    Copies of the program share the reader.
 
     It is what `layers.py_reader` returns: set where batches come from, then `start()` each epoch,
     run the program until `fluid.core.EOFException`, and `reset()`.
@@ -164,8 +156,9 @@ class ReaderVariable(Variable):
 def create_reader(
     session: ReaderSession, checks: Sequence[bool], block: Block, name: str | None = None
 ) -> ReaderVariable:
-    """Append the operator that creates a reader to `block`. `checks`: which slots' shapes are
-    checked against the program.
+    """Append the operator that creates a reader to `block`.
+
+    `checks`: which slots' shapes are checked against the program.
     """
     slots = session.source.slots
     queue = block.create_var(
@@ -173,9 +166,7 @@ def create_reader(
         type=VarType.RAW,
         stop_gradient=True,
     )
-    reader = ReaderVariable.make(
-        block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), session
-    )
+    reader = ReaderVariable.make(block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), session)
     block.append_op(
         "create_py_reader",
         {"blocking_queue": queue},
@@ -191,17 +182,11 @@ def create_reader(
     return reader
 
 
-def double_buffered(
-    reader: ReaderVariable, place: Any = None, name: str | None = None
-) -> ReaderVariable:
-    """Append the operator that buffers a reader on a device to the main program; the new reader
-    shares the batches.
-    """
+def double_buffered(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
+    """Append the operator that buffers a reader on a device to the main program; the new reader shares the batches."""
     block = default_main_program().current_block()
     reader.session.double_buffer, reader.session.place = True, place
-    buffered = ReaderVariable.make(
-        block, name or unique_name.generate("double_buffer"), reader.session
-    )
+    buffered = ReaderVariable.make(block, name or unique_name.generate("double_buffer"), reader.session)
     block.append_op(
         "create_double_buffer_reader",
         {"UnderlyingReader": reader},

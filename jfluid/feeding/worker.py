@@ -1,6 +1,4 @@
-"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by
-Python.
-"""
+"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by Python."""
 
 import contextlib
 import io
@@ -44,9 +42,7 @@ class Worker:
 
     def __init__(self, items: Callable[[], Iterable[Any]], timeout: float = 0):
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise OSError(
-                "use_multiprocess needs an operating system that can fork processes; leave it off"
-            )
+            raise OSError("use_multiprocess needs an operating system that can fork processes; leave it off")
         receiver, sender = os.pipe()
         context = multiprocessing.get_context("fork")
         self._owner, self._timeout = os.getpid(), timeout
@@ -92,9 +88,7 @@ class Worker:
             waiting = select.poll()
             waiting.register(self._receiver, select.POLLIN)
             if not waiting.poll(self._timeout * 1000):
-                raise errors.ReaderError(
-                    f"the reader's process gave no batch for {self._timeout} s (timeout)"
-                )
+                raise errors.ReaderError(f"the reader's process gave no batch for {self._timeout} s (timeout)")
         return _receive(self._receiver)
 
     def close(self) -> None:
@@ -118,9 +112,7 @@ def _rebuilt(text: str, trace: str, is_feed_error: bool) -> errors.JFluidError:
 # ---- in the process ------------------------------------------------------------------------------
 
 
-def _work(
-    items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, parent: int, seed: int
-) -> None:
+def _work(items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, parent: int, seed: int) -> None:
     receiver.close()
     # The parent handles Ctrl-C. A handler, not SIG_IGN, because commands that the reader starts
     # would inherit that.
@@ -162,9 +154,7 @@ def _send(pipe: io.FileIO, message: Any) -> None:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
-    head = _HEADER.pack(len(views), len(data)) + b"".join(
-        _LENGTH.pack(view.nbytes) for view in views
-    )
+    head = _HEADER.pack(len(views), len(data)) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
     for part in (memoryview(head + data), *views):
         while part.nbytes:
             part = part[pipe.write(part) :]

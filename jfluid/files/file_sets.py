@@ -47,8 +47,9 @@ class FileSet:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open the file `name` of the set for writing; it may have folders in it. It keeps the
-        permissions of the file that it is going to replace.
+        """Open the file `name` of the set for writing; it may have folders in it.
+
+        It keeps the permissions of the file that it is going to replace.
 
         Raises OSError that names the file, also where a folder has its name.
         """
@@ -71,8 +72,10 @@ class FileSet:
         self._names.append(name)
 
     def folder(self, name: str) -> Path:
-        """Return the path of a folder for others to make and to fill. It becomes one in the folder
-        `name`, as a whole, under the last part of this path, which no other save has.
+        """Return the path of a folder for others to make and to fill.
+
+        It becomes one in the folder `name`, as a whole, under the last part of this path, which no other save
+        has.
         """
         path = self._staging / name / f"{_WHOLE}{secrets.token_hex(8)}"
         (self._folder / name).mkdir(parents=True, exist_ok=True)
@@ -83,12 +86,11 @@ class FileSet:
 
     def _look(self, target: Path) -> int | None:
         """Return the permissions of the file that is to be replaced; None where there is none.
+
         Raises OSError where a file cannot be moved to this place.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.parent != self._folder and (
-            os.stat(target.parent).st_dev != os.stat(self._folder).st_dev
-        ):
+        if target.parent != self._folder and (os.stat(target.parent).st_dev != os.stat(self._folder).st_dev):
             raise OSError(errno.EXDEV, "on another file system than its folder", str(target))
         try:
             found = os.stat(target).st_mode
@@ -136,8 +138,9 @@ class FileSet:
 
 @contextlib.contextmanager
 def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
-    """Return a set of files, which become those of the folder together when the context ends
-    without an error. The folder is made, and what killed saves have left there is removed.
+    """Return a set of files, which become those of the folder together when the context ends without an error.
+
+    The folder is made, and what killed saves have left there is removed.
 
     Raises OSError where the disk does not take them: then the folder's files are as they were.
     """
@@ -152,8 +155,9 @@ def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
 
 @contextlib.contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """Make a folder for the files of one save; its lock says that the save goes on. Afterwards it
-    is removed, unless it was renamed.
+    """Make a folder for the files of one save; its lock says that the save goes on.
+
+    Afterwards it is removed, unless it was renamed.
     """
     while True:
         staging = folder / f"{_SAVING}{secrets.token_hex(8)}"
@@ -250,9 +254,7 @@ def _saved(folder: str | os.PathLike[str]) -> str | None:
     except (OSError, ValueError):  # whoever opens a file of the folder says what is wrong
         return None
     trusted = (os.geteuid(), above.st_uid, 0)
-    if not stat.S_ISDIR(found.st_mode) or (
-        above.st_mode & stat.S_ISVTX and found.st_uid not in trusted
-    ):
+    if not stat.S_ISDIR(found.st_mode) or (above.st_mode & stat.S_ISVTX and found.st_uid not in trusted):
         return None
     return path
 
@@ -261,9 +263,7 @@ def _saved(folder: str | os.PathLike[str]) -> str | None:
 
 
 def current(folder: str | os.PathLike[str], name: str) -> str:
-    """Return the path of the file that has this name in a folder: where the last whole save put
-    it.
-    """
+    """Return the path of the file that has this name in a folder: where the last whole save put it."""
     saved = None if os.path.isabs(name) or ".." in name.split("/") else _saved(folder)
     if saved is not None and os.path.lexists(os.path.join(saved, name)):
         return os.path.join(saved, name)
@@ -327,8 +327,9 @@ def _names(folder: str) -> list[str]:
 
 
 def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) -> Read:
-    """Return what `read` returns, which has read files of one save. Where another process saved
-    meanwhile, it is called again.
+    """Return what `read` returns, which has read files of one save.
+
+    Where another process saved meanwhile, it is called again.
 
     Raises what it raises, and FileFormatError where others save so often that no time is left.
     """

@@ -94,11 +94,10 @@ def model_to_save(
     export_for_deployment: bool,
 ) -> tuple[str, Program, list[str]]:
     """Return the name of a model's file, the program that it holds, and the names of the targets.
+
     Arguments and errors are those of `save_inference_model`.
     """
-    feeds = (
-        [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
-    )
+    feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
     if not all(isinstance(f, str) for f in feeds):
         raise TypeError(f"feeded_var_names: expected names, found {feeded_var_names!r}")
@@ -109,22 +108,15 @@ def model_to_save(
     for name in [*feeds, *(t.name for t in targets)]:
         if not block.has_var(name):
             raise errors.ProgramError(
-                f"save_inference_model: the program has no variable {name}"
-                + errors.close_to(name, block.vars)
+                f"save_inference_model: the program has no variable {name}" + errors.close_to(name, block.vars)
             )
     file = os.path.basename(model_filename or MODEL)
     model, names = _inference_program(program, feeds, targets) if targets else (program, [])
-    return (
-        (file, model, names) if export_for_deployment else (f"{file}.main_program", program, names)
-    )
+    return (file, model, names) if export_for_deployment else (f"{file}.main_program", program, names)
 
 
-def _inference_program(
-    program: Program, feeds: list[str], targets: list[Variable]
-) -> tuple[Program, list[str]]:
-    """Return a copy in test form that computes the targets, each under a name of its own, from the
-    feeds.
-    """
+def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
+    """Return a copy in test form that computes the targets, each under a name of its own, from the feeds."""
     model = program._copy()
     block = model.global_block()
     block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]
@@ -133,9 +125,7 @@ def _inference_program(
         name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
         while block.has_var(name):  # a program that was read may hold the name already
             name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
-        out = block.create_var(
-            name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level
-        )
+        out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
         block.append_op(
             "scale",
             {"X": block.vars[target.name]},

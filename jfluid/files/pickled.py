@@ -48,6 +48,7 @@ class _Pickler(pickle._Pickler):  # the C pickler cannot be told another name
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
     """Write arrays by name, and numbers, texts and dicts of these, to a pickle that Fluid reads.
+
     Raises FileFormatError for an array of 4 GiB or more.
     """
     with atomic_write(path) as file:
@@ -86,7 +87,5 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     except unpickling.Refused as e:
         raise errors.FileFormatError(f"{name}: no pickle of arrays: {e}") from e
     if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
-        raise errors.FileFormatError(
-            f"{name}: expected a dict of arrays by name, found {type(found).__name__}"
-        )
+        raise errors.FileFormatError(f"{name}: expected a dict of arrays by name, found {type(found).__name__}")
     return found

@@ -1,6 +1,4 @@
-"""A program with its state: `.pdparams` (parameters), `.pdopt` (optimizer state) and `.pdmodel`
-(the program).
-"""
+"""A program with its state: `.pdparams` (parameters), `.pdopt` (optimizer state) and `.pdmodel` (the program)."""
 
 import os
 import warnings
@@ -41,9 +39,7 @@ def save(program: Program, model_path: str) -> None:
         raise ValueError(f"model_path: expected folder/name, found {model_path!r}")
     parameters = [v.name for v in program.list_vars() if is_parameter(v)]
     optimizer = [v.name for v in program.list_vars() if is_optimizer_state(v)]
-    values = {
-        n: t.value for n, t in zip(parameters + optimizer, read_scope(parameters + optimizer))
-    }
+    values = {n: t.value for n, t in zip(parameters + optimizer, read_scope(parameters + optimizer))}
     folder, name = os.path.split(os.path.abspath(model_path))
     with saving(folder) as files:
         for suffix, names in ((".pdparams", parameters), (".pdopt", optimizer)):
@@ -55,9 +51,7 @@ def save(program: Program, model_path: str) -> None:
 
 def _prefix(model_path: str) -> str:
     """Return the path without the ending of one of the three files."""
-    return next(
-        (model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path
-    )
+    return next((model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path)
 
 
 def load(
@@ -95,12 +89,8 @@ def _of_pickles(files: Files, name: str, program: Program) -> list[tuple[str, St
     return found + (_pick(files.path(name + ".pdopt"), optimizer) if optimizer else [])
 
 
-def _read(
-    model_path: str, others: Callable[[], Read], pickles: Callable[[Files, str], Read]
-) -> Read:
-    """Return what `pickles` reads of the files that `save` has written, or, where there are none,
-    `others`.
-    """
+def _read(model_path: str, others: Callable[[], Read], pickles: Callable[[Files, str], Read]) -> Read:
+    """Return what `pickles` reads of the files that `save` has written, or, where there are none, `others`."""
     folder, name = os.path.split(os.path.abspath(_prefix(model_path)))
     there = Files(folder).exists(name + ".pdparams")
     return read_whole(folder, lambda files: pickles(files, name)) if there else others()
@@ -113,17 +103,14 @@ def _pick(path: str, wanted: Iterable[Variable]) -> list[tuple[str, Stored]]:
         value = arrays.get(var.name)
         if not isinstance(value, np.ndarray):
             raise errors.FileFormatError(
-                f"{path}, variable {var.name}: the file does not hold it"
-                + errors.close_to(var.name, arrays)
+                f"{path}, variable {var.name}: the file does not hold it" + errors.close_to(var.name, arrays)
             )
         check_fits(var, value, path)
         found.append((var.name, Stored(value)))
     return found
 
 
-def _load_tensor_files(
-    program: Program, path: str, var_list: Sequence[Variable] | None
-) -> list[tuple[str, Stored]]:
+def _load_tensor_files(program: Program, path: str, var_list: Sequence[Variable] | None) -> list[tuple[str, Stored]]:
     """Load variables from a folder of tensor files, or from one combined file."""
     found = []
     if os.path.isdir(path):
@@ -140,9 +127,7 @@ def _load_tensor_files(
     elif os.path.isfile(current(*os.path.split(path))):
         found = [(v, t, path) for v, t in _combined(path, var_list)]
     else:
-        raise errors.NoSuchFileError(
-            f"{path}: there is neither {path}.pdparams nor a folder or file of that name"
-        )
+        raise errors.NoSuchFileError(f"{path}: there is neither {path}.pdparams nor a folder or file of that name")
     for var, tensor, file in found:
         check_fits(var, tensor.value, file)
     return [(v.name, t) for v, t, _ in found]
@@ -157,11 +142,8 @@ def _combined(path: str, var_list: Sequence[Variable] | None) -> list[tuple[Vari
     return list(zip(ordered, load_tensors(path, [v.name for v in ordered])))
 
 
-def load_program_state(
-    model_path: str, var_list: Sequence[Variable] | None = None
-) -> dict[str, np.ndarray]:
-    """Return the state that `save` saved (or a folder of tensor files, or one combined file) as
-    arrays by name.
+def load_program_state(model_path: str, var_list: Sequence[Variable] | None = None) -> dict[str, np.ndarray]:
+    """Return the state that `save` saved (or a folder of tensor files, or one combined file) as arrays by name.
 
     Args:
         model_path: as that of `load`.
@@ -226,9 +208,7 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any]) -> None:
             continue
         # of a file, they may stand for more than there is memory for
         if isinstance(value, (list, tuple, dict, str, bytes)):
-            raise errors.ShapeError(
-                f"state_dict, variable {name}: expected an array, found a {type(value).__name__}"
-            )
+            raise errors.ShapeError(f"state_dict, variable {name}: expected an array, found a {type(value).__name__}")
         value = np.asarray(value)
         try:
             check_fits(var, value, "state_dict")

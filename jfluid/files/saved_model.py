@@ -1,5 +1,6 @@
-"""A saved model as its files tell, without values: the program, what it is fed and gives, and where
-each parameter is. Nothing here imports JAX.
+"""A saved model as its files tell, without values: the program, what it is fed and gives, and where each parameter is.
+
+Nothing here imports JAX.
 """
 
 import math
@@ -70,8 +71,9 @@ class SavedModel:
 
 
 def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Program:
-    """Return the program that a file holds. Raises FileFormatError naming the file, and what
-    `Program.parse_from_string` does of `allow`.
+    """Return the program that a file holds.
+
+    Raises FileFormatError naming the file, and what `Program.parse_from_string` does of `allow`.
     """
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")
@@ -106,15 +108,11 @@ def _column(op: Operator) -> int:
 def state_of(program: Program) -> list[Variable]:
     """Return the variables of a program that outlive a run, by name."""
     return [
-        var
-        for _, var in sorted(program.global_block().vars.items())
-        if var.persistable and var.type not in _NO_STATE
+        var for _, var in sorted(program.global_block().vars.items()) if var.persistable and var.type not in _NO_STATE
     ]
 
 
-def read_saved_model(
-    path: str, model_filename: str | None = None, params_filename: str | None = None
-) -> SavedModel:
+def read_saved_model(path: str, model_filename: str | None = None, params_filename: str | None = None) -> SavedModel:
     """Read a model's files.
 
     Args:
@@ -199,9 +197,7 @@ def _read_parameters(model: SavedModel, files: Files, wanted: list[Variable]) ->
             model.faults.append(str(error))
 
 
-def _note(
-    model: SavedModel, var: Variable, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> None:
+def _note(model: SavedModel, var: Variable, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     model.parameters[var.name] = SavedParameter(var.name, dtype, shape, path)
     declared = var._shape
     if declared is None:

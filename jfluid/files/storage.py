@@ -1,6 +1,4 @@
-"""Writing files whole or not at all, reading them within their bounds, and names that cannot lead
-out of their folder.
-"""
+"""Writing files whole or not at all, reading them within their bounds, and names that cannot lead out of their folder."""
 
 import contextlib
 import errno
@@ -19,9 +17,7 @@ from jfluid.files import file_sets
 _LONGEST_PART, _LONGEST_NAME = 255, 1024
 # What a path may not be for its file to be missing or unreadable, rather than this process to lack
 # something.
-_WRONG_PATH = frozenset(
-    {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO}
-)
+_WRONG_PATH = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
 
 
 def path_below(folder: str | os.PathLike[str], name: str) -> str:
@@ -42,8 +38,9 @@ def path_below(folder: str | os.PathLike[str], name: str) -> str:
 
 
 def _fault_of(name: str) -> str:
-    """Return why a name cannot be that of a file in a folder; empty when it can. It is the same on
-    all systems, so that folders can be moved.
+    """Return why a name cannot be that of a file in a folder; empty when it can.
+
+    It is the same on all systems, so that folders can be moved.
     """
     if not name:
         return "an empty name"
@@ -63,9 +60,7 @@ def _fault_of(name: str) -> str:
     return ""
 
 
-def paths_to_write(
-    folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()
-) -> list[str]:
+def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
     """Return the paths of the files of variables (see `path_below`) that are about to be written.
 
     Raises FileFormatError also where links lead out of the folder, where one variable's file would
@@ -78,9 +73,7 @@ def paths_to_write(
     for name, path in zip(names, paths):
         where = f"{os.fspath(folder)}, variable {name}"
         if name in others:
-            raise errors.FileFormatError(
-                f"{where}: another file of the folder has this name; rename the variable"
-            )
+            raise errors.FileFormatError(f"{where}: another file of the folder has this name; rename the variable")
         parents = [name[:i] for i, c in enumerate(name) if c == "/"]
         if above := [p for p in parents if p in taken or p in others]:
             raise errors.FileFormatError(
@@ -106,8 +99,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 class BoundedReader:
-    """Reads a file piece by piece; a piece that reaches beyond the end is refused before memory is
-    taken for it.
+    """Reads a file piece by piece; a piece that reaches beyond the end is refused before memory is taken for it.
 
     Attributes:
         what: the variable that is being read; errors name it.
@@ -131,8 +123,7 @@ class BoundedReader:
         """Raise FileFormatError unless `count` more bytes are there for `what`."""
         if not 0 <= count <= self.remaining:
             raise self.refuse(
-                f"truncated: {what} takes {count} bytes at offset {self._position}, "
-                f"the file has {self.remaining} left"
+                f"truncated: {what} takes {count} bytes at offset {self._position}, the file has {self.remaining} left"
             )
 
     def take(self, count: int, what: str) -> bytes:
@@ -145,9 +136,7 @@ class BoundedReader:
         return data
 
     def begin(self, count: int) -> bytes:
-        """Return the first bytes of the file, at most `count`, without reading them: they come
-        again.
-        """
+        """Return the first bytes of the file, at most `count`, without reading them: they come again."""
         return os.pread(self._file.fileno(), count, 0)
 
     def skip(self, count: int, what: str) -> None:
@@ -192,8 +181,11 @@ def _open(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
-    """Open `path` for reading. Raises NoSuchFileError when there is none, FileFormatError when it
-    is no regular file (a pipe or device would be waited for, or not end)."""
+    """Open `path` for reading.
+
+    Raises NoSuchFileError when there is none, FileFormatError when it is no regular file (a pipe or device
+    would be waited for, or not end).
+    """
     name = os.fspath(path)
     try:
         file = _open(name)

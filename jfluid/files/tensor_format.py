@@ -61,9 +61,7 @@ def write_dense(file: BinaryIO, value: Any) -> None:
 
 
 def _write_head(file: BinaryIO, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-    desc = pb.VarType.TensorDesc(
-        data_type=number_of(var_type(dtype)), dims=shape
-    ).SerializeToString()
+    desc = pb.VarType.TensorDesc(data_type=number_of(var_type(dtype)), dims=shape).SerializeToString()
     file.write(struct.pack("<Ii", 0, len(desc)) + desc)
 
 
@@ -72,9 +70,7 @@ def _write_elements(file: BinaryIO, value: np.ndarray) -> None:
     file.write(value.reshape(-1).view(np.uint8).data)
 
 
-def save_in_parts(
-    path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]
-) -> None:
+def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
     """Write a file of one LoDTensor whose rows come in parts, one after the other.
 
     Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
@@ -83,9 +79,7 @@ def save_in_parts(
         write_in_parts(file, os.fspath(path), dtype, shape, parts)
 
 
-def write_in_parts(
-    file: BinaryIO, name: str, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]
-) -> None:
+def write_in_parts(file: BinaryIO, name: str, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
     """Write one LoDTensor whose rows come in parts, one after the other.
 
     Raises ValueError, which names the file, when the parts are not the rows of that shape.
@@ -96,8 +90,7 @@ def write_in_parts(
     for part in parts:
         if part.shape[1:] != tuple(shape[1:]) or part.dtype != dtype:
             raise ValueError(
-                f"{name}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
-                f"{list(part.shape[1:])}"
+                f"{name}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}{list(part.shape[1:])}"
             )
         _write_elements(file, part)
         rows += len(part)
@@ -108,8 +101,7 @@ def write_in_parts(
 def load_rows(
     path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int
 ) -> np.ndarray:
-    """Read `rows` rows, from `first` on, of the one LoDTensor that a file holds; the others are not
-    read.
+    """Read `rows` rows, from `first` on, of the one LoDTensor that a file holds; the others are not read.
 
     Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or
     holds another tensor.
@@ -144,8 +136,9 @@ def write_selected_rows(file: BinaryIO, rows: Any, height: int, value: Any) -> N
 
 
 def read_dense(reader: BoundedReader) -> np.ndarray:
-    """Read a dense tensor. Raises FileFormatError before memory is taken for what the file does not
-    hold.
+    """Read a dense tensor.
+
+    Raises FileFormatError before memory is taken for what the file does not hold.
     """
     dtype, shape = _head(reader)
     value = np.empty(shape, dtype.newbyteorder("<"))
@@ -159,9 +152,7 @@ def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Read (dtype, shape) of a dense tensor, whose elements follow and are there."""
     version = reader.number("<I", "the version of the tensor")
     if version != 0:
-        raise reader.refuse(
-            f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x"
-        )
+        raise reader.refuse(f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x")
     length = reader.number("<i", "the length of the tensor's description")
     if not 0 < length <= _MAX_DESC:
         raise reader.refuse(f"the tensor's description has an impossible length, {length}")
@@ -181,26 +172,23 @@ def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def read_tensor(reader: BoundedReader) -> Stored:
-    """Read a LoDTensor. Raises FileFormatError where the stream is truncated or contradicts
-    itself.
+    """Read a LoDTensor.
+
+    Raises FileFormatError where the stream is truncated or contradicts itself.
     """
     lod = _lod(reader)
     value = read_dense(reader)
     for i, level in enumerate(lod):
         below = len(lod[i + 1]) - 1 if i + 1 < len(lod) else (value.shape or (1,))[0]
-        if (
-            not level
-            or level[0] != 0
-            or level[-1] != below
-            or any(b < a for a, b in zip(level, level[1:]))
-        ):
+        if not level or level[0] != 0 or level[-1] != below or any(b < a for a, b in zip(level, level[1:])):
             raise reader.refuse(f"lod level {i} does not divide the {below} rows below it")
     return Stored(value, lod)
 
 
 def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return (dtype, shape) of a LoDTensor, whose elements are passed over. Raises FileFormatError
-    where the stream is truncated or contradicts itself.
+    """Return (dtype, shape) of a LoDTensor, whose elements are passed over.
+
+    Raises FileFormatError where the stream is truncated or contradicts itself.
     """
     _lod(reader)
     dtype, shape = _head(reader)
@@ -224,8 +212,9 @@ def _lod(reader: BoundedReader) -> list[list[int]]:
 
 
 def read_selected_rows(reader: BoundedReader) -> Stored:
-    """Read SelectedRows. Raises FileFormatError where the stream is truncated or contradicts
-    itself.
+    """Read SelectedRows.
+
+    Raises FileFormatError where the stream is truncated or contradicts itself.
     """
     _version(reader, "SelectedRows")
     count = reader.number("<Q", "the number of rows")
@@ -242,9 +231,7 @@ def read_selected_rows(reader: BoundedReader) -> Stored:
 def _version(reader: BoundedReader, kind: str) -> None:
     version = reader.number("<I", f"the version of the {kind}")
     if version != 0:
-        raise reader.refuse(
-            f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x"
-        )
+        raise reader.refuse(f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x")
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Sequence[Stored]) -> None:
@@ -277,8 +264,6 @@ def load_tensors(
     with bounded_reader(path) as reader:
         for name in names:
             reader.what = name
-            found.append(
-                read_selected_rows(reader) if name in selected_rows else read_tensor(reader)
-            )
+            found.append(read_selected_rows(reader) if name in selected_rows else read_tensor(reader))
         reader.finish()
     return found

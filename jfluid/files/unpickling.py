@@ -76,11 +76,7 @@ class _PendingDtype:
         self.dtype = np.dtype(text)
 
     def build(self, state: Any) -> None:
-        if (
-            type(state) is not tuple
-            or len(state) < 5
-            or not all(type(part) in _ATOMS for part in state)
-        ):
+        if type(state) is not tuple or len(state) < 5 or not all(type(part) in _ATOMS for part in state):
             raise Refused("a dtype with fields")
         order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "=", "|") or state[2:5] != (None, None, None):
@@ -107,14 +103,10 @@ class _PendingArray:
             raise Refused("an array without shape and dtype")
         _, shape, pending, fortran, data = state
         data, dtype = _bytes_of(data), pending.dtype
-        if len(shape) > _MOST_DIMENSIONS or not all(
-            type(d) is int and 0 <= d < 1 << 48 for d in shape
-        ):
+        if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 1 << 48 for d in shape):
             raise Refused(f"an array of an impossible shape, of {len(shape)} dimensions")
         # NumPy multiplies all dimensions but zeros, too.
-        if math.prod(d or 1 for d in shape) >= 1 << 56 or math.prod(shape) * dtype.itemsize != len(
-            data
-        ):
+        if math.prod(d or 1 for d in shape) >= 1 << 56 or math.prod(shape) * dtype.itemsize != len(data):
             raise Refused(f"an array of {dtype}{list(shape)} does not have {len(data)} bytes")
         found = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(
             shape, order="F" if fortran else "C"
@@ -158,11 +150,7 @@ def _scalar(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
 
 
 def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
-    if (
-        not arguments
-        or type(arguments[0]) is not str
-        or arguments[1:] not in ((), ("latin1",), ("latin-1",))
-    ):
+    if not arguments or type(arguments[0]) is not str or arguments[1:] not in ((), ("latin1",), ("latin-1",)):
         raise Refused("bytes in another encoding than latin1")
     return arguments[0].encode("latin1")
 
@@ -243,9 +231,7 @@ class _Machine:
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
             if instruction is None:
-                raise Refused(
-                    f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for"
-                )
+                raise Refused(f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for")
             argument = self._argument(instruction)
             if instruction.work is _Machine.put:
                 self._remember(argument)
@@ -280,9 +266,7 @@ class _Machine:
     def _take(self, count: int) -> memoryview:
         begin = self._at
         if not 0 <= count <= len(self._data) - begin:
-            raise Refused(
-                f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left"
-            )
+            raise Refused(f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left")
         self._at = begin + count
         return self._data[begin : self._at]
 
@@ -290,11 +274,7 @@ class _Machine:
         """Return the number, bytes or two lines after an instruction."""
         layout = instruction.layout
         if layout is None:
-            return (
-                (self._line(), self._line())
-                if instruction.work is _Machine.name
-                else instruction.argument
-            )
+            return (self._line(), self._line()) if instruction.work is _Machine.name else instruction.argument
         number = layout.unpack(self._take(layout.size))[0]
         return self._take(number) if instruction.sized else number
 
@@ -327,10 +307,7 @@ class _Machine:
         return values, cost
 
     def _top(self, *kinds: type) -> Any:
-        if (
-            len(self._stack) <= (self._marks[-1] if self._marks else 0)
-            or type(self._stack[-1]) not in kinds
-        ):
+        if len(self._stack) <= (self._marks[-1] if self._marks else 0) or type(self._stack[-1]) not in kinds:
             raise Refused(f"expected a {kinds[0].__name__.strip('_')} on the stack")
         return self._stack[-1]
 
@@ -418,9 +395,7 @@ class _Machine:
     def name(self, lines: tuple[str, str]) -> None:
         found = _NAMES.get(lines)
         if found is None:
-            raise Refused(
-                f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded"
-            )
+            raise Refused(f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded")
         self._push(found)
 
     def name_on_stack(self, _: None) -> None:
@@ -443,12 +418,7 @@ class _Machine:
     def build(self, _: None) -> None:
         (state,), cost = self._pop(1)
         target = self._top(_PendingArray, _PendingDtype)
-        if (
-            type(target) is _PendingArray
-            and type(state) is tuple
-            and state
-            and type(state[-1]) in (bytes, str)
-        ):
+        if type(target) is _PendingArray and type(state) is tuple and state and type(state[-1]) in (bytes, str):
             self.spend(len(state[-1]))
         target.build(state)
         self._left += cost
@@ -472,9 +442,7 @@ class _Instruction(NamedTuple):
     argument: Any = None
 
 
-_B, _H, _I32, _U32, _U64, _DOUBLE = (
-    struct.Struct(layout) for layout in ("<B", "<H", "<i", "<I", "<Q", ">d")
-)
+_B, _H, _I32, _U32, _U64, _DOUBLE = (struct.Struct(layout) for layout in ("<B", "<H", "<i", "<I", "<Q", ">d"))
 _STOP = ord(".")
 _M, _I = _Machine, _Instruction
 _INSTRUCTIONS = {

@@ -31,29 +31,21 @@ def is_parameter(var: Variable) -> bool:
 
 
 def is_persistable(var: Variable) -> bool:
-    """Return whether files hold the variable: it outlives a run, and is no holder of feeds, fetches
-    or readers.
-    """
+    """Return whether files hold the variable: it outlives a run, and is no holder of feeds, fetches or readers."""
     return var.persistable and var.type not in _HOLDERS
 
 
 def is_optimizer_state(var: Variable) -> bool:
-    """Return whether the variable belongs into a `.pdopt` file: it is persistable, but no parameter
-    and no input.
-    """
+    """Return whether the variable belongs into a `.pdopt` file: it is persistable, but no parameter and no input."""
     return is_persistable(var) and not is_parameter(var) and not var.need_check_feed
 
 
 def program_of(program: Any) -> Program:
-    """Return the Program itself, the default main program for None, or the one that a
-    CompiledProgram holds.
-    """
+    """Return the Program itself, the default main program for None, or the one that a CompiledProgram holds."""
     program = default_main_program() if program is None else program
     program = getattr(program, "_program", program)
     if not isinstance(program, Program):
-        raise TypeError(
-            f"main_program: expected a Program or a CompiledProgram, found {type(program).__name__}"
-        )
+        raise TypeError(f"main_program: expected a Program or a CompiledProgram, found {type(program).__name__}")
     return program
 
 
@@ -63,15 +55,14 @@ def get_program_parameter(program: Program) -> list[Variable]:
 
 
 def get_program_persistable_vars(program: Program) -> list[Variable]:
-    """Return the program's variables that outlive a run: parameters, running statistics, optimizer
-    state.
-    """
+    """Return the program's variables that outlive a run: parameters, running statistics, optimizer state."""
     return [v for v in program.list_vars() if is_persistable(v)]
 
 
 def read_scope(names: Iterable[str]) -> list[Stored]:
-    """Return the tensors of the global scope by name. Raises UninitializedError naming those
-    without a value.
+    """Return the tensors of the global scope by name.
+
+    Raises UninitializedError naming those without a value.
     """
     scope, found, absent = global_scope(), [], []
     for name in names:
@@ -93,9 +84,7 @@ def read_scope(names: Iterable[str]) -> list[Stored]:
 
 def _stored_rows(name: str, rows: SelectedRows) -> Stored:
     rows.check(name)
-    return Stored(
-        np.asarray(rows.get_tensor()), rows=np.asarray(rows.rows(), np.int64), height=rows.height()
-    )
+    return Stored(np.asarray(rows.get_tensor()), rows=np.asarray(rows.rows(), np.int64), height=rows.height())
 
 
 def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
@@ -114,21 +103,18 @@ def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
 
 
 def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
-    """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and
-    element type. State that Fluid declares with another shape than it has may have any.
+    """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and element type.
+
+    State that Fluid declares with another shape than it has may have any.
     """
-    fits = len(var.shape) == value.ndim and all(
-        w in (-1, g) for w, g in zip(var.shape, value.shape)
-    )
+    fits = len(var.shape) == value.ndim and all(w in (-1, g) for w, g in zip(var.shape, value.shape))
     if not fits and not schema.current().is_declared_wrong(var.name, var.block.ops):
         raise errors.FileFormatError(
-            f"{path}, variable {var.name}: expected shape {list(var.shape)}, "
-            f"the file holds {list(value.shape)}"
+            f"{path}, variable {var.name}: expected shape {list(var.shape)}, the file holds {list(value.shape)}"
         )
     if var_type(value.dtype) != var.dtype:
         raise errors.FileFormatError(
-            f"{path}, variable {var.name}: expected dtype {var.np_dtype}, "
-            f"the file holds {value.dtype}"
+            f"{path}, variable {var.name}: expected dtype {var.np_dtype}, the file holds {value.dtype}"
         )
 
 
@@ -220,8 +206,9 @@ def load_vars(
     predicate: Callable[[Variable], bool] | None = None,
     filename: str | None = None,
 ) -> None:
-    """Load variables that `save_vars`, or Fluid, saved, into the global scope. The arguments are
-    those of `save_vars`.
+    """Load variables that `save_vars`, or Fluid, saved, into the global scope.
+
+    The arguments are those of `save_vars`.
 
     Raises FileFormatError, naming file and variable, for a file that is missing, truncated,
     oversized or damaged, or holds another shape or dtype than the program declares, and for a
@@ -231,9 +218,7 @@ def load_vars(
     write_scope(read_whole(dirname, lambda files: read_vars(files, found, filename)))
 
 
-def read_vars(
-    files: Files, found: Sequence[Variable], filename: str | None
-) -> list[tuple[str, Stored]]:
+def read_vars(files: Files, found: Sequence[Variable], filename: str | None) -> list[tuple[str, Stored]]:
     """Return what `load_vars` puts into the scope, by name."""
     sparse = frozenset(v.name for v in found if v.type == VarType.SELECTED_ROWS)
     if filename is not None:
@@ -243,9 +228,7 @@ def read_vars(
         loaded = [(v, t, path) for v, t in zip(found, tensors)]
     else:
         loaded = [
-            (v, load_tensors(path, [v.name], sparse)[0], path)
-            for v in found
-            for path in [file_of(files, v.name)]
+            (v, load_tensors(path, [v.name], sparse)[0], path) for v in found for path in [file_of(files, v.name)]
         ]
     for var, tensor, path in loaded:
         if tensor.height is None:
@@ -256,8 +239,9 @@ def read_vars(
 
 
 def file_of(files: Files, name: str) -> str:
-    """Return the path of the file of variable `name` among those of a folder. Raises
-    FileFormatError for a name that leads out of it.
+    """Return the path of the file of variable `name` among those of a folder.
+
+    Raises FileFormatError for a name that leads out of it.
     """
     path_below(files.folder, name)
     return files.path(name)
@@ -268,9 +252,7 @@ def _of_height(values: np.ndarray, height: int) -> np.ndarray:
     return np.broadcast_to(np.zeros((), values.dtype), (height, *values.shape[1:]))
 
 
-def save_params(
-    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
-) -> None:
+def save_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
     """Save the program's parameters, as `save_vars` does."""
     save_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
@@ -278,14 +260,10 @@ def save_params(
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as
-    `save_vars` does.
-    """
+    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as `save_vars` does."""
     save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
 
 
 def works_with_servers(program: Program) -> bool:
     """Return whether this is a trainer's program, some of whose variables parameter servers hold."""
-    return program.division is not None and all(
-        op.type != "listen_and_serv" for op in program.global_block().ops
-    )
+    return program.division is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)

@@ -46,9 +46,7 @@ class Fleet:
         Raises TypeError for anything else than a role maker, and what its `generate_role` raises.
         """
         if not isinstance(role_maker, RoleMakerBase):
-            raise TypeError(
-                f"fleet.init, role_maker: expected a role maker, found {type(role_maker).__name__}"
-            )
+            raise TypeError(f"fleet.init, role_maker: expected a role maker, found {type(role_maker).__name__}")
         role_maker.generate_role()
         self._role_maker = role_maker
         self._is_initialized = True
@@ -76,14 +74,8 @@ class Fleet:
         return self._role.is_worker()
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return "ip:port" of each trainer, as a list, or with `to_string` as a text with commas
-        between them.
-        """
-        return (
-            ",".join(self._role.get_trainer_endpoints())
-            if to_string
-            else self._role.get_trainer_endpoints()
-        )
+        """Return "ip:port" of each trainer, as a list, or with `to_string` as a text with commas between them."""
+        return ",".join(self._role.get_trainer_endpoints()) if to_string else self._role.get_trainer_endpoints()
 
     def server_num(self) -> int:
         """Return how many parameter servers there are."""
@@ -94,14 +86,8 @@ class Fleet:
         return self._role.server_index()
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return "ip:port" of each parameter server, as a list, or with `to_string` as a text with
-        commas between them.
-        """
-        return (
-            ",".join(self._role.get_pserver_endpoints())
-            if to_string
-            else self._role.get_pserver_endpoints()
-        )
+        """Return "ip:port" of each parameter server, as a list, or with `to_string` as a text with commas between them."""
+        return ",".join(self._role.get_pserver_endpoints()) if to_string else self._role.get_pserver_endpoints()
 
     def is_server(self) -> bool:
         """Return whether this process is a parameter server."""
@@ -128,9 +114,7 @@ class Fleet:
         self._role.barrier_worker()
 
     def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(
-            f"{type(self).__name__}.{method}: a subclass of Fleet has to define it"
-        )
+        return NotImplementedError(f"{type(self).__name__}.{method}: a subclass of Fleet has to define it")
 
     def init_worker(self) -> None:
         """Get this trainer ready to train."""
@@ -169,9 +153,7 @@ class Fleet:
         """Save the part of a program that predicts, and its parameters."""
         raise self._missing("save_inference_model")
 
-    def save_persistables(
-        self, executor: Any, dirname: str, main_program: Program | None = None
-    ) -> None:
+    def save_persistables(self, executor: Any, dirname: str, main_program: Program | None = None) -> None:
         """Save all variables that training goes on with."""
         raise self._missing("save_persistables")
 
@@ -188,9 +170,7 @@ class DistributedOptimizer:
 
     def __init__(self, optimizer: Any, strategy: Any = None):
         if not isinstance(optimizer, (Optimizer, OptimizerWithMixedPrecision)):
-            raise TypeError(
-                f"distributed_optimizer: expected an optimizer, found {type(optimizer).__name__}"
-            )
+            raise TypeError(f"distributed_optimizer: expected an optimizer, found {type(optimizer).__name__}")
         self._optimizer = optimizer
         self._strategy = strategy
 
@@ -203,9 +183,7 @@ class DistributedOptimizer:
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
         """Append gradients to the program: the first part of `minimize`."""
-        return self._optimizer.backward(
-            loss, startup_program, parameter_list, no_grad_set, callbacks
-        )
+        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """Append updates to the program: the second part of `minimize`."""

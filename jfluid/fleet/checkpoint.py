@@ -55,16 +55,14 @@ class TrainStatus:
 def numbers(path: str, fs: FS) -> list[int]:
     """Return the numbers of a folder's checkpoints, whole or not, in rising order."""
     named = (name.split(".") for name in fs.list_dirs(path))
-    return sorted(
-        int(parts[1])
-        for parts in named
-        if len(parts) == 2 and parts[0] == PREFIX and parts[1].isdecimal()
-    )
+    return sorted(int(parts[1]) for parts in named if len(parts) == 2 and parts[0] == PREFIX and parts[1].isdecimal())
 
 
 def _is_whole(path: str, number: int, fs: FS) -> bool:
-    """Whether all of a checkpoint was written. One that is uploaded gets its status last, since
-    renaming a folder is no single step of every file system; others get their name last.
+    """Whether all of a checkpoint was written.
+
+    One that is uploaded gets its status last, since renaming a folder is no single step of every file system;
+    others get their name last.
     """
     return not fs.need_upload_download() or fs.stat(f"{path}/{PREFIX}.{number}/{STATUS}")
 
@@ -146,11 +144,10 @@ def _sizes(folder: str) -> dict[str, int]:
     }
 
 
-def load(
-    path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], None]
-) -> TrainStatus | None:
-    """Read the newest whole checkpoint of a folder; returns how far training had come, or None when
-    there is none. Others are passed over, and the log says so.
+def load(path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], None]) -> TrainStatus | None:
+    """Read the newest whole checkpoint of a folder; returns how far training had come, or None when there is none.
+
+    Others are passed over, and the log says so.
 
     Args:
         path: the folder, in `fs`.
@@ -194,9 +191,7 @@ def _download(folder: str, local: str, fs: FS) -> None:
         fs.download(f"{folder}/{name}", target)
         found = os.path.getsize(target)
         if found != size:
-            raise errors.FileFormatError(
-                f"{folder}/{name}: expected {size} bytes, as {STATUS} says, found {found}"
-            )
+            raise errors.FileFormatError(f"{folder}/{name}: expected {size} bytes, as {STATUS} says, found {found}")
 
 
 def _status(name: str) -> tuple[TrainStatus, dict[str, int] | None]:
@@ -213,13 +208,7 @@ def _status(name: str) -> tuple[TrainStatus, dict[str, int] | None]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise errors.FileFormatError(f'{name}: expected {{"epoch_no": number}}: {e}') from e
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not -1 <= epoch < 2**63:
-        raise errors.FileFormatError(
-            f"{name}: epoch_no: expected a whole number below 2**63, found {repr(epoch)[:40]}"
-        )
-    if files is not None and not (
-        isinstance(files, dict) and all(type(size) is int for size in files.values())
-    ):
-        raise errors.FileFormatError(
-            f"{name}: files: expected the bytes of each, found {repr(files)[:40]}"
-        )
+        raise errors.FileFormatError(f"{name}: epoch_no: expected a whole number below 2**63, found {repr(epoch)[:40]}")
+    if files is not None and not (isinstance(files, dict) and all(type(size) is int for size in files.values())):
+        raise errors.FileFormatError(f"{name}: files: expected the bytes of each, found {repr(files)[:40]}")
     return TrainStatus(epoch), files

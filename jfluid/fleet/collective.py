@@ -108,13 +108,9 @@ class DistributedStrategy(BuildStrategy):
 
     def _check_dist_fc(self) -> None:
         if self.dist_fc_config is None:
-            raise errors.ProgramError(
-                "DistributedStrategy: use_dist_fc needs dist_fc_config, a DistFCConfig"
-            )
+            raise errors.ProgramError("DistributedStrategy: use_dist_fc needs dist_fc_config, a DistFCConfig")
         if self.use_local_sgd:
-            raise errors.ProgramError(
-                "DistributedStrategy: use_dist_fc does not go with use_local_sgd"
-            )
+            raise errors.ProgramError("DistributedStrategy: use_dist_fc does not go with use_local_sgd")
         warnings.warn(
             "DistributedStrategy, use_dist_fc: no effect: each process holds the whole of every fully connected layer; "
             "with BuildStrategy.ReduceStrategy.Reduce its updates are divided",
@@ -169,8 +165,10 @@ class Collective(Fleet):
         self._transpiled_program: Program | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out the role of this process, and connect to the others. Call it before any program
-        runs, unless the environment says where the others are, as `jfluid-launch` does.
+        """Find out the role of this process, and connect to the others.
+
+        Call it before any program runs, unless the environment says where the others are, as `jfluid-launch`
+        does.
 
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
@@ -216,9 +214,7 @@ class Collective(Fleet):
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> "CollectiveOptimizer":
-        """Return an optimizer that trains with all processes: a CollectiveOptimizer, whose
-        arguments these are.
-        """
+        """Return an optimizer that trains with all processes: a CollectiveOptimizer, whose arguments these are."""
         self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
         return found
 
@@ -226,8 +222,7 @@ class Collective(Fleet):
         program = given if given is not None else own
         if program is None:
             raise errors.ProgramError(
-                f"fleet.{method}: give main_program, or minimize a loss with "
-                "fleet.distributed_optimizer first"
+                f"fleet.{method}: give main_program, or minimize a loss with fleet.distributed_optimizer first"
             )
         return program
 
@@ -355,17 +350,13 @@ class Collective(Fleet):
             trainer_id,
             fs if fs is not None else LocalFS(),
             local_cache_path,
-            lambda folder: files.load_persistables(
-                executor, folder, program, checkpoint.PARAMETERS
-            ),
+            lambda folder: files.load_persistables(executor, folder, program, checkpoint.PARAMETERS),
         )
         if found is None and not ignore_empty:
             raise errors.FileFormatError(f"{path}: there is no checkpoint")
         return found
 
-    def clean_redundant_check_points(
-        self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1
-    ) -> None:
+    def clean_redundant_check_points(self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1) -> None:
         """Remove all checkpoints of a folder but the newest `checkpoint_num` (at least one).
 
         Args:
@@ -378,15 +369,14 @@ fleet = Collective()
 
 
 class CollectiveOpBasedOptimizer(DistributedOptimizer):
-    """A DistributedOptimizer whose strategy must be a DistributedStrategy. Raises TypeError for any
-    other.
+    """A DistributedOptimizer whose strategy must be a DistributedStrategy.
+
+    Raises TypeError for any other.
     """
 
     def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None):
         if not isinstance(strategy, DistributedStrategy):
-            raise TypeError(
-                f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}"
-            )
+            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
         super().__init__(optimizer, strategy)
 
 
@@ -410,9 +400,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     ):
         strategy = strategy if strategy is not None else DistributedStrategy()
         if not isinstance(strategy, DistributedStrategy):
-            raise TypeError(
-                f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}"
-            )
+            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
         if not isinstance(strategy.recompute_checkpoints, list):
             raise errors.ProgramError(
                 "DistributedStrategy, recompute_checkpoints: expected a list of Variables, found "
@@ -429,8 +417,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         if strategy.forward_recompute:
             if not strategy.recompute_checkpoints:
                 raise errors.ProgramError(
-                    "DistributedStrategy: forward_recompute needs recompute_checkpoints, the variables "
-                    "to keep"
+                    "DistributedStrategy: forward_recompute needs recompute_checkpoints, the variables to keep"
                 )
             if isinstance(found, (RecomputeOptimizer, OptimizerWithMixedPrecision)):
                 raise errors.ProgramError(
@@ -440,12 +427,8 @@ class CollectiveOptimizer(DistributedOptimizer):
             found._set_checkpoints(strategy.recompute_checkpoints)
         if strategy.use_amp:
             if isinstance(found, OptimizerWithMixedPrecision):
-                raise errors.ProgramError(
-                    f"DistributedStrategy, use_amp: give the optimizer inside, not a {name}"
-                )
-            found = decorate(
-                found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True
-            )
+                raise errors.ProgramError(f"DistributedStrategy, use_amp: give the optimizer inside, not a {name}")
+            found = decorate(found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True)
         return found
 
     def minimize(  # type: ignore[override]  # as in Fluid
@@ -481,16 +464,12 @@ class CollectiveOptimizer(DistributedOptimizer):
 
     def raiseOptimizeError(self, strategy_name: str, optimize_name: str) -> NoReturn:
         """Raise ValueError: the optimizer `optimize_name` does not go with a field of the strategy."""
-        raise errors.ProgramError(
-            f"{optimize_name} does not go with DistributedStrategy.{strategy_name}"
-        )
+        raise errors.ProgramError(f"{optimize_name} does not go with DistributedStrategy.{strategy_name}")
 
     def _transpile(self, startup: Program, main: Program, mode: str | None) -> None:
         endpoints, index = self._fleet._role.get_trainer_endpoints(), self._fleet.worker_index()
         if self.print_config:
-            print(
-                f"worker_endpoints: {endpoints} trainer_id: {index} mode: {mode or 'nccl2'} {self._strategy!r}"
-            )
+            print(f"worker_endpoints: {endpoints} trainer_id: {index} mode: {mode or 'nccl2'} {self._strategy!r}")
         if len(_hosts(endpoints)) == 1:  # as Fluid does
             self._strategy.nccl_comm_num, self._strategy.use_hierarchical_allreduce = 1, False
         if mode and len(endpoints) == 1:
@@ -499,9 +478,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         config.mode, config.collective_mode = ("collective" if mode else "nccl2"), mode
         config.nccl_comm_num = self._strategy.nccl_comm_num
         config.use_hierarchical_allreduce = self._strategy.use_hierarchical_allreduce
-        config.hierarchical_allreduce_inter_nranks = (
-            self._strategy.hierarchical_allreduce_inter_nranks
-        )
+        config.hierarchical_allreduce_inter_nranks = self._strategy.hierarchical_allreduce_inter_nranks
         DistributeTranspiler(config).transpile(
             index,
             main,
@@ -524,10 +501,7 @@ class CollectiveOptimizer(DistributedOptimizer):
 
 def _is_divided(program: Any) -> bool:
     """Return whether a variable of the program is divided among processes."""
-    found = (
-        global_scope().find_var(v.name)
-        for v in files.get_program_persistable_vars(program_of(program))
-    )
+    found = (global_scope().find_var(v.name) for v in files.get_program_persistable_vars(program_of(program)))
     return any(is_divided(var.get_tensor().value) for var in found if var is not None)
 
 

@@ -13,14 +13,13 @@ __all__ = ["BDFS", "FS", "LocalFS", "RemoteFS"]
 
 
 class FS:
-    """What checkpoints need of a file system. A subclass defines all methods; here they raise
-    NotImplementedError.
+    """What checkpoints need of a file system.
+
+    A subclass defines all methods; here they raise NotImplementedError.
     """
 
     def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(
-            f"{type(self).__name__}.{method}: a subclass of FS has to define it"
-        )
+        return NotImplementedError(f"{type(self).__name__}.{method}: a subclass of FS has to define it")
 
     def list_dirs(self, fs_path: str) -> list[str]:
         """Return the names of the folders in a folder; none when it does not exist."""
@@ -72,9 +71,7 @@ class LocalFS(FS):
 
     def list_dirs(self, fs_path: str) -> list[str]:
         return (
-            [f for f in self.ls_dir(fs_path) if os.path.isdir(os.path.join(fs_path, f))]
-            if self.stat(fs_path)
-            else []
+            [f for f in self.ls_dir(fs_path) if os.path.isdir(os.path.join(fs_path, f))] if self.stat(fs_path) else []
         )
 
     def ls_dir(self, fs_path: str) -> list[str]:
@@ -84,9 +81,7 @@ class LocalFS(FS):
         return os.path.exists(fs_path)
 
     def upload(self, local_path: str, fs_path: str) -> None:
-        shutil.copytree(local_path, fs_path) if os.path.isdir(local_path) else shutil.copy(
-            local_path, fs_path
-        )
+        shutil.copytree(local_path, fs_path) if os.path.isdir(local_path) else shutil.copy(local_path, fs_path)
 
     def download(self, fs_path: str, local_path: str) -> None:
         self.upload(fs_path, local_path)
@@ -162,8 +157,9 @@ class RemoteFS(FS):
         return str(self._fs.cat_file(self._at(fs_path)).decode())
 
     def upload(self, local_path: str, fs_path: str) -> None:
-        """Copy a file or folder of this host to the file system. One that takes some seconds shows
-        how far it has come.
+        """Copy a file or folder of this host to the file system.
+
+        One that takes some seconds shows how far it has come.
         """
         there = self._at(fs_path)
         # each file's place is told, so that no listing of the store, which may be out of date, counts
@@ -209,8 +205,9 @@ class RemoteFS(FS):
                 )
 
     def download(self, fs_path: str, local_path: str) -> None:
-        """Copy a file or folder from the file system to this host. One that takes some seconds shows
-        how far it has come.
+        """Copy a file or folder from the file system to this host.
+
+        One that takes some seconds shows how far it has come.
         """
         os.makedirs(os.path.dirname(local_path) or ".", exist_ok=True)
         self._fs.invalidate_cache()
@@ -224,9 +221,7 @@ class RemoteFS(FS):
         self._fs.makedirs(self._at(fs_path), exist_ok=True)
 
     def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
-        self._fs.mv(
-            self._at(fs_src_path), self._at(fs_dst_path), recursive=self.is_dir(fs_src_path)
-        )
+        self._fs.mv(self._at(fs_src_path), self._at(fs_dst_path), recursive=self.is_dir(fs_src_path))
 
     def rmr(self, fs_path: str) -> None:
         self._fs.rm(self._at(fs_path), recursive=True)
@@ -256,15 +251,10 @@ class BDFS(RemoteFS):
     Raises UnsupportedError when fsspec lacks a package for it (HDFS needs pyarrow).
     """
 
-    def __init__(
-        self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000
-    ):
+    def __init__(self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000):
         if (time_out, sleep_inter) != (20 * 60 * 1000, 1000):
             raise errors.UnsupportedError(
-                "BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their "
-                "own: leave them out"
+                "BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their own: leave them out"
             )
         user = hdfs_ugi.split(",")[0]
-        super().__init__(
-            hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {})
-        )
+        super().__init__(hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {}))

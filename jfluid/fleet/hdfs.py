@@ -53,9 +53,7 @@ class HDFSClient:
     def _run(self, *arguments: str, retries: int = 0) -> str | None:
         """What a command writes; None where it fails, also after `retries` more times."""
         for _ in range(retries + 1):
-            done = subprocess.run(
-                [*self.pre_commands, *arguments], capture_output=True, text=True, check=False
-            )
+            done = subprocess.run([*self.pre_commands, *arguments], capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return done.stdout
         self.last_error = done.stderr
@@ -157,8 +155,9 @@ class HDFSClient:
         overwrite: bool = False,
         retry_times: int | None = None,
     ) -> bool:
-        """Copy a file of this host into a folder, which is made if need be; onto one that exists
-        only with `overwrite`. A command that fails is tried `retry_times` (5) more times.
+        """Copy a file of this host into a folder, which is made if need be; onto one that exists only with `overwrite`.
+
+        A command that fails is tried `retry_times` (5) more times.
         """
         if not os.path.isfile(local_path):
             raise FileNotFoundError(f"upload: {local_path} is no file; multi_upload takes folders")
@@ -188,6 +187,7 @@ class HDFSClient:
         retry_times: int | None = None,
     ) -> bool:
         """Copy a file into a folder of this host; onto one that exists only with `overwrite`.
+
         `unzip` unpacks an archive there.
         """
         if not self.is_file(hdfs_path):
@@ -250,8 +250,7 @@ def multi_download(
     client.make_local_dirs(local_path)
     files = client.split_files(client.lsr(hdfs_path), trainer_id, trainers)
     folders = [
-        os.path.normpath(os.path.join(local_path, os.path.relpath(os.path.dirname(f), hdfs_path)))
-        for f in files
+        os.path.normpath(os.path.join(local_path, os.path.relpath(os.path.dirname(f), hdfs_path))) for f in files
     ]
     with ThreadPoolExecutor(multi_processes) as pool:
         done = list(pool.map(lambda f, to: client.download(f, to, True), files, folders))

@@ -48,13 +48,12 @@ class RoleMakerBase:
 
     def _generate(self) -> None:
         """Set the fields. A subclass defines this."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it")
 
     def generate_role(self) -> None:
-        """Find out the role, once; every other method does it, too. Raises ProgramError when the
-        job is not described.
+        """Find out the role, once; every other method does it, too.
+
+        Raises ProgramError when the job is not described.
         """
         if not self._role_is_generated:
             self._generate()
@@ -118,8 +117,9 @@ class RoleMakerBase:
         return processes.all_gather(np.asarray(value))
 
     def all_gather(self, input: Any) -> list[Any]:
-        """Return the numbers of all trainers (in a collective job, of all processes). All of them
-        must call it.
+        """Return the numbers of all trainers (in a collective job, of all processes).
+
+        All of them must call it.
 
         Raises UnsupportedError where processes cannot reach each other.
         """
@@ -136,21 +136,21 @@ class RoleMakerBase:
         Raises UnsupportedError where trainers cannot reach each other.
         """
         if mode not in _REDUCTIONS:
-            raise errors.ProgramError(
-                f"all_reduce_worker, mode: expected {', '.join(_REDUCTIONS)}, found {mode!r}"
-            )
+            raise errors.ProgramError(f"all_reduce_worker, mode: expected {', '.join(_REDUCTIONS)}, found {mode!r}")
         result = _REDUCTIONS[mode](self._gather(input, "all_reduce_worker"), axis=0)
         output[:] = result if isinstance(output, np.ndarray) else result.tolist()
 
     def barrier_worker(self) -> None:
-        """Wait until all trainers have called this. Raises UnsupportedError where they cannot reach
-        each other.
+        """Wait until all trainers have called this.
+
+        Raises UnsupportedError where they cannot reach each other.
         """
         self._gather(0, "barrier_worker")
 
     def barrier_all(self) -> None:
-        """Wait until all processes have called this. Raises UnsupportedError where there are
-        parameter servers.
+        """Wait until all processes have called this.
+
+        Raises UnsupportedError where there are parameter servers.
         """
         if self.get_pserver_endpoints():
             raise errors.UnsupportedError(
@@ -179,15 +179,15 @@ def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> 
     own = f"{environment.required('host')}:{environment.required('port')}"
     if own not in endpoints:
         raise errors.ProgramError(
-            f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: "
-            f"{list(endpoints)}"
+            f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: {list(endpoints)}"
         )
     return list(endpoints).index(own)
 
 
 def _endpoints_in_mpi(process: "Node", role_maker: str) -> list[str]:
-    """Return an endpoint for each process of an MPI job. Raises UnsupportedError for processes on
-    several hosts.
+    """Return an endpoint for each process of an MPI job.
+
+    Raises UnsupportedError for processes on several hosts.
     """
     if process.coordinator is None or process.coordinator[0] != "127.0.0.1":
         raise errors.UnsupportedError(
@@ -238,9 +238,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
             self._worker_endpoints = list(environment.required("trainer_endpoints"))
             self._trainers_num = len(self._worker_endpoints)
             self._current_id = (
-                0
-                if environment.trainer_id is None
-                else _number(environment, "trainer_id", self._trainers_num)
+                0 if environment.trainer_id is None else _number(environment, "trainer_id", self._trainers_num)
             )
             return
         servers = list(environment.required("pserver_endpoints"))
@@ -254,8 +252,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
 
 class GeneralRoleMaker(RoleMakerBase):
-    """The role that environment variables say, in a job with parameter servers whose trainers can
-    reach each other.
+    """The role that environment variables say, in a job with parameter servers whose trainers can reach each other.
 
     The variables are PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER
     or PSERVER), PADDLE_TRAINER_ID of a trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a
@@ -296,9 +293,7 @@ class GeneralRoleMaker(RoleMakerBase):
         from jfluid.environment.process import RoleVariables
 
         environment = RoleVariables.from_env()
-        servers, trainers = (
-            list(environment.required(f"{who}_endpoints")) for who in ("pserver", "trainer")
-        )
+        servers, trainers = (list(environment.required(f"{who}_endpoints")) for who in ("pserver", "trainer"))
         role = _role(environment)
         if role == Role.WORKER:
             self._current_id = _number(environment, "trainer_id", len(trainers))
@@ -315,9 +310,7 @@ class GeneralRoleMaker(RoleMakerBase):
 
     def get_local_endpoint(self) -> str:
         """Return this process's own "ip:port"."""
-        return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[
-            self._current_id
-        ]
+        return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[self._current_id]
 
     def _gather(self, value: Any, what: str) -> np.ndarray:
         if not self.is_worker():
@@ -368,9 +361,7 @@ class MPISymetricRoleMaker(GeneralRoleMaker):
 
 def _checked_endpoints(what: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(e, str) for e in value):
-        raise TypeError(
-            f'{what}: expected a list of strings such as "10.0.0.1:6170", found {value!r}'
-        )
+        raise TypeError(f'{what}: expected a list of strings such as "10.0.0.1:6170", found {value!r}')
     if wrong := fault_of(value):
         raise errors.ProgramError(f"{what}, found {value}: {wrong}")
     return value

@@ -65,9 +65,7 @@ def to_jax(
     block = program.global_block()
     for name in names:
         if name not in block.vars:
-            raise errors.ProgramError(
-                f"to_jax: the program has no variable {name}" + errors.close_to(name, block.vars)
-            )
+            raise errors.ProgramError(f"to_jax: the program has no variable {name}" + errors.close_to(name, block.vars))
     pruned = program._prune_with_input(names, wanted)
     cut = plan(pruned, names, wanted)
     hosts = sorted({op.type for s in cut.segments if s.host for _, op, _ in s.ops})
@@ -81,9 +79,7 @@ def to_jax(
     items = [item for s in cut.segments for item in s.ops]
     variables = [block.var(n) for n in names]
 
-    def apply(
-        params: Mapping[str, Any], *values: Any, key: Any = None, with_state: bool = False
-    ) -> Any:
+    def apply(params: Mapping[str, Any], *values: Any, key: Any = None, with_state: bool = False) -> Any:
         values = _in_order(names, values)
         missing = [n for n in needed if n not in params]
         if missing:
@@ -125,21 +121,14 @@ def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
             )
         return tuple(values[0][n] for n in names)
     if len(values) != len(names):
-        raise errors.FeedError(
-            f"apply takes {len(names)} feeds ({', '.join(names)}), found {len(values)}"
-        )
+        raise errors.FeedError(f"apply takes {len(names)} feeds ({', '.join(names)}), found {len(values)}")
     return values
 
 
 def _brought(var: Variable, value: Any) -> jax.Array:
     """Return a feed as an array of its variable's dtype, as far as JAX's mode has it."""
     dtype = jax.dtypes.canonicalize_dtype(var.np_dtype)
-    if (
-        isinstance(value, np.ndarray)
-        and value.size
-        and value.dtype.kind in "iu"
-        and dtype.kind in "iu"
-    ):
+    if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if value.min() < limits.min or value.max() > limits.max:
             raise errors.FeedError(
@@ -156,9 +145,7 @@ def _brought(var: Variable, value: Any) -> jax.Array:
 
 
 def _copy_state(scope: Scope, cut: Plan) -> Params:
-    """Return copies of what the plan reads from the scope: an Executor may donate the scope's own
-    buffers.
-    """
+    """Return copies of what the plan reads from the scope: an Executor may donate the scope's own buffers."""
     held = {
         n: v.get_tensor()
         for n in cut.state
@@ -166,9 +153,7 @@ def _copy_state(scope: Scope, cut: Plan) -> Params:
     }
     # A gradient that nothing computes counts as zero.
     absent = [n for n in cut.state if n not in held and not n.endswith("@GRAD")]
-    data = [
-        n for n in absent if (var := cut.block.find_var_recursive(n)) is not None and var.is_data
-    ]
+    data = [n for n in absent if (var := cut.block.find_var_recursive(n)) is not None and var.is_data]
     if data:
         raise errors.FeedError(
             f"to_jax: the fetches need {', '.join(data)}, which feeds ({', '.join(cut.feeds)}) lacks"

@@ -20,8 +20,7 @@ __all__ = ["FluidModule", "to_scope"]
 
 
 class FluidModule(nnx.Module):
-    """A program as a `flax.nnx.Module`: called with the feeds (in order, or one dict by name), it
-    returns the fetches.
+    """A program as a `flax.nnx.Module`: called with the feeds (in order, or one dict by name), it returns the fetches.
 
     Trainable parameters are `nnx.Param`; other variables that outlive a run (running statistics,
     ...) are `nnx.BatchStat`, which a call in training form updates. Names with dots become keys of
@@ -43,11 +42,7 @@ class FluidModule(nnx.Module):
     ):
         apply, values = to_jax(program, feeds, fetches, scope)
         block = program.global_block()
-        trained = {
-            n
-            for n in values
-            if isinstance(v := block.find_var_recursive(n), Parameter) and v.trainable
-        }
+        trained = {n for n in values if isinstance(v := block.find_var_recursive(n), Parameter) and v.trainable}
         self.params = nnx.Dict({n: nnx.Param(v) for n, v in values.items() if n in trained})
         self.stats = nnx.Dict({n: nnx.BatchStat(v) for n, v in values.items() if n not in trained})
         self.rngs = rngs
@@ -70,9 +65,7 @@ def to_scope(module: FluidModule, scope: Scope) -> None:
     """
     if not isinstance(module, FluidModule):
         raise TypeError(f"to_scope: expected a FluidModule, found {type(module).__name__}")
-    values = {
-        n: np.asarray(v[...]) for group in (module.params, module.stats) for n, v in group.items()
-    }
+    values = {n: np.asarray(v[...]) for group in (module.params, module.stats) for n, v in group.items()}
     odd = [n for n, v in values.items() if v.dtype == object]
     if odd:
         raise errors.ProgramError(f"to_scope: {', '.join(odd)} hold no arrays")

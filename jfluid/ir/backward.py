@@ -80,9 +80,7 @@ def append_backward(
 
 def _refuse_eagerly(variable: Variable, what: str, instead: str) -> None:
     if variable.block.program.eager:
-        raise errors.DygraphError(
-            f"{what} appends the gradients of programs: in dygraph mode call {instead}"
-        )
+        raise errors.DygraphError(f"{what} appends the gradients of programs: in dygraph mode call {instead}")
 
 
 def gradients(
@@ -108,9 +106,7 @@ def gradients(
     targets, inputs = _as_list(targets), _as_list(inputs)
     seeds = _as_list(target_gradients) if target_gradients is not None else [None] * len(targets)
     if len(seeds) != len(targets):
-        raise errors.ProgramError(
-            f"gradients: {len(targets)} targets, but {len(seeds)} target_gradients"
-        )
+        raise errors.ProgramError(f"gradients: {len(targets)} targets, but {len(seeds)} target_gradients")
     _refuse_eagerly(targets[0], "gradients", "fluid.dygraph.grad(targets, inputs)")
     block = targets[0].block
     program = block.program
@@ -176,9 +172,7 @@ def get_grad_op_desc(
             "get_grad_op_desc: grad_sub_block_list must be empty; append_backward makes the gradients of operators "
             "with blocks inside"
         )
-    op = Operator(
-        op_desc.block(), op_desc.type(), op_desc.inputs(), op_desc.outputs(), callsite=False
-    )
+    op = Operator(op_desc.block(), op_desc.type(), op_desc.inputs(), op_desc.outputs(), callsite=False)
     op.claimed = op_desc._op.claimed
     slots = schema.current().gradient_inputs(op)
     if slots is None:
@@ -187,14 +181,10 @@ def get_grad_op_desc(
     known_in, known_out = schema.current().grad_slots(op)
     given = op.inputs | op.outputs
     inputs = {s: names for s, names in given.items() if s in known_in} | {
-        s + GRAD_SUFFIX: [grad_name(n) for n in names]
-        for s, names in op.outputs.items()
-        if s + GRAD_SUFFIX in known_in
+        s + GRAD_SUFFIX: [grad_name(n) for n in names] for s, names in op.outputs.items() if s + GRAD_SUFFIX in known_in
     }
     outputs = {
-        s + GRAD_SUFFIX: [
-            EMPTY_NAME if grad_name(n) in unwanted else grad_name(n) for n in given[s]
-        ]
+        s + GRAD_SUFFIX: [EMPTY_NAME if grad_name(n) in unwanted else grad_name(n) for n in given[s]]
         for s in slots
         if s in given and s + GRAD_SUFFIX in known_out
     }
@@ -212,8 +202,7 @@ def _append_grad_suffix_(name: str) -> str:
 
 
 class _Builder:
-    """Goes through the forward operators from the last to the first and appends their gradient
-    operators.
+    """Goes through the forward operators from the last to the first and appends their gradient operators.
 
     `pending` has, for each variable, the names that its gradient has been written to so far; when
     an operator needs the gradient, several of them are summed.
@@ -231,9 +220,7 @@ class _Builder:
         self.done: dict[str, str | None] = {}
 
     def new_grad_var(self, var: Variable) -> str:
-        """Declare the gradient of `var`, under another name if an earlier backward pass took the
-        usual one.
-        """
+        """Declare the gradient of `var`, under another name if an earlier backward pass took the usual one."""
         name = grad_name(var.name)
         if self.block.has_var(name):
             name = unique_name.generate(name)
@@ -275,10 +262,7 @@ class _Builder:
         read = {s: names for s in slots if (names := op.inputs.get(s, op.outputs.get(s)))}
         # What an operator reads as an input and as the former value of an output counts once.
         inner = {n for s, names in read.items() if s in op.inputs for n in names}
-        wanted = {
-            s: [self.wants(n) and (s in op.inputs or n not in inner) for n in names]
-            for s, names in read.items()
-        }
+        wanted = {s: [self.wants(n) and (s in op.inputs or n not in inner) for n in names] for s, names in read.items()}
         known_in, known_out = schema.current().grad_slots(op)
         trained = {s: op.inputs[s] for s in known_out & op.inputs.keys()}  # by the gradient itself
         trains = trained and not all(n in self.stopped for names in read.values() for n in names)
@@ -286,16 +270,13 @@ class _Builder:
             self.forget(op)
             return
         grads_out = {
-            s: [self.finish(n) if self.floating(n) else None for n in names]
-            for s, names in op.outputs.items()
+            s: [self.finish(n) if self.floating(n) else None for n in names] for s, names in op.outputs.items()
         }
         self.forget(op)
         if not any(g for names in grads_out.values() for g in names):
             return
         inputs = {
-            s: [renamed.get(n, n) for n in names]
-            for s, names in (op.inputs | op.outputs).items()
-            if s in known_in
+            s: [renamed.get(n, n) for n in names] for s, names in (op.inputs | op.outputs).items() if s in known_in
         }
         inputs |= {
             s + GRAD_SUFFIX: [g or EMPTY_NAME for g in names]
@@ -305,20 +286,14 @@ class _Builder:
         outputs = dict(trained)
         for s, flags in wanted.items():
             if any(flags) and s + GRAD_SUFFIX in known_out:
-                outputs[s + GRAD_SUFFIX] = [
-                    self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)
-                ]
+                outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)]
         self.rename_first(read, outputs)
         grad_op = Operator(
             self.block,
             op.type + "_grad",
             inputs,
             outputs,
-            {
-                k: v
-                for k, v in op.attrs.items()
-                if k not in ("op_role", "op_role_var") and not isinstance(v, Block)
-            },
+            {k: v for k, v in op.attrs.items() if k not in ("op_role", "op_role_var") and not isinstance(v, Block)},
             callsite=False,
         )
         grad_op.claimed = op.claimed
@@ -377,9 +352,7 @@ class _Builder:
         return names[-1]
 
     def finish(self, name: str) -> str | None:
-        """Return the name of the whole gradient of `name` so far, after summing; None when there is
-        none.
-        """
+        """Return the name of the whole gradient of `name` so far, after summing; None when there is none."""
         if name in self.done:
             return self.done[name]
         names = self.pending.get(name)
@@ -398,9 +371,7 @@ class _Builder:
                 self.finish(name)
 
     def forget(self, op: Operator) -> None:
-        """Begin the gradients of what `op` writes anew: before it, these variables had other
-        values.
-        """
+        """Begin the gradients of what `op` writes anew: before it, these variables had other values."""
         for name in op.output_arg_names:
             grads = self.pending.pop(name, None)
             if name in self.keep and grads and name not in self.done:
@@ -419,9 +390,7 @@ def _parameters(block: Block, parameter_list: Sequence[Parameter | str] | None) 
         name = p if isinstance(p, str) else p.name
         var = block.find_var_recursive(name)
         if var is None:
-            raise errors.ProgramError(
-                f"append_backward: no parameter {name}" + errors.close_to(name, block.vars)
-            )
+            raise errors.ProgramError(f"append_backward: no parameter {name}" + errors.close_to(name, block.vars))
         found.append(cast(Parameter, var))  # or any other variable whose gradient is wanted
     return found
 
@@ -459,9 +428,7 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
 
 
 def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) -> None:
-    """Write on the operator that finishes each gradient which parameter it is for, as transpilers
-    expect.
-    """
+    """Write on the operator that finishes each gradient which parameter it is for, as transpilers expect."""
     for param, grad in params_grads:
         for op in reversed(block.ops):
             if grad.name in op.output_arg_names:

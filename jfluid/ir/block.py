@@ -20,9 +20,7 @@ class Block:
     looked up in the parent.
     """
 
-    def __init__(
-        self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1
-    ):
+    def __init__(self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1):
         self.program = program
         self.idx = idx
         self.parent_idx = parent_idx
@@ -45,18 +43,14 @@ class Block:
         if not isinstance(name, str):
             raise TypeError(f"the name of a variable is a string, found {type(name).__name__}")
         if name not in self.vars:
-            raise errors.ProgramError(
-                f"block {self.idx} has no variable {name}" + errors.close_to(name, self.vars)
-            )
+            raise errors.ProgramError(f"block {self.idx} has no variable {name}" + errors.close_to(name, self.vars))
         return self.vars[name]
 
     def has_var(self, name: str) -> bool:
         return name in self.vars
 
     def find_var_recursive(self, name: str) -> Variable | None:
-        """Return the variable `name` of this block or of the nearest enclosing one; None when there
-        is none.
-        """
+        """Return the variable `name` of this block or of the nearest enclosing one; None when there is none."""
         block: Block | None = self
         while block is not None:
             if name in block.vars:
@@ -68,16 +62,15 @@ class Block:
         """Return what `find_var_recursive` does. Raises ProgramError when there is none."""
         found = self.find_var_recursive(name)
         if found is None:
-            raise errors.ProgramError(
-                f"neither block {self.idx} nor an enclosing one has a variable {name}"
-            )
+            raise errors.ProgramError(f"neither block {self.idx} nor an enclosing one has a variable {name}")
         return found
 
     _find_var_recursive, _var_recursive = find_var_recursive, var_recursive
 
     def create_var(self, *args: Any, **kwargs: Any) -> Variable:
-        """Declare a variable; the arguments are those of Variable. One of the same name that exists
-        already is returned.
+        """Declare a variable; the arguments are those of Variable.
+
+        One of the same name that exists already is returned.
         """
         if kwargs.get("name") in self.vars:
             return self.vars[kwargs["name"]]
@@ -87,8 +80,9 @@ class Block:
         return var
 
     def temporary(self, prefix: str) -> Variable:
-        """Declare a variable that an operator is going to write, which says its shape and dtype. Its
-        name begins with a prefix.
+        """Declare a variable that an operator is going to write, which says its shape and dtype.
+
+        Its name begins with a prefix.
         """
         return self.create_var(name=unique_name.generate(f"{prefix}.tmp"))
 
@@ -109,6 +103,7 @@ class Block:
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
         """Declare a Parameter in the global block; the arguments are those of Parameter.
+
         `initializer` is applied to it there.
         """
         block = self.program.global_block()
@@ -121,9 +116,7 @@ class Block:
                     f"parameter {param.name} exists with shape {list(known.shape)} and dtype {known.dtype.name}; "
                     f"it cannot be shared with shape {list(param.shape)} and dtype {param.dtype.name}"
                 )
-            if initializer is not None and any(
-                param.name in op.output_arg_names for op in block.ops
-            ):
+            if initializer is not None and any(param.name in op.output_arg_names for op in block.ops):
                 # a plain variable in a startup program that was read from a file
                 return cast(Parameter, known)
         block.vars[param.name] = param
@@ -201,17 +194,16 @@ class Block:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """Put an operator before the one at `index`. The other arguments, and the errors, are those
-        of `append_op`.
+        """Put an operator before the one at `index`.
+
+        The other arguments, and the errors, are those of `append_op`.
         """
         op = Operator(self, type, inputs, outputs, attrs)
         self.program._stamp(op)
         schema.current().check(op)
         for name in op.input_arg_names:
             if name != EMPTY_NAME and self.find_var_recursive(name) is None:
-                raise errors.ProgramError(
-                    f"operator {type} reads {name}, which no block declares\n  {op.callsite}"
-                )
+                raise errors.ProgramError(f"operator {type} reads {name}, which no block declares\n  {op.callsite}")
         for name in op.output_arg_names:
             if name != EMPTY_NAME and self.find_var_recursive(name) is None:
                 self.create_var(name=name)
@@ -275,14 +267,13 @@ class Block:
             return message
         parts = [("vars", v.to_string(throw_on_error, True)) for v in self.vars.values()]
         parts += [("ops", op.to_string(throw_on_error)) for op in self.ops]
-        body = "".join(
-            f"  {name} {{\n{textwrap.indent(text, '    ')}  }}\n" for name, text in parts
-        )
+        body = "".join(f"  {name} {{\n{textwrap.indent(text, '    ')}  }}\n" for name, text in parts)
         return f"blocks {{\n  idx: {self.idx}\n  parent_idx: {self.parent_idx}\n{body}}}"
 
     def to_message(self) -> pb.BlockDesc:
-        """Return the block in Fluid's format of program files. Raises AttributeTypeError for an
-        attribute that the format cannot express.
+        """Return the block in Fluid's format of program files.
+
+        Raises AttributeTypeError for an attribute that the format cannot express.
         """
         return codec.block_message(
             self.idx,
@@ -301,9 +292,7 @@ class Block:
     def verify(self, what: str) -> None:
         """Check the operators of this block, and the names that they use. See `Program.verify`."""
         if self.idx and not 0 <= self.parent_idx < self.idx:
-            raise errors.ProgramError(
-                f"{what}: block {self.idx} has no parent block {self.parent_idx}"
-            )
+            raise errors.ProgramError(f"{what}: block {self.idx} has no parent block {self.parent_idx}")
         for i, op in enumerate(self.ops):
             try:
                 schema.current().check(op)
@@ -332,9 +321,7 @@ class Block:
     def _where(self, what: str, op: Operator, position: int) -> str:
         return f"{what}: operator {op.type} (block {self.idx}, position {position}, {op.callsite or 'no source line'})"
 
-    def needed(
-        self, targets: Iterable[Variable | str | Operator], feeds: set[str]
-    ) -> tuple[list[int], set[str]]:
+    def needed(self, targets: Iterable[Variable | str | Operator], feeds: set[str]) -> tuple[list[int], set[str]]:
         """Return (the positions of the operators that compute the targets from the feeds, the names
         of the targets that are variables).
 
@@ -365,8 +352,7 @@ Outer = tuple[set[str], set[str]]
 
 
 def outer_names(block: Block, known: dict[Block, Outer] | None = None) -> Outer:
-    """Return the names that a block and those inside it read from, and write to, the enclosing
-    blocks.
+    """Return the names that a block and those inside it read from, and write to, the enclosing blocks.
 
     Args:
         known: those of blocks that were asked for before; each is looked at once.
@@ -395,17 +381,11 @@ def kept(op: Operator, known: dict[Block, Outer] | None = None) -> set[str]:
         return set()
     found = [op.block.find_var_recursive(n) for b in blocks for n in outer_names(b, known)[1]]
     condition = op.type.startswith("conditional_block")
-    return {
-        v.name
-        for v in found
-        if v is not None and (v.persistable or (condition and v.block is not op.block))
-    }
+    return {v.name for v in found if v is not None and (v.persistable or (condition and v.block is not op.block))}
 
 
 def reads_of(op: Operator) -> set[str]:
-    """Return the names that the operator reads, those that its blocks read (or may leave unchanged)
-    included.
-    """
+    """Return the names that the operator reads, those that its blocks read (or may leave unchanged) included."""
     known: dict[Block, Outer] = {}
     inner = (outer_names(b, known)[0] for b in op.sub_blocks())
     return set(op.input_arg_names).union(kept(op, known), *inner) - {EMPTY_NAME}
@@ -413,6 +393,4 @@ def reads_of(op: Operator) -> set[str]:
 
 def writes_of(op: Operator) -> set[str]:
     """Return the names that the operator writes, those that its blocks write included."""
-    return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {
-        EMPTY_NAME
-    }
+    return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {EMPTY_NAME}

@@ -42,8 +42,10 @@ def register(function: Callable[..., Any]) -> Number:
 
 
 def find(number: int) -> Callable[..., Any]:
-    """Return function `number`. Raises OpError where this process registered no such function, or no program
-    that was made with it is there any more.
+    """Return function `number`.
+
+    Raises OpError where this process registered no such function, or no program that was made with it is
+    there any more.
     """
     entry = _entries.get(number)
     if entry is None:

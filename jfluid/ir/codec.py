@@ -75,8 +75,10 @@ class VariableRecord(NamedTuple):
 
 
 class OperatorRecord(NamedTuple):
-    """What a file says of an operator. One that is read names blocks by their numbers; one to be
-    written has the blocks (something with an `idx`).
+    """What a file says of an operator.
+
+    One that is read names blocks by their numbers; one to be written has the blocks (something with an
+    `idx`).
     """
 
     type: str
@@ -86,9 +88,7 @@ class OperatorRecord(NamedTuple):
     attr_kinds: Mapping[str, str]
 
 
-def program_message(
-    blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None
-) -> pb.ProgramDesc:
+def program_message(blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None) -> pb.ProgramDesc:
     """Return the message of a program."""
     desc = pb.ProgramDesc()
     for block in blocks:
@@ -144,16 +144,13 @@ def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
 
 
 def operator_message(op: OperatorRecord) -> pb.OpDesc:
-    """Return the message of an operator. Raises AttributeTypeError for an attribute that the format
-    cannot express.
+    """Return the message of an operator.
+
+    Raises AttributeTypeError for an attribute that the format cannot express.
     """
     desc = pb.OpDesc(type=op.type)
-    desc.inputs.extend(
-        pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items()
-    )
-    desc.outputs.extend(
-        pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items()
-    )
+    desc.inputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items())
+    desc.outputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items())
     for name, value in op.attrs.items():
         kind = op.attr_kinds[name]
         attr = desc.attrs.add(name=name, type=pb.AttrType.Value(kind))
@@ -173,8 +170,9 @@ def operator_message(op: OperatorRecord) -> pb.OpDesc:
 
 
 def text_of(message: Message, throw_on_error: bool, with_details: bool = False) -> str:
-    """Return a message as text. `throw_on_error` has no effect: an incomplete message cannot be
-    made here.
+    """Return a message as text.
+
+    `throw_on_error` has no effect: an incomplete message cannot be made here.
 
     Raises TypeError for a flag that is neither True nor False.
     """
@@ -223,8 +221,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class ProgramFile:
-    """One program, read message by message, so that no more memory is taken than its size explains,
-    whatever it says.
+    """One program, read message by message, so that no more memory is taken than its size explains, whatever it says.
 
     Attributes:
         blocks: what each block says of itself.
@@ -244,9 +241,7 @@ class ProgramFile:
         self.blocks = self._declared(self._parts)
         self.release = about.version.version if about.HasField("version") else None
         self.op_compatibility = (
-            about.op_compatible_map.SerializeToString()
-            if about.HasField("op_compatible_map")
-            else b""
+            about.op_compatible_map.SerializeToString() if about.HasField("op_compatible_map") else b""
         )
 
     def variables(self, block: int) -> Iterator[VariableRecord]:
@@ -273,9 +268,7 @@ class ProgramFile:
                 f"memory, and its file has {len(self._data)}"
             )
 
-    def _others(
-        self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None
-    ) -> bytes:
+    def _others(self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None) -> bytes:
         """Return the fields of a message whose numbers have no cost; the cost of the others is
         spent, and they go to `found`.
         """
@@ -290,14 +283,13 @@ class ProgramFile:
             others += data[field.begin : field.end]
             count += 1
             if count > _MOST_OTHERS:
-                raise DecodeError(
-                    f"more than {_MOST_OTHERS} parts that are neither blocks, variables nor operators"
-                )
+                raise DecodeError(f"more than {_MOST_OTHERS} parts that are neither blocks, variables nor operators")
         return bytes(others)
 
     def _message(self, kind: type[Kind], data: "bytes | memoryview") -> Kind:
-        """Return a message, after checking that it has not too many parts. The one before it is no
-        longer valid.
+        """Return a message, after checking that it has not too many parts.
+
+        The one before it is no longer valid.
         """
         self._left += self._lent
         before = self._left
@@ -326,17 +318,13 @@ class ProgramFile:
     def _name(self, text: Any) -> str:
         """Return a name, as the same object wherever it occurs."""
         if len(text) > _LONGEST_NAME:
-            raise errors.FileFormatError(
-                f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}"
-            )
+            raise errors.FileFormatError(f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}")
         return self._text(text)
 
     def _text(self, text: Any) -> str:
         """Return a text, as the same object wherever it occurs."""
         if not isinstance(text, str):  # protobuf's way to say that it is no UTF-8
-            raise errors.FileFormatError(
-                f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}"
-            )
+            raise errors.FileFormatError(f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}")
         known = self._texts.get(text)
         if known is None:
             self._spend(_NAME + len(text))
@@ -365,9 +353,7 @@ class ProgramFile:
                 )
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
             if depths[i] > nesting.MOST_DEPTH:
-                raise errors.FileFormatError(
-                    f"block {i} of the program lies in more than {nesting.MOST_DEPTH} others"
-                )
+                raise errors.FileFormatError(f"block {i} of the program lies in more than {nesting.MOST_DEPTH} others")
             blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks
 
@@ -377,9 +363,7 @@ class ProgramFile:
         if tensor is not None:
             self._spend(_NUMBER * len(tensor.dims))
             if any(d < -1 for d in tensor.dims):
-                raise errors.FileFormatError(
-                    f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}"
-                )
+                raise errors.FileFormatError(f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}")
         shape = dtype = None
         level = 0
         if tensor is not None and desc.type.HasField(_HOLDERS[kind]):
@@ -391,17 +375,13 @@ class ProgramFile:
                     f"a type of numbers, and at most {_MOST_LEVELS} levels"
                 )
         opaque = desc.type.SerializeToString() if kind in _OPAQUE else b""
-        return VariableRecord(
-            name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque
-        )
+        return VariableRecord(name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque)
 
     # ---- operators
 
     def _operator(self, block: int, position: int, desc: pb.OpDesc) -> OperatorRecord:
         if not desc.type:
-            raise errors.FileFormatError(
-                f"operator {position} of block {block} of the program has no type"
-            )
+            raise errors.FileFormatError(f"operator {position} of block {block} of the program has no type")
         type_, inputs, outputs = (
             self._name(desc.type),
             self._slots(desc.inputs),
@@ -414,13 +394,10 @@ class ProgramFile:
             kind = kinds[name] = _KINDS[attr.type]
             if COMMON_ATTRS.get(name, kind) != kind:
                 raise errors.FileFormatError(
-                    f"operator {type_} of block {block} has attribute {name} as {kind}: expected "
-                    f"{COMMON_ATTRS[name]}"
+                    f"operator {type_} of block {block} has attribute {name} as {kind}: expected {COMMON_ATTRS[name]}"
                 )
             attrs[name] = self._value(block, type_, name, attr)
-        return OperatorRecord(
-            type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds)
-        )
+        return OperatorRecord(type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds))
 
     def _slots(self, slots: Iterable[pb.OpDesc.Var]) -> dict[str, list[str]]:
         found = {}
@@ -439,9 +416,7 @@ class ProgramFile:
             # where the operator was made; whatever its maker's files are called
             readable = name == "op_callstack"
             texts = [
-                self._text(
-                    t.decode(errors="backslashreplace") if readable and isinstance(t, bytes) else t
-                )
+                self._text(t.decode(errors="backslashreplace") if readable and isinstance(t, bytes) else t)
                 for t in (value if many else [value])
             ]
             return tuple(texts) if many else texts[0]

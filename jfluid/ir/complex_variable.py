@@ -23,9 +23,7 @@ class ComplexVariable:
     def __init__(self, real: Variable, imag: Variable):
         for part in (real, imag):
             if not isinstance(part, Variable):
-                raise TypeError(
-                    f"ComplexVariable: expected two Variables, found {type(part).__name__}"
-                )
+                raise TypeError(f"ComplexVariable: expected two Variables, found {type(part).__name__}")
         if tuple(real.shape) != tuple(imag.shape) or real.dtype != imag.dtype:
             raise errors.ShapeError(
                 "ComplexVariable: expected parts of one shape and dtype, found "
@@ -48,8 +46,10 @@ class ComplexVariable:
         return {"real": self.real.name, "imag": self.imag.name}
 
     def numpy(self) -> np.ndarray:
-        """Return the value of an eager one. Raises DygraphError for one of a program, which has a
-        value when the program runs: fetch .real and .imag.
+        """Return the value of an eager one.
+
+        Raises DygraphError for one of a program, which has a value when the program runs: fetch .real and
+        .imag.
         """
         return np.asarray(self.real.numpy()) + 1j * np.asarray(self.imag.numpy())
 

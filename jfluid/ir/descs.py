@@ -1,5 +1,4 @@
-"""Fluid's descriptions of programs, as scripts read and change them: `operator.desc.type()`,
-`variable.desc.shape()`.
+"""Fluid's descriptions of programs, as scripts read and change them: `operator.desc.type()`, `variable.desc.shape()`.
 
 In Fluid an Operator stands for a description that its C++ holds, and so do Variables, Blocks and
 Programs. Here those hold everything, and a description is another face of one: what is set on one is
@@ -135,8 +134,9 @@ class OpDesc:
         self._op.check()
 
     def infer_shape(self, block: Any) -> None:
-        """Set shapes and types of the outputs from those of the inputs. `block` has no effect: it
-        is the operator's.
+        """Set shapes and types of the outputs from those of the inputs.
+
+        `block` has no effect: it is the operator's.
         """
         self._op.infer_shape()
 

@@ -152,9 +152,7 @@ class IrGraph:
 
     def __init__(self, graph: Graph, for_test: bool = False):
         if not isinstance(graph, Graph):
-            raise TypeError(
-                f"IrGraph: expected core.Graph(program.desc), found {type(graph).__name__}"
-            )
+            raise TypeError(f"IrGraph: expected core.Graph(program.desc), found {type(graph).__name__}")
         self.graph, self._for_test = graph, for_test
 
     @property

@@ -16,14 +16,11 @@ _TEMPORARY = "shape=ellipse"
 
 def _quote(text: str) -> str:
     """Return a DOT string; line breaks become DOT's."""
-    return (
-        '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-    )
+    return '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def block_to_dot(block: Block, highlights: Sequence[str] | None = None) -> str:
-    """Return the block as DOT text: its operators, and the variables that they read and write, with
-    shapes.
+    """Return the block as DOT text: its operators, and the variables that they read and write, with shapes.
 
     Args:
         highlights: regular expressions; names and operator types that one of them matches from the

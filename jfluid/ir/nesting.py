@@ -49,8 +49,7 @@ def check(program: Any, what: str = "program") -> int:
             depths[block] = 1 + max((depths[b] for b in inside), default=-1)
             if depths[block] > MOST_DEPTH:
                 raise errors.ProgramError(
-                    f"{what}: more than {MOST_DEPTH} blocks lie within each other, from block "
-                    f"{block.idx} on"
+                    f"{what}: more than {MOST_DEPTH} blocks lie within each other, from block {block.idx} on"
                 )
             if sizes[block] > most:
                 raise errors.ProgramError(

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class OpRole:
-    """The part of a step that an operator belongs to. The bits are Fluid's, and are written to
-    saved programs.
+    """The part of a step that an operator belongs to.
+
+    The bits are Fluid's, and are written to saved programs.
     """
 
     Forward = 0x0000
@@ -69,9 +70,7 @@ def _names(values: Any, what: str) -> list[str]:
         elif isinstance(v, (str, bytes)):
             names.append(v.decode() if isinstance(v, bytes) else v)
         else:
-            raise errors.ProgramError(
-                f"{what}: expected a Variable or a name, found {type(v).__name__}"
-            )
+            raise errors.ProgramError(f"{what}: expected a Variable or a name, found {type(v).__name__}")
     return names
 
 
@@ -100,15 +99,9 @@ class Operator:
             raise errors.ProgramError("append_op needs the type of the operator")
         self.block = block
         self.type = type
-        self.inputs = {
-            s: _names(v, f"operator {type}, input {s}")
-            for s, v in (inputs or {}).items()
-            if v is not None
-        }
+        self.inputs = {s: _names(v, f"operator {type}, input {s}") for s, v in (inputs or {}).items() if v is not None}
         self.outputs = {
-            s: _names(v, f"operator {type}, output {s}")
-            for s, v in (outputs or {}).items()
-            if v is not None
+            s: _names(v, f"operator {type}, output {s}") for s, v in (outputs or {}).items() if v is not None
         }
         self.attrs: dict[str, Any] = {k: v for k, v in (attrs or {}).items() if v is not None}
         # Fluid's type of the attributes that were read from a file; it may be shared
@@ -151,24 +144,21 @@ class Operator:
 
     def rename_input(self, old: str, new: str) -> None:
         """Read `new` wherever `old` was read."""
-        self.inputs = {
-            s: [new if n == old else n for n in names] for s, names in self.inputs.items()
-        }
+        self.inputs = {s: [new if n == old else n for n in names] for s, names in self.inputs.items()}
         self.block.program._touch()
 
     def rename_output(self, old: str, new: str) -> None:
         """Write `new` wherever `old` was written."""
-        self.outputs = {
-            s: [new if n == old else n for n in names] for s, names in self.outputs.items()
-        }
+        self.outputs = {s: [new if n == old else n for n in names] for s, names in self.outputs.items()}
         self.block.program._touch()
 
     _rename_input, _rename_output = rename_input, rename_output
 
     # Attributes
     def attr(self, name: str) -> Any:
-        """Return the value of attribute `name`, or its default. Raises ProgramError when there is
-        none.
+        """Return the value of attribute `name`, or its default.
+
+        Raises ProgramError when there is none.
         """
         if name in self.attrs:
             return self.attrs[name]
@@ -192,13 +182,12 @@ class Operator:
 
     def attr_type(self, name: str) -> str:
         """Return Fluid's name of the attribute's type (INT, FLOATS, BLOCK, ...)."""
-        return self.attr_kinds.get(name) or schema.current().kind(
-            self.type, name, self.attrs.get(name)
-        )
+        return self.attr_kinds.get(name) or schema.current().kind(self.type, name, self.attrs.get(name))
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Set an attribute; its value is checked against the operator's definition. Raises
-        AttributeTypeError.
+        """Set an attribute; its value is checked against the operator's definition.
+
+        Raises AttributeTypeError.
         """
         self.attrs[name] = value
         schema.current().check(self)
@@ -256,8 +245,9 @@ class Operator:
         return next(i for i, op in enumerate(self.block.ops) if op is self)
 
     def clone_into(self, block: "Block") -> "Operator":
-        """Return a copy that belongs to `block`. The caller has to translate attributes that name
-        blocks.
+        """Return a copy that belongs to `block`.
+
+        The caller has to translate attributes that name blocks.
         """
         twin = object.__new__(Operator)
         twin.block, twin.type = block, self.type
@@ -277,21 +267,15 @@ class Operator:
         attribute that the format cannot express.
         """
         defaults = (
-            {}
-            if self.attr_kinds
-            else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
+            {} if self.attr_kinds else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
         )
         attrs = self.attrs | {n: v for n, v in defaults.items() if n not in self.attrs}
         return codec.operator_message(
-            codec.OperatorRecord(
-                self.type, self.inputs, self.outputs, attrs, {n: self.attr_type(n) for n in attrs}
-            )
+            codec.OperatorRecord(self.type, self.inputs, self.outputs, attrs, {n: self.attr_type(n) for n in attrs})
         )
 
     @classmethod
-    def from_record(
-        cls, block: "Block", record: codec.OperatorRecord, allowed: bool = False
-    ) -> "Operator":
+    def from_record(cls, block: "Block", record: codec.OperatorRecord, allowed: bool = False) -> "Operator":
         """Return the operator of a program that is read from a file, whose blocks are all there;
         `allowed` is whether it may act.
         """

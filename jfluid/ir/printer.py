@@ -19,22 +19,12 @@ def type_to_code(var: Variable) -> str:
     if var.type not in (VarType.LOD_TENSOR, VarType.SELECTED_ROWS, VarType.LOD_TENSOR_ARRAY):
         return var.type.name
     kind = "" if var.type == VarType.LOD_TENSOR else f"{var.type.name} of "
-    return f"{kind}{var.dtype.name}{list(var.shape)}" + (
-        f" lod {var.lod_level}" if var.lod_level else ""
-    )
+    return f"{kind}{var.dtype.name}{list(var.shape)}" + (f" lod {var.lod_level}" if var.lod_level else "")
 
 
 def variable_to_code(var: Variable) -> str:
     """Return a variable in one line."""
-    role = (
-        "param"
-        if isinstance(var, Parameter)
-        else "persist"
-        if var.persistable
-        else "data"
-        if var.is_data
-        else "var"
-    )
+    role = "param" if isinstance(var, Parameter) else "persist" if var.persistable else "data" if var.is_data else "var"
     return printable(f"{role} {var.name}: {type_to_code(var)}", lines=False)
 
 
@@ -47,25 +37,17 @@ def operator_to_code(op: Operator) -> str:
     def text(value: Any) -> str:
         if isinstance(value, Block):
             return f"block {value.idx}"
-        return (
-            f"[{', '.join(map(text, value))}]" if isinstance(value, (list, tuple)) else repr(value)
-        )
+        return f"[{', '.join(map(text, value))}]" if isinstance(value, (list, tuple)) else repr(value)
 
     outs = ", ".join(names(v) for v in op.outputs.values() if v)
     ins = [f"{slot}={names(v)}" for slot, v in op.inputs.items() if v]
-    attrs = [
-        f"{name}={text(value)}"
-        for name, value in sorted(op.attrs.items())
-        if name not in _PROVENANCE
-    ]
+    attrs = [f"{name}={text(value)}" for name, value in sorted(op.attrs.items()) if name not in _PROVENANCE]
     call = f"{op.type}({', '.join(ins)})" + (f" [{', '.join(attrs)}]" if attrs else "")
     return printable(f"{outs} = {call}" if outs else call, lines=False)
 
 
 def block_to_code(block: Block, show_backward: bool = False) -> str:
-    """Return a block as text: its variables, then its operators; with `show_backward` also
-    gradients.
-    """
+    """Return a block as text: its variables, then its operators; with `show_backward` also gradients."""
 
     def shown(name: str) -> bool:
         return show_backward or "@GRAD" not in name
@@ -75,15 +57,10 @@ def block_to_code(block: Block, show_backward: bool = False) -> str:
         operator_to_code(op)
         for op in block.ops
         if show_backward
-        or not (
-            op.type.endswith("_grad")
-            or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names)
-        )
+        or not (op.type.endswith("_grad") or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names))
     ]
     lines = [
-        f"// block {block.idx}, inside block {block.parent_idx}"
-        if block.parent_idx >= 0
-        else f"// block {block.idx}"
+        f"// block {block.idx}, inside block {block.parent_idx}" if block.parent_idx >= 0 else f"// block {block.idx}"
     ]
     return "\n".join([*lines, "// variables", *variables, "", "// operators", *ops, ""])
 

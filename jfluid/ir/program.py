@@ -98,8 +98,7 @@ class Program:
     # Randomness
     @property
     def random_seed(self) -> int:
-        """The seed of all random operators without one of their own; 0 draws a fresh one for each
-        Executor.
+        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor.
 
         It counts from the next run on, however the program is run. A `clone` has the seed of when
         it was made.
@@ -125,31 +124,24 @@ class Program:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the program computes, without its seed; equal programs have equal ones,
-        in all processes.
-        """
+        """A digest of what the program computes, without its seed; equal programs have equal ones, in all processes."""
         if self._fingerprint is None or self._fingerprint[0] != self._version:
             digest = hashlib.sha256()
             for block in self.blocks:
                 digest.update(repr((block.idx, block.parent_idx)).encode())
                 for v in block.vars.values():
-                    digest.update(
-                        repr(
-                            (v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))
-                        ).encode()
-                    )
+                    digest.update(repr((v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))).encode())
                 for op in block.ops:
-                    attrs = sorted(
-                        (k, named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE
-                    )
+                    attrs = sorted((k, named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
                     digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
             self._fingerprint = (self._version, digest.hexdigest())
         return self._fingerprint[1]
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A key for what depends on this program, such as programs made from it. It refers to
-        `division`, so that no other one can be taken for it.
+        """A key for what depends on this program, such as programs made from it.
+
+        It refers to `division`, so that no other one can be taken for it.
         """
         return self.fingerprint, self._seed, self.division
 
@@ -165,9 +157,7 @@ class Program:
 
     @contextlib.contextmanager
     def role_guard(self, role: int, role_var: Iterable[Variable | str] = ()) -> Iterator[None]:
-        """Return a context in which operators that are appended get `role`, and the names in
-        `role_var`.
-        """
+        """Return a context in which operators that are appended get `role`, and the names in `role_var`."""
         before = self.op_role, self.op_role_var
         self.op_role = role
         self.op_role_var = [v.name if isinstance(v, Variable) else v for v in role_var]
@@ -176,14 +166,10 @@ class Program:
         finally:
             self.op_role, self.op_role_var = before
 
-    def _optimized_guard(
-        self, param_and_grads: Iterable[Variable | str]
-    ) -> contextlib.AbstractContextManager[None]:
+    def _optimized_guard(self, param_and_grads: Iterable[Variable | str]) -> contextlib.AbstractContextManager[None]:
         return self.role_guard(OpRole.Optimize, param_and_grads)
 
-    def _lr_schedule_guard(
-        self, is_with_opt: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> contextlib.AbstractContextManager[None]:
         return self.role_guard(OpRole.LRSched | (OpRole.Optimize if is_with_opt else 0))
 
     def _backward_role_guard(self) -> contextlib.AbstractContextManager[None]:
@@ -237,9 +223,7 @@ class Program:
 
     def _drop_unused_vars(self) -> None:
         """Remove variables that no operator names, gradients above all; parameters and data stay."""
-        used = {
-            n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names
-        }
+        used = {n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
         for block in self.blocks:
             block.vars = {n: v for n, v in block.vars.items() if n in used or v.is_data}
         self._touch()
@@ -261,8 +245,9 @@ class Program:
     def _prune_with_input(
         self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]
     ) -> "Program":
-        """Return a copy that computes the targets from the parameters and the feeds, and nothing
-        else. Raises what `_prune` raises.
+        """Return a copy that computes the targets from the parameters and the feeds, and nothing else.
+
+        Raises what `_prune` raises.
         """
         feeds = set(feeded_var_names)
         keep, wanted = self.global_block().needed(targets, feeds)
@@ -271,14 +256,7 @@ class Program:
         block.ops = [block.ops[i] for i in keep]
         twin._drop_unused_blocks()
         used = (
-            {
-                n
-                for b in twin.blocks
-                for op in b.ops
-                for n in op.input_arg_names + op.output_arg_names
-            }
-            | wanted
-            | feeds
+            {n for b in twin.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names} | wanted | feeds
         )
         for b in twin.blocks:
             b.vars = {n: v for n, v in b.vars.items() if n in used}
@@ -288,8 +266,7 @@ class Program:
     def _copy_data_info_from(
         self, other: "Program", pruned_origin_block_id_map: Mapping[int, int] | None = None
     ) -> None:
-        """Let variables be fed, checked and without gradient as those of the same names of another
-        program are.
+        """Let variables be fed, checked and without gradient as those of the same names of another program are.
 
         Args:
             pruned_origin_block_id_map: which block of the other program each block is from; one of the
@@ -298,9 +275,7 @@ class Program:
         Raises TypeError for what is no Program, ProgramError for a variable that it does not have.
         """
         if not isinstance(other, Program):
-            raise TypeError(
-                f"_copy_data_info_from: expected a Program, found {type(other).__name__}"
-            )
+            raise TypeError(f"_copy_data_info_from: expected a Program, found {type(other).__name__}")
         from_block = pruned_origin_block_id_map or {}
         for at, block in enumerate(self.blocks):
             there = other.blocks[from_block.get(at, at)]
@@ -364,28 +339,22 @@ class Program:
         """No effect: `program.desc` describes this program itself, so both always agree."""
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """Return the program in Fluid's format of program files, as text; `with_details` adds what
-        no file has.
+        """Return the program in Fluid's format of program files, as text; `with_details` adds what no file has.
 
         `throw_on_error` has no effect: an incomplete message cannot be made here.
         """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
-        return (
-            "\n".join(b.to_string(throw_on_error, True) for b in self.blocks)
-            if with_details
-            else message
-        )
+        return "\n".join(b.to_string(throw_on_error, True) for b in self.blocks) if with_details else message
 
     def __str__(self) -> str:
         return self.to_string(False)
 
     def to_message(self) -> pb.ProgramDesc:
-        """Return the program in Fluid's format of program files. Raises AttributeTypeError for an
-        attribute that the format cannot express.
+        """Return the program in Fluid's format of program files.
+
+        Raises AttributeTypeError for an attribute that the format cannot express.
         """
-        return codec.program_message(
-            (b.to_message() for b in self.blocks), self.op_compatibility, self.release
-        )
+        return codec.program_message((b.to_message() for b in self.blocks), self.op_compatibility, self.release)
 
     def serialize_to_string(self) -> bytes:
         """Return the program as a serialized ProgramDesc, Fluid's own format."""
@@ -455,9 +424,7 @@ def named(value: Any) -> Any:
 
 
 class _NameScopes:
-    """The stack of `name_scope` prefixes, with a number after the second and later uses of a
-    prefix.
-    """
+    """The stack of `name_scope` prefixes, with a number after the second and later uses of a prefix."""
 
     def __init__(self) -> None:
         self.path = "/"
@@ -525,6 +492,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 @contextlib.contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
     """Return a context in which operators get the scope's path, which drawings and profiles show.
+
     Names of variables stay.
 
     Raises ProgramError when the prefix is empty.
@@ -544,9 +512,7 @@ def device_guard(device: str | None = None) -> Iterator[None]:
     """
     kind = (device or "cpu").split(":")[0]
     if kind not in ("cpu", "gpu"):
-        raise errors.ProgramError(
-            f'device_guard: expected "cpu", "gpu" or "gpu:N", found {device!r}'
-        )
+        raise errors.ProgramError(f'device_guard: expected "cpu", "gpu" or "gpu:N", found {device!r}')
     program = default_main_program()
     before, program.device = program.device, device or ""
     try:

@@ -1,5 +1,4 @@
-"""What operators reach beyond their computation, and the operators of programs that were read which
-would reach it.
+"""What operators reach beyond their computation, and the operators of programs that were read which would reach it.
 
 A program that was read, from a file or from bytes, may come from anybody: it computes, and acts on
 nothing. Its operators that reach files, networks, processes, Python or the terminal are refused,
@@ -49,9 +48,7 @@ class _Block(Protocol):
     def ops(self) -> Iterable[_Op]: ...
 
 
-def refused(
-    blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]
-) -> Iterator[errors.ActingOperator]:
+def refused(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> Iterator[errors.ActingOperator]:
     """Yield the operators of a program that were read, that act, and that the caller has neither
     allowed nor told where to.
 
@@ -68,9 +65,7 @@ def refused(
                 continue
             if reach.chosen_by and op.claimed.issuperset(reach.chosen_by):
                 continue
-            chosen = ", ".join(
-                f"{name}={_quoted(op.attrs[name])}" for name in reach.chosen_by if name in op.attrs
-            )
+            chosen = ", ".join(f"{name}={_quoted(op.attrs[name])}" for name in reach.chosen_by if name in op.attrs)
             yield errors.ActingOperator(op.type, block.idx, position, reach.what, chosen)
 
 

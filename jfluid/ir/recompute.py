@@ -19,17 +19,13 @@ SUFFIX = "@RECOMPUTE"
 
 @dataclass
 class Segment:
-    """Operators between two checkpoints, and the name that each of their variables has when it is
-    computed again.
-    """
+    """Operators between two checkpoints, and the name that each of their variables has when it is computed again."""
 
     ops: list[Operator]
     renamed: dict[str, str] = field(default_factory=dict)
 
 
-def segments(
-    block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]
-) -> list[Segment]:
+def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
     """Divide `path` at the operators that write `checkpoints`.
 
     Operators after the last checkpoint need no recomputing: their backward pass comes first. A
@@ -75,9 +71,7 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
             name=new, shape=block.var_recursive(name)._shape, dtype=block.var_recursive(name)._dtype
         )
         twin.stop_gradient = block.var_recursive(name).stop_gradient
-    waits = [
-        g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None
-    ]
+    waits = [g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None]
     if held:
         block.append_op(
             "recompute_barrier",
@@ -87,15 +81,11 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
     for op in part.ops[:-1] if _is_kept(part) else part.ops:
         copy = op.clone_into(block)
         copy.inputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.inputs.items()}
-        copy.outputs = {
-            s: [part.renamed.get(n, n) for n in names] for s, names in op.outputs.items()
-        }
+        copy.outputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.outputs.items()}
         copy.attrs["op_role"] = OpRole.Backward
         block.adopt_op(copy)
 
 
 def _is_kept(part: Segment) -> bool:
-    """Return whether everything that the last operator writes is kept, so that it need not run
-    again.
-    """
+    """Return whether everything that the last operator writes is kept, so that it need not run again."""
     return not any(n in part.renamed for n in part.ops[-1].output_arg_names)

@@ -116,7 +116,9 @@ def _edge(above: _Node, below: _Node) -> str:
     x, y = above.x + _WIDTH / 2, above.y + above.height
     to_x, to_y = below.x + _WIDTH / 2, below.y
     middle = (to_y - y) / 2
-    return f'<path d="M{x:.0f} {y:.0f} C{x:.0f} {y + middle:.0f} {to_x:.0f} {to_y - middle:.0f} {to_x:.0f} {to_y:.0f}"/>'
+    return (
+        f'<path d="M{x:.0f} {y:.0f} C{x:.0f} {y + middle:.0f} {to_x:.0f} {to_y - middle:.0f} {to_x:.0f} {to_y:.0f}"/>'
+    )
 
 
 def _box(node: _Node) -> str:
@@ -130,9 +132,7 @@ def _box(node: _Node) -> str:
     ]
     for i, line in enumerate(node.lines, 2):
         css = ' class="names"' if node.is_op else ""
-        parts.append(
-            f'<text{css} x="{middle:.0f}" y="{node.y + i * _LINE:.0f}">{escape(_cut(line))}</text>'
-        )
+        parts.append(f'<text{css} x="{middle:.0f}" y="{node.y + i * _LINE:.0f}">{escape(_cut(line))}</text>')
     return "".join(parts) + "</g>"
 
 

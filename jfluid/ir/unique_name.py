@@ -10,9 +10,7 @@ from jfluid.ir.counts import Counts
 __all__ = ["generate", "guard", "switch"]
 
 
-_MOST_KEYS = (
-    1 << 18
-)  # of a generator, of about 150 bytes: keys made of names (`fc_7.w`) are as many
+_MOST_KEYS = 1 << 18  # of a generator, of about 150 bytes: keys made of names (`fc_7.w`) are as many
 
 
 class UniqueNameGenerator:
@@ -50,9 +48,7 @@ def parameters() -> WeakValueDictionary[str, Any]:
     return _parameters
 
 
-def switch(
-    new_generator: UniqueNameGenerator | Replaced | None = None, new_para_name_checker: Any = None
-) -> Replaced:
+def switch(new_generator: UniqueNameGenerator | Replaced | None = None, new_para_name_checker: Any = None) -> Replaced:
     """Make `new_generator` (a new one if None) the current generator.
 
     Args:
@@ -74,9 +70,7 @@ def switch(
 
 @contextlib.contextmanager
 def guard(new_generator: str | bytes | UniqueNameGenerator | None = None) -> Iterator[None]:
-    """Return a context in which names are counted anew; a string is put before every name made
-    there.
-    """
+    """Return a context in which names are counted anew; a string is put before every name made there."""
     if isinstance(new_generator, bytes):
         new_generator = new_generator.decode()
     if isinstance(new_generator, str):

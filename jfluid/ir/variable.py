@@ -64,9 +64,7 @@ class Variable:
         self.block = block
         self.name = unique_name.generate("_generated_var") if name is None else name
         self.type = VarType(type)
-        self._shape: tuple[int, ...] | None = (
-            None if shape is None else tuple(int(d) for d in shape)
-        )
+        self._shape: tuple[int, ...] | None = None if shape is None else tuple(int(d) for d in shape)
         self._dtype: VarType | None = None if dtype is None else var_type(dtype)
         self.lod_level = lod_level or 0
         self.capacity = capacity
@@ -148,12 +146,8 @@ class Variable:
         return twin
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """Return the variable's description; `with_details` adds the attributes that no program
-        file has.
-        """
-        details = (
-            [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
-        )
+        """Return the variable's description; `with_details` adds the attributes that no program file has."""
+        details = [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
         return codec.text_of(self.to_message(), throw_on_error, with_details) + "".join(details)
 
     def to_message(self) -> pb.VarDesc:
@@ -214,15 +208,14 @@ class Variable:
         self._dygraph_only("clear_gradient")
 
     def detach(self) -> NoReturn:
-        """Dygraph only: raises AssertionError, and no subclass of it, as in Fluid. Set
-        `stop_gradient` on the output of `layers.assign`.
+        """Dygraph only: raises AssertionError, and no subclass of it, as in Fluid.
+
+        Set `stop_gradient` on the output of `layers.assign`.
         """
         if self.block.program.turned:
             self._dygraph_only("detach")
         error = AssertionError(_dygraph_words("detach"))
-        error.add_note(
-            f"{self.name} is a variable of a program: say layers.assign, and stop_gradient = True"
-        )
+        error.add_note(f"{self.name} is a variable of a program: say layers.assign, and stop_gradient = True")
         raise error
 
     def numpy(self) -> NoReturn:
@@ -230,8 +223,9 @@ class Variable:
         self._dygraph_only("numpy")
 
     def set_value(self, value: Any) -> NoReturn:
-        """Dygraph only: raises DygraphError. Use
-        `scope.find_var(name).get_tensor().set(...)`.
+        """Dygraph only: raises DygraphError.
+
+        Use `scope.find_var(name).get_tensor().set(...)`.
         """
         self._dygraph_only("set_value")
 

@@ -33,14 +33,10 @@ _SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 
 
 def _resolve_as_yaml_1_2(cls: Any) -> Any:
-    """Replace PyYAML's YAML 1.1 rules (`no` is False, `1e-3` is text, `1:30` is 90) by those of
-    YAML 1.2.
-    """
+    """Replace PyYAML's YAML 1.1 rules (`no` is False, `1e-3` is text, `1:30` is 90) by those of YAML 1.2."""
     cls.yaml_implicit_resolvers = {}
     for name, (pattern, first, _) in _SCALARS.items():
-        cls.add_implicit_resolver(
-            _TAG + name, re.compile(f"(?:{pattern})$"), [*first, *([""] * (name == "null"))]
-        )
+        cls.add_implicit_resolver(_TAG + name, re.compile(f"(?:{pattern})$"), [*first, *([""] * (name == "null"))])
     return cls
 
 
@@ -51,9 +47,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not supported", problem_mark=mark
-            )
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=mark)
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
@@ -92,33 +86,18 @@ class Document:
             raise JobError(f"{source}: not YAML text: {error.reason}") from None
         except RecursionError:
             raise JobError(f"{source}: nested too deeply") from None
-        if (
-            isinstance(node, yaml.ScalarNode)
-            and node.style is None
-            and text[node.end_mark.index :].strip()
-        ):
-            raise JobError(
-                f"{source}: a comment follows the value; quote the value if the # belongs to it"
-            )
+        if isinstance(node, yaml.ScalarNode) and node.style is None and text[node.end_mark.index :].strip():
+            raise JobError(f"{source}: a comment follows the value; quote the value if the # belongs to it")
 
     def _place(self, mark: Any) -> str:
-        return (
-            f"{self.source}:{mark.line + 1}:{mark.column + 1}"
-            if self.with_position and mark
-            else self.source
-        )
+        return f"{self.source}:{mark.line + 1}:{mark.column + 1}" if self.with_position and mark else self.source
 
     def _convert(self, node: yaml.Node, at: Key) -> Any:
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._mapping(node, at)
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            self.places.update(
-                {
-                    (*at, number): self._place(item.start_mark)
-                    for number, item in enumerate(node.value)
-                }
-            )
+            self.places.update({(*at, number): self._place(item.start_mark) for number, item in enumerate(node.value)})
             return [self._convert(item, (*at, number)) for number, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and kind == "str":
             return node.value
@@ -142,9 +121,7 @@ class Document:
             if not isinstance(key, str):
                 raise JobError(f"{place}: a key must be text, not {key!r}; quote it")
             if key in result:
-                raise JobError(
-                    f"{place}: duplicate key {key!r}, first given at {self.places[*at, key]}"
-                )
+                raise JobError(f"{place}: duplicate key {key!r}, first given at {self.places[*at, key]}")
             self.places[*at, key] = place
             result[key] = self._convert(value_node, (*at, key))
         return result

@@ -51,9 +51,7 @@ def section_of(kind: type[BaseModel], at: Key) -> type[BaseModel]:
     for key in at:
         annotation = kind.model_fields[str(key)].annotation
         parts = (annotation, *get_args(annotation))
-        kind = next(
-            part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)
-        )
+        kind = next(part for part in parts if isinstance(part, type) and issubclass(part, BaseModel))
     return kind
 
 

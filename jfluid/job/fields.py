@@ -26,9 +26,7 @@ def _argument(value: Any) -> Any:
 
 def _environment_text(value: Any) -> str:
     if isinstance(value, bool):
-        raise ValueError(
-            "must be text or a number: an environment variable has no true or false; quote it"
-        )
+        raise ValueError("must be text or a number: an environment variable has no true or false; quote it")
     return str(_scalar(value))
 
 
@@ -69,33 +67,28 @@ def _gpus(value: Any) -> Any:
         if (
             value
             and all(
-                isinstance(gpu, str | int)
-                and not isinstance(gpu, bool)
-                and re.fullmatch(r"[\w/-]+", str(gpu))
+                isinstance(gpu, str | int) and not isinstance(gpu, bool) and re.fullmatch(r"[\w/-]+", str(gpu))
                 for gpu in value
             )
             and len(set(map(str, value))) == len(value)
         ):
             return [str(gpu) for gpu in value]
-        raise ValueError(
-            "a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)"
-        )
+        raise ValueError("a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)")
     if value == "all" or (type(value) is int and value > 0):
         return value
     raise ValueError("must be a positive number of GPUs, a list of them such as [0, 1], or all")
 
 
 def _ranks(value: Any) -> Any:
-    if value == "all" or (
-        isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
-    ):
+    if value == "all" or (isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)):
         return value
     raise ValueError("must be a list of ranks such as [0, 3], or all")
 
 
 def address(text: str) -> str:
-    """Return a host's name or address as it stands in `host:port`: one of IPv6 in brackets. Raises
-    ValueError.
+    """Return a host's name or address as it stands in `host:port`: one of IPv6 in brackets.
+
+    Raises ValueError.
     """
     try:
         return f"[{ipaddress.IPv6Address(text.strip('[]')).compressed}]"
@@ -155,9 +148,7 @@ PageAddress = Annotated[
     Any,
     AfterValidator(_page),
     Expected("a port (0: any free one), or `host:port`"),
-    _one_of(
-        {"type": "integer", "minimum": 0, "maximum": 65535}, {"type": "string"}, {"type": "null"}
-    ),
+    _one_of({"type": "integer", "minimum": 0, "maximum": 65535}, {"type": "string"}, {"type": "null"}),
 ]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
 Host = Annotated[str, AfterValidator(address)]
@@ -173,6 +164,4 @@ ShapeBuckets = Annotated[
     AfterValidator(_shape_buckets),
     Expected('a mapping such as `{src_ids: {"1": [32, 64, 128]}}`'),
 ]
-Grace = Annotated[
-    float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds from 0 on")
-]
+Grace = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds from 0 on")]

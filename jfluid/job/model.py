@@ -47,8 +47,9 @@ _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
 
 
 class Job(BaseModel):
-    """A job. One of mode local is a script that runs in one process; jobs of the other modes have
-    these keys, too.
+    """A job.
+
+    One of mode local is a script that runs in one process; jobs of the other modes have these keys, too.
 
     A full disk ends the log and not the job.
     """
@@ -59,9 +60,7 @@ class Job(BaseModel):
         default=False,
         description="whether `script` names a module, which runs as Python runs one",
     )
-    script: PathText = Field(
-        description="the script, relative to the folder that you launch from; or a module"
-    )
+    script: PathText = Field(description="the script, relative to the folder that you launch from; or a module")
     name: JobName = Field(
         default_factory=lambda data: _short_name(data.get("script", ""), data.get("module", False)),
         description="the job's name (the script's without it)",
@@ -75,9 +74,7 @@ class Job(BaseModel):
         description="the script's arguments: `{epochs: 10, sizes: [8, 16], verbose: true, "
         "quiet: false}` is `--epochs 10 --sizes 8 16 --verbose`; a list is passed as it is",
     )
-    env: Environment = Field(
-        default_factory=dict, description="variables that are added to the processes' environment"
-    )
+    env: Environment = Field(default_factory=dict, description="variables that are added to the processes' environment")
     shape_buckets: ShapeBuckets = Field(
         default_factory=dict,
         description="sizes that batches are padded to, by the name of a feed and its dimension; what "
@@ -85,17 +82,13 @@ class Job(BaseModel):
     )
     log_dir: FolderText = Field(
         default="mylog",
-        description="the folder of `workerlog.RANK` and `serverlog.RANK`, which have what processes "
-        "print",
+        description="the folder of `workerlog.RANK` and `serverlog.RANK`, which have what processes print",
     )
     log_max_bytes: LogBytes = Field(
         default=256 << 20,
-        description="how large a process's log becomes before it is renamed to LOG.1 and a new "
-        "one begins",
+        description="how large a process's log becomes before it is renamed to LOG.1 and a new one begins",
     )
-    log_backups: Natural = Field(
-        default=1, description="how many such older files are kept of each process"
-    )
+    log_backups: Natural = Field(default=1, description="how many such older files are kept of each process")
     record: bool = Field(
         default=True,
         description="`log_dir` gets a folder `record`, which has what the processes log and report, "
@@ -109,9 +102,7 @@ class Job(BaseModel):
     stall_timeout: FiniteSeconds | None = Field(
         default=None, description="without a step for so long the job has failed"
     )
-    max_restarts: Natural = Field(
-        default=0, description="how often all processes are started again after a failure"
-    )
+    max_restarts: Natural = Field(default=0, description="how often all processes are started again after a failure")
 
     @field_validator("script")
     @classmethod
@@ -178,18 +169,14 @@ class Job(BaseModel):
         return [sys.executable, *(["-m"] if self.module else []), self.script, *self.arguments()]
 
     def to_yaml(self) -> str:
-        """Return the job as YAML that reads back as the same job, below a comment with its command
-        line.
-        """
+        """Return the job as YAML that reads back as the same job, below a comment with its command line."""
         values = self.model_dump(exclude_defaults=True) | {
             key: getattr(self, key) for key in ("script", "name", "mode", "args", "env", "log_dir")
         }
         ordered = {key: values[key] for key in type(self).model_fields if key in values}
         text = yaml.dump(ordered, Dumper=Dumper, sort_keys=False, default_flow_style=False)
         command = shlex.join(self.command())
-        visible = "".join(
-            c if c.isprintable() else c.encode("unicode_escape").decode() for c in command
-        )
+        visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
         return f"# {visible}\n{text}"
 
 
@@ -201,16 +188,12 @@ def _short_name(script: str, is_module: bool) -> str:
 class GangJob(Job):
     """A job of several processes. All modes but local have these keys."""
 
-    gpus: Gpus = Field(
-        default=None, description="the GPUs of each host; without them processes run on the CPU"
-    )
+    gpus: Gpus = Field(default=None, description="the GPUs of each host; without them processes run on the CPU")
     nodes: Count | None = Field(
         default=None, description="how many hosts there are, each of which runs `jfluid-launch`"
     )
     ips: Hosts | None = Field(default=None, description="the hosts' addresses")
-    coordinator: Endpoint | None = Field(
-        default=None, description="where the launcher of host 0 listens to the others"
-    )
+    coordinator: Endpoint | None = Field(default=None, description="where the launcher of host 0 listens to the others")
     started_port: StartedPort | None = Field(
         default=None, description="the first port of a host's processes; free ones without it"
     )
@@ -219,18 +202,14 @@ class GangJob(Job):
         description="a file (chmod 600) that has the job's secret; without it the variable "
         "`JFLUID_JOB_TOKEN` does, or on one host the launcher makes one",
     )
-    console: Ranks = Field(
-        default_factory=lambda: [0], description="the trainers whose output is shown"
-    )
+    console: Ranks = Field(default_factory=lambda: [0], description="the trainers whose output is shown")
 
     @field_validator("env")
     @classmethod
     def _leaves_the_launchers_variables_alone(cls, env: dict[str, str]) -> dict[str, str]:
         taken = [name for name in env if name in ASSIGNED]
         if taken:
-            raise ValueError(
-                f"the launcher gives each process its own {' and '.join(taken)}; remove it"
-            )
+            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
         return env
 
     @field_validator("secret_file")
@@ -264,36 +243,27 @@ class CollectiveJob(GangJob):
     """
 
     mode: Mode = "collective"
-    processes: Count | None = Field(
-        default=None, description="how many run on each host; without it one for each GPU"
-    )
+    processes: Count | None = Field(default=None, description="how many run on each host; without it one for each GPU")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.gpus is None and self.processes is None:
-            raise ValueError(
-                "a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host"
-            )
+            raise ValueError("a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host")
         self.check_shares(self.processes)
         return self
 
 
 class Restarts(BaseModel):
-    """How often one server, and one trainer, is started again when it fails, while the other
-    processes go on.
-    """
+    """How often one server, and one trainer, is started again when it fails, while the other processes go on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    servers: Natural = Field(
-        default=0, description="how often each server is, which needs `snapshots`"
-    )
+    servers: Natural = Field(default=0, description="how often each server is, which needs `snapshots`")
     trainers: Natural = Field(default=0, description="how often each trainer is")
 
 
 class Snapshots(BaseModel):
-    """Snapshots of the servers' tables and blocks, which a server that is started again begins
-    with.
+    """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
 
     Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to
     `keep_bytes` of what it has pushed to a server since the last snapshot, and sends it again to
@@ -303,16 +273,11 @@ class Snapshots(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    folder: FolderText = Field(
-        description="where servers write them, each in a folder of its own on its host"
-    )
-    every_s: FiniteSeconds = Field(
-        default=_SNAPSHOTS.snapshot_every_s, description="the time between two"
-    )
+    folder: FolderText = Field(description="where servers write them, each in a folder of its own on its host")
+    every_s: FiniteSeconds = Field(default=_SNAPSHOTS.snapshot_every_s, description="the time between two")
     keep_bytes: Natural = Field(
         default=_SNAPSHOTS.keep_bytes,
-        description="bytes of what it has pushed to a server since the last one that "
-        "a trainer keeps, to send it again",
+        description="bytes of what it has pushed to a server since the last one that a trainer keeps, to send it again",
     )
     resume: bool = Field(
         default=False,
@@ -336,23 +301,14 @@ class ParameterServerJob(GangJob):
     """
 
     mode: Mode = "parameter_server"
-    servers: Places = Field(
-        default=1, description="the servers: how many on each host, or where all of them are"
-    )
-    trainers: Places = Field(
-        default=1, description="the trainers: how many on each host, or where all of them are"
-    )
-    server_grace: Grace = Field(
-        default=10.0, description="how long servers may take to end once all trainers have"
-    )
+    servers: Places = Field(default=1, description="the servers: how many on each host, or where all of them are")
+    trainers: Places = Field(default=1, description="the trainers: how many on each host, or where all of them are")
+    server_grace: Grace = Field(default=10.0, description="how long servers may take to end once all trainers have")
     restarts: Restarts = Field(
         default_factory=Restarts,
-        description="how often one process is started again while the others go "
-        "on; a number for both roles",
+        description="how often one process is started again while the others go on; a number for both roles",
     )
-    snapshots: Snapshots | None = Field(
-        default=None, description="what servers hold is written every so often"
-    )
+    snapshots: Snapshots | None = Field(default=None, description="what servers hold is written every so often")
 
     @field_validator("restarts", mode="before")
     @classmethod
@@ -366,21 +322,13 @@ class ParameterServerJob(GangJob):
         if len(set(both)) < len(both):
             raise ValueError("servers and trainers must all have different endpoints")
         if lists and self.ips is not None:
-            raise ValueError(
-                "ips does not go with lists of host:port, which say where servers and trainers are"
-            )
+            raise ValueError("ips does not go with lists of host:port, which say where servers and trainers are")
         if (self.hosts() or self.nodes not in (None, 1)) and len(lists) == 1:
-            raise ValueError(
-                "on several hosts servers and trainers must both be lists of host:port, or both numbers"
-            )
+            raise ValueError("on several hosts servers and trainers must both be lists of host:port, or both numbers")
         if lists and self.nodes not in (None, len(self.hosts()) or 1):
-            raise ValueError(
-                f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts"
-            )
+            raise ValueError(f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts")
         if not self.hosts():
-            self.check_shares(
-                len(self.trainers) if isinstance(self.trainers, list) else self.trainers
-            )
+            self.check_shares(len(self.trainers) if isinstance(self.trainers, list) else self.trainers)
         return self
 
     @model_validator(mode="after")
@@ -390,15 +338,9 @@ class ParameterServerJob(GangJob):
                 "a server that is started again needs snapshots, or it has lost its rows: add "
                 "snapshots: {folder: ...}, or set restarts.servers to 0"
             )
-        taken = (
-            []
-            if self.snapshots is None
-            else [name for name in self.snapshots.variables() if name in self.env]
-        )
+        taken = [] if self.snapshots is None else [name for name in self.snapshots.variables() if name in self.env]
         if taken:
-            raise ValueError(
-                f"env sets {' and '.join(taken)}, which the section snapshots does; remove it"
-            )
+            raise ValueError(f"env sets {' and '.join(taken)}, which the section snapshots does; remove it")
         return self
 
     def _lists(self) -> list[list[str]]:
@@ -411,9 +353,7 @@ class ParameterServerJob(GangJob):
 
     def hosts(self) -> list[str]:
         """Return the hosts of the lists of endpoints, if there are several, in order."""
-        hosts = list(
-            dict.fromkeys(host_and_port(place)[0] for places in self._lists() for place in places)
-        )
+        hosts = list(dict.fromkeys(host_and_port(place)[0] for places in self._lists() for place in places))
         return hosts if len(hosts) > 1 else []
 
 

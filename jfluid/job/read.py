@@ -14,9 +14,7 @@ from jfluid.job.model import JOBS, Job, full_mode
 Options = Mapping[str, tuple[str, Any]]
 
 
-def read_job(
-    path: str | Path, overrides: Iterable[str] = (), options: Options | None = None
-) -> Job:
+def read_job(path: str | Path, overrides: Iterable[str] = (), options: Options | None = None) -> Job:
     """Return the job of a YAML file. Raises JobError.
 
     Args:
@@ -40,16 +38,15 @@ def script_job(
     overrides: Iterable[str] = (),
     options: Options | None = None,
 ) -> Job:
-    """Return the job that runs `script` with `arguments`. The others are as those of `read_job`.
-    Raises JobError.
+    """Return the job that runs `script` with `arguments`.
+
+    The others are as those of `read_job`. Raises JobError.
     """
     places: dict[Key, str] = {(): "jfluid-launch"}
     return _validated({"script": script, "args": list(arguments)}, places, overrides, options or {})
 
 
-def _validated(
-    data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str], options: Options
-) -> Job:
+def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str], options: Options) -> Job:
     for override in overrides:
         _override(data, places, override)
     for key, (source, value) in options.items():
@@ -58,9 +55,7 @@ def _validated(
             del data[key]
     needed = [key for key in options if key not in Job.model_fields]
     if needed and data.get("mode", "local") == "local":
-        modes = [
-            mode for mode in JOBS if all(mode in modes_with(key) for key in needed)
-        ] or modes_with(needed[0])
+        modes = [mode for mode in JOBS if all(mode in modes_with(key) for key in needed)] or modes_with(needed[0])
         _put(data, places, ("mode",), modes[0], options[needed[0]][0])
     mode = full_mode(data.get("mode", "local"))
     kind = JOBS.get(mode, Job) if isinstance(mode, str) else Job
@@ -83,15 +78,11 @@ def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> No
         places.setdefault(tuple(path[:depth]), source)
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
-            raise JobError(
-                f"{source}: {'.'.join(path[:depth])} is not a mapping but {short(data)}; set it as a whole"
-            )
+            raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {short(data)}; set it as a whole")
     _put(data, places, tuple(path), Document(text, source, with_position=False).value, source)
 
 
-def _put(
-    data: dict[str, Any], places: dict[Key, str], path: tuple[str, ...], value: Any, source: str
-) -> None:
+def _put(data: dict[str, Any], places: dict[Key, str], path: tuple[str, ...], value: Any, source: str) -> None:
     """Set the value at the end of a path; `data` is the mapping that holds it."""
     data[path[-1]] = value
     for inside in [at for at in places if at[: len(path)] == path]:

@@ -74,6 +74,4 @@ def _printed(command: Command) -> str:
         return slurm_script(command.job)
     if command.image is None:
         return command.job.to_yaml()
-    return kubernetes_manifest(
-        command.job, command.image, as_set=command.action == "jobset", **command.sizes
-    )
+    return kubernetes_manifest(command.job, command.image, as_set=command.action == "jobset", **command.sizes)

@@ -49,9 +49,7 @@ class _Set(argparse.Action):
             if key in chosen and not _agree(chosen[key][1], item):
                 parser.error(f"{words} does not go with {chosen[key][0]}")
         namespace.job_options = chosen | {
-            key: (words, item)
-            for key, item in values.items()
-            if key not in chosen or isinstance(item, list)
+            key: (words, item) for key, item in values.items() if key not in chosen or isinstance(item, list)
         }
 
 
@@ -92,9 +90,7 @@ def _page(text: str) -> Any:
 
 
 def _with_port(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with a mark behind each `--dashboard` that no port follows: argparse would take
-    the script for it.
-    """
+    """The arguments, with a mark behind each `--dashboard` that no port follows: argparse would take the script for it."""
     following = [*arguments[1:], ""]
     return [
         f"--dashboard={_NO_PORT}" if word == "--dashboard" and not _PORT.fullmatch(after) else word
@@ -129,9 +125,7 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="the same, by their numbers",
     )
-    add(
-        "--cpus", action=_Set, type=int, metavar="N", help="so many processes on a host, on its CPU"
-    )
+    add("--cpus", action=_Set, type=int, metavar="N", help="so many processes on a host, on its CPU")
     add(
         "--processes",
         "--nproc_per_node",
@@ -201,9 +195,7 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--node-rank", type=int, metavar="K", help="number of this host, from 0")
     add("--node_ip", type=address, metavar="IP", help="address of this host")
-    add(
-        "--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables"
-    )
+    add("--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables")
 
 
 def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
@@ -302,9 +294,7 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
     return parser
 
 
-def parse(
-    arguments: Sequence[str], defaults: Mapping[str, Any] = {}, name: str = "jfluid-launch"
-) -> Command:
+def parse(arguments: Sequence[str], defaults: Mapping[str, Any] = {}, name: str = "jfluid-launch") -> Command:
     """Parse a command line. Raises JobError.
 
     Args:
@@ -315,9 +305,7 @@ def parse(
     options = parser.parse_args(_with_port(arguments))
     is_job_file = not options.as_module and re.search(r"\.ya?ml$", options.target) is not None
     if is_job_file:
-        _, unknown = arguments_parser(with_target=False).parse_known_args(
-            options.arguments, options
-        )
+        _, unknown = arguments_parser(with_target=False).parse_known_args(options.arguments, options)
         if unknown:
             raise JobError(
                 f"jfluid-launch: {' '.join(unknown)}: not an option of the launcher; "

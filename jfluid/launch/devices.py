@@ -1,6 +1,4 @@
-"""The GPUs of this host, found without starting JAX in the launcher: a process that holds CUDA must
-not share it.
-"""
+"""The GPUs of this host, found without starting JAX in the launcher: a process that holds CUDA must not share it."""
 
 import os
 import subprocess
@@ -26,9 +24,7 @@ _SECONDS_TO_COUNT = 60.0
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the GPUs that a process with this environment sees, by the names that
-    CUDA_VISIBLE_DEVICES takes.
-    """
+    """Return the GPUs that a process with this environment sees, by the names that CUDA_VISIBLE_DEVICES takes."""
     try:
         result = subprocess.run(
             [sys.executable, "-S", "-c", _COUNT],
@@ -44,11 +40,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
         ) from None
     count = int(result.stdout) if result.returncode == 0 else 0
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [name.strip() for name in chosen.split(",")]
-        if chosen
-        else [str(number) for number in range(count)]
-    )
+    names = [name.strip() for name in chosen.split(",")] if chosen else [str(number) for number in range(count)]
     return names[:count]
 
 

@@ -8,8 +8,7 @@ from jfluid.security import secret
 
 
 def slurm_script(job: Job) -> str:
-    """Return a script for `sbatch`, which starts one launcher on each host; they find each other by
-    Slurm's variables.
+    """Return a script for `sbatch`, which starts one launcher on each host; they find each other by Slurm's variables.
 
     With snapshots, a job that Slurm has requeued (after a node failed, or by `scontrol requeue`)
     goes on from them; their folder must be one that all hosts see. The script makes a secret each
@@ -56,12 +55,8 @@ def plain_yaml(job: Job) -> str:
 
 def unplaced(job: Job, scheduler: str) -> Job:
     """Return the job as the scheduler runs it, which chooses the hosts. Raises JobError."""
-    if isinstance(job, ParameterServerJob) and (
-        isinstance(job.servers, list) or isinstance(job.trainers, list)
-    ):
-        raise JobError(
-            f"jfluid-launch: --emit: {scheduler} chooses the hosts; give servers and trainers as numbers"
-        )
+    if isinstance(job, ParameterServerJob) and (isinstance(job.servers, list) or isinstance(job.trainers, list)):
+        raise JobError(f"jfluid-launch: --emit: {scheduler} chooses the hosts; give servers and trainers as numbers")
     if isinstance(job, GangJob):
         return job.model_copy(update={"nodes": nodes_of(job), "ips": None, "coordinator": None})
     return job
@@ -75,9 +70,7 @@ def nodes_of(job: Job) -> int:
 
 
 def needs_secret(job: Job) -> bool:
-    """Return whether the job's launchers need a secret that neither the job nor the environment gives
-    them.
-    """
+    """Return whether the job's launchers need a secret that neither the job nor the environment gives them."""
     return isinstance(job, GangJob) and nodes_of(job) > 1 and job.secret_file is None
 
 

@@ -1,6 +1,4 @@
-"""The failure that ended a gang: the member that failed first, the reason, and the launcher's exit
-code.
-"""
+"""The failure that ended a gang: the member that failed first, the reason, and the launcher's exit code."""
 
 import re
 import signal
@@ -8,16 +6,12 @@ from dataclasses import dataclass
 
 _LONGEST_EXCERPT = 40
 _LINES_WITHOUT_TRACEBACK = 10
-_START = re.compile(
-    r"^(Traceback \(most recent call last\):|Fatal Python error: .*)$", re.MULTILINE
-)
+_START = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error: .*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the
-    reason, its last output.
-    """
+    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the reason, its last output."""
 
     label: str
     code: int
@@ -27,9 +21,7 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code: that of the member, or 128 + the number of the signal that
-        ended it.
-        """
+        """The launcher's exit code: that of the member, or 128 + the number of the signal that ended it."""
         return exit_code(self.code)
 
 

@@ -1,6 +1,4 @@
-"""The processes of one job on this host: a gang is a list of members, started and ended
-together.
-"""
+"""The processes of one job on this host: a gang is a list of members, started and ended together."""
 
 import os
 from collections.abc import Container, Mapping, Sequence
@@ -23,8 +21,7 @@ _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"
 
 @dataclass(frozen=True)
 class Member:
-    """One process: its role ("trainer" or "server"), rank within the role, command line, whole
-    environment, log file.
+    """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file.
 
     When it fails it is restarted up to `restarts` times while the others keep running. `env_again`
     is added to its environment when it is restarted.
@@ -103,9 +100,7 @@ def parameter_server_gang(
     members = []
     for rank, own in enumerate(servers):
         if own in here:
-            assigned = (
-                _placed(common, own, training_role="PSERVER", pserver_id=rank).to_env() | snapshots
-            )
+            assigned = _placed(common, own, training_role="PSERVER", pserver_id=rank).to_env() | snapshots
             assigned |= restored if job.snapshots and job.snapshots.resume else {}
             members.append(
                 Member(
@@ -121,9 +116,7 @@ def parameter_server_gang(
     ranks = [rank for rank, own in enumerate(trainers) if own in here]
     for rank, devices in zip(ranks, shares(gpus, len(ranks))):
         told = _placed(common, trainers[rank], training_role="TRAINER")
-        members.append(
-            replace(_trainer(job, rank, devices, told, snapshots), restarts=job.restarts.trainers)
-        )
+        members.append(replace(_trainer(job, rank, devices, told, snapshots), restarts=job.restarts.trainers))
     return members
 
 
@@ -134,13 +127,12 @@ def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvir
 
 
 def shares(gpus: Sequence[str], processes: int) -> list[Sequence[str]]:
-    """Even parts of a host's GPUs, one for each process. Raises JobError when they do not
-    divide.
+    """Even parts of a host's GPUs, one for each process.
+
+    Raises JobError when they do not divide.
     """
     if processes and len(gpus) % processes:
-        raise JobError(
-            f"jfluid-launch: {len(gpus)} GPUs cannot be shared evenly by {processes} processes"
-        )
+        raise JobError(f"jfluid-launch: {len(gpus)} GPUs cannot be shared evenly by {processes} processes")
     size = len(gpus) // max(processes, 1)
     return [gpus[number * size : (number + 1) * size] for number in range(processes)]
 
@@ -153,9 +145,7 @@ def _trainer(
     more: Mapping[str, str] = {},
 ) -> Member:
     """A trainer; it sees only its own GPUs, and FLAGS_selected_gpus counts among those it sees."""
-    told = told.model_copy(
-        update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]}
-    )
+    told = told.model_copy(update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]})
     return Member(
         "trainer",
         rank,
@@ -166,9 +156,7 @@ def _trainer(
 
 
 def _environment(job: GangJob, assigned: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in _NOT_FOR_MEMBERS + ASSIGNED
-    }
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_MEMBERS + ASSIGNED}
     devices = (
         ProcessEnvironment(visible_gpus=tuple(gpus), selected_gpus=tuple(range(len(gpus))))
         if gpus

@@ -75,17 +75,13 @@ def kubernetes_manifest(
     if pods > 1 and not as_set:  # a JobSet makes its own
         documents.append(_service(name))
     documents.append(
-        _job_set(name, indexed, job.max_restarts)
-        if as_set
-        else _document("batch/v1", "Job", name, spec=indexed)
+        _job_set(name, indexed, job.max_restarts) if as_set else _document("batch/v1", "Job", name, spec=indexed)
     )
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, default_flow_style=False)
 
 
 def name_of(job: str) -> str:
-    """Return the name that Kubernetes' objects of a job have: small letters, digits and hyphens,
-    from a letter on.
-    """
+    """Return the name that Kubernetes' objects of a job have: small letters, digits and hyphens, from a letter on."""
     found = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
     if not found[:1].isalpha():  # names of Services begin with a letter
         found = f"job-{found}".rstrip("-")
@@ -110,9 +106,7 @@ def _inside(job: Job, name: str, as_set: bool) -> Job:
         inside = inside.model_copy(update={"coordinator": f"{first}.{name}:{FIRST_PORT - 1}"})
     if isinstance(inside, ParameterServerJob) and inside.snapshots is not None:
         # The claim is this job's own. A pod in place of one that was lost goes on from it.
-        snapshots = inside.snapshots.model_copy(
-            update={"resume": True, "folder": _snapshots_folder(inside.snapshots)}
-        )
+        snapshots = inside.snapshots.model_copy(update={"resume": True, "folder": _snapshots_folder(inside.snapshots)})
         inside = inside.model_copy(update={"snapshots": snapshots})
     return inside
 
@@ -132,9 +126,7 @@ def _pod(job: Job, name: str, image: str, memory: str | None, as_set: bool) -> d
     ]
     if isinstance(job, ParameterServerJob) and job.snapshots is not None:
         mounts.append({"name": "snapshots", "mountPath": _snapshots_folder(job.snapshots)})
-        volumes.append(
-            {"name": "snapshots", "persistentVolumeClaim": {"claimName": f"{name}-snapshots"}}
-        )
+        volumes.append({"name": "snapshots", "persistentVolumeClaim": {"claimName": f"{name}-snapshots"}})
     container: dict[str, Any] = {
         "name": "launcher",
         "image": image,
@@ -203,8 +195,9 @@ def _environment(job: Job, name: str) -> list[dict[str, Any]]:
 
 
 def _readiness(job: ParameterServerJob) -> dict[str, Any]:
-    """What says that a pod's first server serves. No probe ends a pod: the launcher does what the
-    job says of a server that has ended.
+    """What says that a pod's first server serves.
+
+    No probe ends a pod: the launcher does what the job says of a server that has ended.
     """
     return {
         "ports": [{"name": "metrics", "containerPort": _metrics_port(job)}],
@@ -258,9 +251,7 @@ def _guards(job: Job, name: str) -> list[dict[str, Any]]:
         return []
     given = job.secret_file if isinstance(job, GangJob) else None
     text = secret.fresh() if given is None else secret.from_file(given)
-    found = [
-        _document("v1", "Secret", name, type="Opaque", immutable=True, stringData={"secret": text})
-    ]
+    found = [_document("v1", "Secret", name, type="Opaque", immutable=True, stringData={"secret": text})]
     if isinstance(job, CollectiveJob) and nodes_of(job) > 1:
         pods = {"podSelector": {"matchLabels": _labels(name)}}
         spec = {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
@@ -277,7 +268,5 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(
     str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
 )

@@ -1,5 +1,6 @@
-"""The launcher's output. A full disk, or a closed terminal or pipe, stops a log or a screen, but
-never the job.
+"""The launcher's output.
+
+A full disk, or a closed terminal or pipe, stops a log or a screen, but never the job.
 """
 
 import contextlib
@@ -24,8 +25,7 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, e
 
 
 class Outlet:
-    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it
-    accepts some again.
+    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it accepts some again.
 
     Args:
         name: of the destination, for messages.
@@ -58,9 +58,7 @@ class Outlet:
             before, self.missing = self.missing, self.missing + len(data)
             self._next = self._clock() + _SECONDS_TO_RETRY
             if not before:
-                self._tell(
-                    f"{self._name} has stopped ({error.strerror or error}); the job goes on without it"
-                )
+                self._tell(f"{self._name} has stopped ({error.strerror or error}); the job goes on without it")
         else:
             missing, self.missing = self.missing, 0
             if missing:
@@ -82,9 +80,7 @@ class Log:
         Raises JobError when it cannot be opened, unless the disk is full or broken at the moment.
     """
 
-    def __init__(
-        self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]
-    ):
+    def __init__(self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]):
         self._path, self._most, self._backups = path, max_bytes, backups
         self._file = -1
         self._size, self._is_file = 0, True
@@ -164,8 +160,9 @@ class LogText:
 
 
 class Screen:
-    """One of the launcher's own two streams, as bytes and as text. What it does not accept is
-    dropped.
+    """One of the launcher's own two streams, as bytes and as text.
+
+    What it does not accept is dropped.
 
     Args:
         tell: called when it stops; as a rule writes to the other stream.
@@ -201,9 +198,7 @@ def say(text: str) -> None:
 
 
 def give_up_screens() -> None:
-    """Discard data that the streams do not accept, so that it does not change the exit code of the
-    interpreter.
-    """
+    """Discard data that the streams do not accept, so that it does not change the exit code of the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -22,9 +22,7 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """A follower joins: the job, its number among the hosts and their count, and the endpoints of
-    its processes.
-    """
+    """A follower joins: the job, its number among the hosts and their count, and the endpoints of its processes."""
 
     kind: Literal["join"] = "join"
     job: str
@@ -41,9 +39,7 @@ class Refused(Message):
 
 
 class Start(Message):
-    """All hosts have joined: the endpoints of each host's processes, and the number of the run,
-    from 0.
-    """
+    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0."""
 
     kind: Literal["start"] = "start"
     endpoints: Annotated[list[Endpoints], FailFast()]

@@ -55,20 +55,14 @@ class Node:
     tasks: int = 1
 
 
-def find_node(
-    job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ
-) -> Node:
+def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
     """Find this launcher's rank. Raises JobError when something is missing or inconsistent."""
     said = hosts_outside(environment) if job.nodes is None else None
     count = job.nodes or said
     node = Node(options.rank or 0, count or 1, options.ip)
     is_listed = isinstance(job, ParameterServerJob) and job.is_listed
     ips = job.hosts() if isinstance(job, ParameterServerJob) and is_listed else job.ips
-    cloud = (
-        PaddleCloudVariables.from_env(environment)
-        if options.use_paddlecloud
-        else PaddleCloudVariables()
-    )
+    cloud = PaddleCloudVariables.from_env(environment) if options.use_paddlecloud else PaddleCloudVariables()
     if cloud.trainers_num not in (None, 1):
         node = _of_paddlecloud(cloud, job.started_port)
     elif ips:
@@ -116,9 +110,7 @@ def _saying(hosts: int | None) -> str:
 
 def _checked(node: Node, options: NodeOptions, count: int | None, saying: str) -> Node:
     if count is not None and node.count != count:
-        raise JobError(
-            f"jfluid-launch: {saying or 'the job wants '}{count} hosts, but there are {node.count}"
-        )
+        raise JobError(f"jfluid-launch: {saying or 'the job wants '}{count} hosts, but there are {node.count}")
     if options.rank is not None and options.rank != node.rank:
         raise JobError(
             f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed"
@@ -169,9 +161,7 @@ def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
 def _is_of_this_host(host: str) -> bool:
     """Whether a socket can be bound to the address, or to the first one of the name."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host.strip("[]"), 0, type=socket.SOCK_STREAM
-        )[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.bind(place)
     except OSError:
@@ -181,18 +171,13 @@ def _is_of_this_host(host: str) -> bool:
 
 def _of_paddlecloud(cloud: PaddleCloudVariables, first_port: int | None) -> Node:
     missing = [
-        cloud.name_of(field)
-        for field in ("trainers", "host", "trainer_id")
-        if field not in cloud.model_fields_set
+        cloud.name_of(field) for field in ("trainers", "host", "trainer_id") if field not in cloud.model_fields_set
     ]
     if missing:
         raise JobError(
-            f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment "
-            "has none"
+            f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment has none"
         )
-    node = _of_list(
-        cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT
-    )
+    node = _of_list(cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT)
     if cloud.endpoints:
         ports = [host_and_port(text)[1] for text in cloud.endpoints]
         share = len(ports) // len(cloud.trainers)
@@ -230,11 +215,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Node | None:
 
 def _repeated(text: str) -> list[int]:
     """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
-    return [
-        int(number)
-        for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-        for _ in range(int(times or 1))
-    ]
+    return [int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
 
 
 def first_host(hosts: str) -> str:
@@ -291,9 +272,7 @@ def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
-    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its
-    siblings.
-    """
+    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its siblings."""
     rank = KubernetesVariables.from_env(environment).rank
     if rank is None or count is None:
         return None

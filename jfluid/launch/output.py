@@ -1,6 +1,4 @@
-"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's
-own streams, too.
-"""
+"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's own streams, too."""
 
 import contextlib
 import sys
@@ -67,9 +65,7 @@ class Console:
                 text = _with_prefix(whole, prefix).decode(errors="replace").removesuffix("\n")
                 self._with_bars(lambda bars: bars.print_above(text))
             return
-        stream.write_bytes(
-            _with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data
-        )
+        stream.write_bytes(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
 
     def progress_of(self, member: Member) -> Callable[[dict[str, Any]], None]:
         """Return the display of a member's progress reports."""
@@ -112,9 +108,7 @@ def _with_prefix(data: bytes, prefix: str) -> bytes:
 
 
 class MemberOutput:
-    """The output and reports of one member: they go to its log file, and to the console if that
-    shows it.
-    """
+    """The output and reports of one member: they go to its log file, and to the console if that shows it."""
 
     def __init__(self, member: Member, log: Log, console: Console):
         self._log = log
@@ -136,8 +130,9 @@ class MemberOutput:
             self._console.text(descriptor, data, self._for_screen[descriptor], self._prefix)
 
     def reports(self, data: bytes) -> list[dict[str, Any]]:
-        """Take data from the member's pipe for reports, show the progress in it, and return all
-        reports. What is none is passed over.
+        """Take data from the member's pipe for reports, show the progress in it, and return all reports.
+
+        What is none is passed over.
         """
         *lines, rest = (self._reports + data).split(b"\n")
         self._reports = rest[-_LONGEST_REPORT:]
@@ -160,9 +155,7 @@ class MemberOutput:
             self._write(self._for_log[descriptor].rest())
             rest = self._for_screen[descriptor].rest()
             if self._shown and rest:
-                self._console.text(
-                    descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix
-                )
+                self._console.text(descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix)
 
     def _write(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_LENGTH_OF_TAIL:]

@@ -27,9 +27,7 @@ class Page:
 
     def __init__(self, job: Job, secret: str):
         assert job.dashboard is not None
-        missing = [
-            name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None
-        ]
+        missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
         if missing:
             raise JobError(
                 f"jfluid-launch: dashboard: the page needs {' and '.join(missing)}: pip install 'jfluid[serve]'"
@@ -51,11 +49,7 @@ class Page:
                     str(descriptor),
                     os.path.abspath(job.log_dir),
                 ],
-                env={
-                    name: value
-                    for name, value in os.environ.items()
-                    if name not in (JOB_TOKEN, OLDER_JOB_TOKEN)
-                },
+                env={name: value for name, value in os.environ.items() if name not in (JOB_TOKEN, OLDER_JOB_TOKEN)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(descriptor,),

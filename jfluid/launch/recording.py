@@ -47,9 +47,7 @@ class JobRecord:
             if not self._folder.is_dir():
                 return  # there will be no logs either, which ends the job with an error
             reason = "another launcher writes it" if isinstance(error, Taken) else error.strerror
-            say(
-                f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it"
-            )
+            say(f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it")
         else:
             self.event("job", **_about(job))
 
@@ -67,10 +65,7 @@ class JobRecord:
         if self._recorder is None:
             return
         who = {} if member is None else _named(member)
-        text = {
-            name: lines.shortened(value) if isinstance(value, str) else value
-            for name, value in fields.items()
-        }
+        text = {name: lines.shortened(value) if isinstance(value, str) else value for name, value in fields.items()}
         self._recorder.add("event", {"event": event, **who, **text}, at_once=True)
 
     def failure(self, failure: Failure, again: bool) -> None:
@@ -126,9 +121,7 @@ def _about(job: Job) -> dict[str, Any]:
         "system": platform.platform(),
         "processors": os.cpu_count(),
         "environment": {
-            name: lines.shortened(value, 1000)
-            for name, value in sorted(settings.items())
-            if _SETTINGS.fullmatch(name)
+            name: lines.shortened(value, 1000) for name, value in sorted(settings.items()) if _SETTINGS.fullmatch(name)
         },
     }
 

@@ -1,5 +1,4 @@
-"""Rendezvous of the launchers of several hosts: they start together, report failures to each other,
-and end together.
+"""Rendezvous of the launchers of several hosts: they start together, report failures to each other, and end together.
 
 The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on
 which both sides have proved that they have the job's secret (jfluid.security.sockets). The messages
@@ -47,9 +46,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of one run on all hosts: the first failure of all, or None; and whether all start
-    again.
-    """
+    """The end of one run on all hosts: the first failure of all, or None; and whether all start again."""
 
     failure: Failure | None
     again: bool = False
@@ -57,9 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunMembers:
-    """The members of a run: the endpoints of each host's processes, and the number of the run, from
-    0.
-    """
+    """The members of a run: the endpoints of each host's processes, and the number of the run, from 0."""
 
     endpoints: list[list[str]]
     attempt: int
@@ -67,9 +62,7 @@ class RunMembers:
 
 def interruption(node: int, number: int) -> Failure:
     """Return the failure of a host whose launcher was asked to end by a signal."""
-    return Failure(
-        f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", ""
-    )
+    return Failure(f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", "")
 
 
 class _Connection:
@@ -92,9 +85,7 @@ class _Connection:
             self._connection.send(encode(message))
 
     def messages(self, wait: float = 0.0) -> list[Message] | None:
-        """Return the messages that have arrived; None when the other side has disconnected or
-        violates the protocol.
-        """
+        """Return the messages that have arrived; None when the other side has disconnected or violates the protocol."""
         try:
             ready = select.poll()  # select takes no descriptor above 1023
             ready.register(self._connection, select.POLLIN)
@@ -109,8 +100,9 @@ class _Connection:
 
 
 class Head:
-    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret
-    can connect.
+    """The launcher of host 0: decides how the job ends.
+
+    Only launchers that have the job's secret can connect.
     """
 
     def __init__(
@@ -137,22 +129,16 @@ class Head:
                 f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
                 "another job running there? Choose another port with --coordinator"
             ) from None
-        self._listener = sockets.Listener(
-            listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND
-        )
+        self._listener = sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND)
 
     def _accept(self, wait: float) -> list[_Connection]:
-        found = self._early + [
-            _Connection(connection) for connection in self._listener.accept(wait)
-        ]
+        found = self._early + [_Connection(connection) for connection in self._listener.accept(wait)]
         self._early = []
         return found
 
     # ---- before a run ----------------------------------------------------------------------------
 
-    def rendezvous(
-        self, ports: Sequence[int], interrupted: Callable[[], bool]
-    ) -> RunMembers | None:
+    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Wait for all other launchers; None when `interrupted` becomes true. Raises JobError."""
         assert self._node.coordinator is not None
         self._attempt += 1
@@ -173,9 +159,7 @@ class Head:
                     f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?"
                 )
             waiting += self._accept(_SECONDS_BETWEEN_LOOKS)
-            waiting = [
-                connection for connection in waiting if not self._has_joined(connection, joined)
-            ]
+            waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
             for node, (connection, _) in list(joined.items()):
                 if connection.messages() is None:  # it has disconnected
                     del joined[node]
@@ -191,9 +175,7 @@ class Head:
             connection.send(Start(endpoints=endpoints, attempt=self._attempt))
         return RunMembers(endpoints, self._attempt)
 
-    def _has_joined(
-        self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]
-    ) -> bool:
+    def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
         """Whether a newcomer was accepted or rejected; if not, its message has not arrived yet."""
         messages = connection.messages()
         if messages == []:
@@ -230,9 +212,7 @@ class Head:
             self._connections.remove(connection)
             connection.close()
             if connection.node not in self._finished:
-                self._note(
-                    Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0
-                )
+                self._note(Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0)
             return
         for message in messages:
             if isinstance(message, Failed):
@@ -291,9 +271,7 @@ class Head:
 class Follower:
     """The launcher of another host."""
 
-    def __init__(
-        self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
         self._clock = clock
         self._node, self._name, self._coordinator, self._secret = (
@@ -305,9 +283,7 @@ class Follower:
         self._connection: _Connection | None = None
         self.verdict: Verdict | None = None
 
-    def rendezvous(
-        self, ports: Sequence[int], interrupted: Callable[[], bool]
-    ) -> RunMembers | None:
+    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Join the head; None when `interrupted` becomes true. Raises JobError."""
         self.verdict = None
         deadline = self._clock() + SECONDS_TO_MEET
@@ -343,9 +319,7 @@ class Follower:
     def _connect(self) -> _Connection | None:
         host, port = self._coordinator
         try:
-            return _Connection(
-                sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE)
-            )
+            return _Connection(sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE))
         except (
             OSError,
             errors.MessageError,
@@ -354,9 +328,7 @@ class Follower:
         except errors.SecretError as error:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
-    def _wait_for_start(
-        self, connection: _Connection, interrupted: Callable[[], bool]
-    ) -> RunMembers | None:
+    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
         """The head's `Start` when all have joined; None when it has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
@@ -370,9 +342,7 @@ class Follower:
                     self._take(messages[position + 1 :])
                     return RunMembers(message.endpoints, message.attempt)
                 if isinstance(message, Refused):
-                    raise JobError(
-                        f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}"
-                    )
+                    raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}")
         return None
 
     def connections(self) -> Sequence[_Connection]:

@@ -26,9 +26,7 @@ from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.security import secret
 
 
-def run(
-    job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic
-) -> int:
+def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic) -> int:
     """Run the job to its end and return its exit code. Raises JobError when it cannot start.
 
     Args:
@@ -38,9 +36,7 @@ def run(
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         runner = (
-            _GangRunner(job, options or NodeOptions(), stack, clock)
-            if isinstance(job, GangJob)
-            else _alone(job, clock)
+            _GangRunner(job, options or NodeOptions(), stack, clock) if isinstance(job, GangJob) else _alone(job, clock)
         )
         if job.dashboard is not None and runner.host == 0:
             stack.callback(Page(job, runner.secret).close)
@@ -48,9 +44,7 @@ def run(
         stack.callback(record.close)
         verdict = _recorded(runner.run_once(signals), record)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
-            _say(
-                f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}"
-            )
+            _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
             verdict = _recorded(runner.run_once(signals), record)
         code = verdict.failure.exit_code if verdict.failure else 0
         record.event("end", code=code, signals=list(signals.received))
@@ -88,14 +82,9 @@ class _Runner:
         self.attempt += 1
         return self._supervise(local_gang(self.job), signals)
 
-    def _supervise(
-        self, members: Sequence[Member], signals: Signals, peers: Peers | None = None
-    ) -> Verdict:
+    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
         more = ProcessEnvironment(restarts=self.attempt).to_env() | self.record.variables()
-        environments = [
-            {**member.env, **(member.env_again if self.attempt else {}), **more}
-            for member in members
-        ]
+        environments = [{**member.env, **(member.env_again if self.attempt else {}), **more} for member in members]
         members = [
             replace(member, env={**env, **startup.variables(env)})
             for member, env in zip(members, environments, strict=True)
@@ -146,17 +135,11 @@ class _GangRunner(_Runner):
 
     job: GangJob
 
-    def __init__(
-        self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]
-    ):
+    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]):
         self.node: Node = find_node(job, options)
         super().__init__(job, clock, self.node.rank)
         self._reservations = stack
-        self.gpus = (
-            []
-            if job.gpus is None
-            else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
-        )
+        self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
         self.secret = _secret(job, self.node)
         _check_snapshots(job, self.secret)
         self.peers: Head | Follower | None = None
@@ -171,9 +154,7 @@ class _GangRunner(_Runner):
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node, self._reservations)
         if self.peers is None:
-            members = RunMembers(
-                [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1
-            )
+            members = RunMembers([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1)
         else:
             agreed = self.peers.rendezvous(ports, interrupted=lambda: bool(signals.received))
             if agreed is None:
@@ -194,19 +175,13 @@ class _GangRunner(_Runner):
         servers, trainers = _places(job, members.endpoints)
         here = members.endpoints[self.node.rank]
         if job.is_listed:
-            here = [
-                own
-                for own in servers + trainers
-                if self.peers is None or host_and_port(own)[0] == self.node.host
-            ]
+            here = [own for own in servers + trainers if self.peers is None or host_and_port(own)[0] == self.node.host]
         return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
         return Console(
-            shows=lambda member: (
-                shown == "all" or (member.role == "trainer" and member.rank in shown)
-            ),
+            shows=lambda member: shown == "all" or (member.role == "trainer" and member.rank in shown),
             prefixed=shown == "all" or len(shown) > 1,
             alone=len(members) == 1 == self.node.count,
         )
@@ -225,14 +200,13 @@ class _GangRunner(_Runner):
             f"ended; {f'its log: {failure.log}' if failure.log else logs}"
         )
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
-            _say(
-                "the job goes on from its snapshots when it is started with --set snapshots.resume=true"
-            )
+            _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
 
 
 def _secret(job: GangJob, node: Node) -> str:
-    """The job's secret: of its file, or the environment; else, on one host, a new one. Raises
-    JobError on several.
+    """The job's secret: of its file, or the environment; else, on one host, a new one.
+
+    Raises JobError on several.
     """
     try:
         found = secret.from_file(job.secret_file) if job.secret_file is not None else secret.given()
@@ -298,9 +272,7 @@ def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
     """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
     if node.ports is not None:
         if len(node.ports) < count:
-            raise JobError(
-                f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}"
-            )
+            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
         return list(node.ports[:count])
     if node.first_port is not None:
         first = node.first_port + node.task * count

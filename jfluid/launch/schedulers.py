@@ -17,9 +17,7 @@ class FluidVariables(Variables):
         "how many hosts there are, where the job does not say so; in a process that has "
         "`PADDLE_TRAINER_ENDPOINTS` it is the number of trainers, and says nothing of hosts",
     )
-    trainer_endpoints: Names = variable(
-        "PADDLE_TRAINER_ENDPOINTS", "in a process of a job: where its trainers are", ()
-    )
+    trainer_endpoints: Names = variable("PADDLE_TRAINER_ENDPOINTS", "in a process of a job: where its trainers are", ())
 
 
 class PaddleCloudVariables(Variables):
@@ -46,24 +44,16 @@ class SlurmVariables(Variables):
 
     error: ClassVar[type[JFluidError]] = JobError
 
-    tasks: Natural | None = variable(
-        "SLURM_STEP_NUM_TASKS", "how many launchers `srun` has started"
-    )
+    tasks: Natural | None = variable("SLURM_STEP_NUM_TASKS", "how many launchers `srun` has started")
     rank: Natural | None = variable("SLURM_PROCID", "which of them this is")
-    step_hosts: str | None = variable(
-        "SLURM_STEP_NODELIST", "their hosts, the first of which is the coordinator's"
-    )
+    step_hosts: str | None = variable("SLURM_STEP_NODELIST", "their hosts, the first of which is the coordinator's")
     job_hosts: str | None = variable(
         "SLURM_JOB_NODELIST", "the same, where the other one is not set; also under `mpirun`"
     )
-    tasks_per_host: str = variable(
-        "SLURM_STEP_TASKS_PER_NODE", "how many launchers share the GPUs of each host", ""
-    )
+    tasks_per_host: str = variable("SLURM_STEP_TASKS_PER_NODE", "how many launchers share the GPUs of each host", "")
     host: Natural = variable("SLURM_NODEID", "the number of this host", 0)
     local_rank: Natural = variable("SLURM_LOCALID", "which launcher of its host this is", 0)
-    job: str = variable(
-        "SLURM_JOB_ID", "with the step, from which the coordinator's port follows", ""
-    )
+    job: str = variable("SLURM_JOB_ID", "with the step, from which the coordinator's port follows", "")
     step: str = variable("SLURM_STEP_ID", "see the job's", "")
 
 
@@ -72,23 +62,13 @@ class OpenMpiVariables(Variables):
 
     error: ClassVar[type[JFluidError]] = JobError
 
-    tasks: Natural | None = variable(
-        "OMPI_COMM_WORLD_SIZE", "how many launchers `mpirun` has started"
-    )
+    tasks: Natural | None = variable("OMPI_COMM_WORLD_SIZE", "how many launchers `mpirun` has started")
     rank: Natural | None = variable("OMPI_COMM_WORLD_RANK", "which of them this is")
-    local_tasks: Natural | None = variable(
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "how many share the GPUs of this host"
-    )
+    local_tasks: Natural | None = variable("OMPI_COMM_WORLD_LOCAL_SIZE", "how many share the GPUs of this host")
     local_rank: Natural = variable("OMPI_COMM_WORLD_LOCAL_RANK", "which of those this is", 0)
-    namespace: str = variable(
-        "PMIX_NAMESPACE", "the job's name, from which the coordinator's port follows", ""
-    )
-    older_namespace: str = variable(
-        "OMPI_MCA_ess_base_jobid", "the same, where the other one is not set", ""
-    )
-    daemon: str = variable(
-        "OMPI_MCA_orte_hnp_uri", "where `mpirun` runs, and so the coordinator", ""
-    )
+    namespace: str = variable("PMIX_NAMESPACE", "the job's name, from which the coordinator's port follows", "")
+    older_namespace: str = variable("OMPI_MCA_ess_base_jobid", "the same, where the other one is not set", "")
+    daemon: str = variable("OMPI_MCA_orte_hnp_uri", "where `mpirun` runs, and so the coordinator", "")
 
 
 class MpichVariables(Variables):

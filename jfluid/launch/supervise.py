@@ -56,8 +56,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         self._before = {
-            number: signal.signal(number, self._note)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         return self
 
@@ -164,9 +163,7 @@ class Supervisor:
         self._killed = False
 
     def run(self) -> Failure | None:
-        """Run the gang to its end; the first failure, of any host, or None when all trainers ended
-        with 0.
-        """
+        """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
         with (
             selectors.DefaultSelector() as selector,
             Guard(self._mark) as guard,
@@ -251,9 +248,7 @@ class Supervisor:
             self._record.event(event, member, **fields)
 
     def _wait_for(self, running: _Running) -> None:
-        """Record the end of a member, without reaping it: the order separates the first failure
-        from its consequences.
-        """
+        """Record the end of a member, without reaping it: the order separates the first failure from its consequences."""
         try:
             result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped, because the launcher itself failed
@@ -266,9 +261,7 @@ class Supervisor:
         """The members that have ended since the last call: with which code, and when."""
         return [self._exits.get_nowait() for _ in range(self._exits.qsize())]
 
-    def _pass_on(
-        self, selector: selectors.BaseSelector, wait: float, members_only: bool = False
-    ) -> bool:
+    def _pass_on(self, selector: selectors.BaseSelector, wait: float, members_only: bool = False) -> bool:
         """Pass on output that is ready to be read, after waiting for it for at most so many
         seconds; returns whether there was any.
         """
@@ -328,11 +321,7 @@ class Supervisor:
         self._judge(now)
         if self._stall_timeout is not None and not self._ending and not self._suspects:
             self._look_for_stall(now, self._stall_timeout)
-        if (
-            self._peers is not None
-            and self._peers.verdict is not None
-            and self._peers.verdict.failure is not None
-        ):
+        if self._peers is not None and self._peers.verdict is not None and self._peers.verdict.failure is not None:
             self._end_what_is_left()
         elif self._job_is_done():
             self._see_servers_off(now)
@@ -345,11 +334,7 @@ class Supervisor:
             self._usage_at = now + self._usage_every
             self._usage_every = min(2 * self._usage_every, _SECONDS_BETWEEN_USAGES)
             self._record.usage(
-                {
-                    running.member.label: running.process.pid
-                    for running in self._running
-                    if running.code is None
-                }
+                {running.member.label: running.process.pid for running in self._running if running.code is None}
             )
 
     def _ended(self, running: _Running, code: int, moment: float) -> None:
@@ -383,9 +368,7 @@ class Supervisor:
             wait = _SECONDS_TO_EXIT
         else:
             wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
-        if now >= self._suspected_at + wait or all(
-            running.code is not None for running in self._running
-        ):
+        if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
             if first.member.restarts and not first.restarts_all and not self._ending:
                 self._start_again(first)
                 return
@@ -425,9 +408,7 @@ class Supervisor:
 
     def _work_is_done(self) -> bool:
         """Whether all trainers on this host have ended with 0."""
-        return all(
-            running.code == 0 for running in self._running if running.member.role == "trainer"
-        )
+        return all(running.code == 0 for running in self._running if running.member.role == "trainer")
 
     def _job_is_done(self) -> bool:
         """Whether all trainers, of all hosts, have ended with 0."""
@@ -435,9 +416,7 @@ class Supervisor:
             return self._peers.verdict is not None and self._peers.verdict.failure is None
         return self._work_is_done()
 
-    def _fail(
-        self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM
-    ) -> None:
+    def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
         """This member failed first: end the gang because of it, unless that has begun already."""
         self._first = running, reason
         self._decided_at = self._clock()
@@ -448,11 +427,7 @@ class Supervisor:
             self._end(signal.SIGTERM, leave_out=running if first_signal != signal.SIGTERM else None)
 
     def _look_for_stall(self, now: float, timeout: float) -> None:
-        working = [
-            running
-            for running in self._running
-            if running.code is None and running.member.role == "trainer"
-        ]
+        working = [running for running in self._running if running.code is None and running.member.role == "trainer"]
         # In a synchronous job all stall when one does: the first to stall is the cause.
         silent = min(working, key=lambda running: running.last_sign, default=None)
         if silent is not None and now - silent.last_sign > timeout:
@@ -463,9 +438,7 @@ class Supervisor:
     # ---- ending ----------------------------------------------------------------------------------
 
     def _see_servers_off(self, now: float) -> None:
-        """All trainers have ended: servers end by themselves, or are ended after their grace
-        period.
-        """
+        """All trainers have ended: servers end by themselves, or are ended after their grace period."""
         left = [running for running in self._running if running.code is None]
         self._end_servers_at = min(self._end_servers_at, now + self._server_grace)
         if left and not self._ending and now >= self._end_servers_at:
@@ -477,9 +450,7 @@ class Supervisor:
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """End the gang because the job is over: the members of a run that failed elsewhere, or
-        servers without work.
-        """
+        """End the gang because the job is over: the members of a run that failed elsewhere, or servers without work."""
         if not self._ending and any(running.code is None for running in self._running):
             self._end(signal.SIGTERM)
 

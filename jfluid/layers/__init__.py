@@ -1,5 +1,6 @@
-"""What users call: functions that append operators to the default main program. Nothing is computed
-here.
+"""What users call: functions that append operators to the default main program.
+
+Nothing is computed here.
 
 Shapes in docstrings are those of the program's variables; -1 is a dimension that is known when the
 program runs. "Rows with a LoD" are the rows of all sequences, one after the other, in one tensor

@@ -1,5 +1,6 @@
-"""Functions of one tensor, element by element: activations and others. Results have the shape and
-dtype of `x`.
+"""Functions of one tensor, element by element: activations and others.
+
+Results have the shape and dtype of `x`.
 """
 
 from collections.abc import Callable
@@ -63,9 +64,7 @@ __all__ = [
 ]
 
 
-def _function(
-    op_type: str, formula: str, kinds: tuple[Any, ...] = FLOATS
-) -> Callable[..., Variable]:
+def _function(op_type: str, formula: str, kinds: tuple[Any, ...] = FLOATS) -> Callable[..., Variable]:
     def layer(x: Variable, name: str | None = None) -> Variable:
         return emit(op_type, {"X": hold(x, kinds, op_type, "x")}, name=name)
 
@@ -112,12 +111,11 @@ def erf(x: Variable) -> Variable:
 
 
 def sign(x: Variable | np.ndarray) -> Variable:
-    """Return -1, 0 or 1 where x is negative, zero or positive. An array becomes a constant of the
-    program.
+    """Return -1, 0 or 1 where x is negative, zero or positive.
+
+    An array becomes a constant of the program.
     """
-    return emit(
-        "sign", {"X": hold(assign(x) if isinstance(x, np.ndarray) else x, FLOATS, "sign", "x")}
-    )
+    return emit("sign", {"X": hold(assign(x) if isinstance(x, np.ndarray) else x, FLOATS, "sign", "x")})
 
 
 def log1p(x: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
@@ -141,9 +139,7 @@ def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) ->
     return emit("pow", {"X": x}, {"factor": float(factor)}, name=name)
 
 
-def _parametrised(
-    op_type: str, x: Variable, name: str | None = None, **attrs: float | bool | None
-) -> Variable:
+def _parametrised(op_type: str, x: Variable, name: str | None = None, **attrs: float | bool | None) -> Variable:
     given = {attr.rstrip("_"): value for attr, value in attrs.items()}
     return emit(op_type, {"X": hold(x, FLOATS, op_type, "x")}, given, name=name)
 
@@ -153,9 +149,7 @@ def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Varia
     return _parametrised("relu6", x, name, threshold=threshold)
 
 
-def brelu(
-    x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None
-) -> Variable:
+def brelu(x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None) -> Variable:
     """Return min(max(x, t_min), t_max)."""
     return _parametrised("brelu", x, name, t_min=t_min, t_max=t_max)
 
@@ -170,9 +164,7 @@ def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
     return _parametrised("elu", x, name, alpha=alpha)
 
 
-def selu(
-    x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None
-) -> Variable:
+def selu(x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None) -> Variable:
     """Return scale * elu(x, alpha) (Klambauer et al., arXiv:1706.02515).
 
     Args:
@@ -183,8 +175,7 @@ def selu(
 
 
 def gelu(x: Variable, approximate: bool = False) -> Variable:
-    """Return x times the standard normal distribution function of x (Hendrycks & Gimpel,
-    arXiv:1606.08415).
+    """Return x times the standard normal distribution function of x (Hendrycks & Gimpel, arXiv:1606.08415).
 
     Args:
         approximate: use 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) instead.
@@ -198,8 +189,9 @@ def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> 
 
 
 def softshrink(x: Variable, alpha: float | None = None) -> Variable:
-    """Return x - alpha where x > alpha, x + alpha where x < -alpha, else 0. `alpha` is 0.5 when
-    None.
+    """Return x - alpha where x > alpha, x + alpha where x < -alpha, else 0.
+
+    `alpha` is 0.5 when None.
     """
     return _parametrised("softshrink", x, lambda_=alpha)
 
@@ -214,9 +206,7 @@ def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
     return _parametrised("thresholded_relu", x, threshold=threshold)
 
 
-def hard_sigmoid(
-    x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None
-) -> Variable:
+def hard_sigmoid(x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None) -> Variable:
     """Return max(0, min(1, slope * x + offset)) (arXiv:1603.00391)."""
     return _parametrised("hard_sigmoid", x, name, slope=slope, offset=offset)
 
@@ -251,16 +241,13 @@ def mish(x: Variable, threshold: float = 20, name: str | None = None) -> Variabl
     return _parametrised("mish", x, name, threshold=threshold)
 
 
-def stanh(
-    x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None
-) -> Variable:
+def stanh(x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None) -> Variable:
     """Return scale_b * tanh(scale_a * x)."""
     return _parametrised("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
 
 
 def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> Variable:
-    """Return the largest of each `groups` neighbouring channels (Goodfellow et al.,
-    arXiv:1302.4389).
+    """Return the largest of each `groups` neighbouring channels (Goodfellow et al., arXiv:1302.4389).
 
     Args:
         x: a tensor of four dimensions.
@@ -280,8 +267,7 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
 
 
 def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = None) -> Variable:
-    """Return x where it is positive, else alpha * x, with a trained alpha (He et al.,
-    arXiv:1502.01852).
+    """Return x where it is positive, else alpha * x, with a trained alpha (He et al., arXiv:1502.01852).
 
     Args:
         x: [N, ...]; channels are dimension 1.
@@ -292,25 +278,17 @@ def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = 
     Raises ValueError for another mode.
     """
     if mode not in ("all", "channel", "element"):
-        raise ValueError(
-            f"layers.prelu, mode: expected 'all', 'channel' or 'element', found {mode!r}"
-        )
+        raise ValueError(f"layers.prelu, mode: expected 'all', 'channel' or 'element', found {mode!r}")
     hold(x, FLOATS, "prelu", "x")
     shape = {"all": [1], "channel": [1, *x.shape[1:2], 1, 1], "element": [1, *x.shape[1:]]}[mode]
     helper = LayerHelper("prelu", param_attr=param_attr, name=name)
-    alpha = helper.create_parameter(
-        helper.param_attr, shape, "float32", default_initializer=Constant(0.25)
-    )
+    alpha = helper.create_parameter(helper.param_attr, shape, "float32", default_initializer=Constant(0.25))
     out = helper.create_variable_for_type_inference(x.dtype)
-    helper.append_op(
-        type="prelu", inputs={"X": x, "Alpha": alpha}, outputs={"Out": out}, attrs={"mode": mode}
-    )
+    helper.append_op(type="prelu", inputs={"X": x, "Alpha": alpha}, outputs={"Out": out}, attrs={"mode": mode})
     return out
 
 
-def softmax(
-    input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
-) -> Variable:
+def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Variable:
     """Return exp(x) divided by its sum along `axis`. `use_cudnn` has no effect."""
     return emit(
         "softmax",

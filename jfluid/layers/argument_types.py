@@ -39,9 +39,7 @@ _MISSING = object()
 class _Rule:
     """What one argument of a layer may be; no types or no dtypes: any."""
 
-    def __init__(
-        self, layer: str, argument: str, each: bool, types: Sequence[str], dtypes: Sequence[str]
-    ) -> None:
+    def __init__(self, layer: str, argument: str, each: bool, types: Sequence[str], dtypes: Sequence[str]) -> None:
         self.layer = layer
         self.argument = argument
         self._each = each
@@ -66,12 +64,7 @@ class _Rule:
                     f"layers.{self.layer}, {self.argument}: expected {_either(self._types)}, "
                     f"found {type(v).__name__} ({v!r:.60})"
                 )
-            if (
-                self._kinds
-                and isinstance(v, Variable)
-                and v.dtype not in self._kinds
-                and v.dtype in HELD
-            ):
+            if self._kinds and isinstance(v, Variable) and v.dtype not in self._kinds and v.dtype in HELD:
                 self._refuse_dtype(v.dtype, f" (variable {v.name}); use layers.cast")
 
     def _refuse_dtype(self, dtype: Any, whose: str) -> NoReturn:
@@ -108,9 +101,7 @@ def _checked(function: Callable[..., Any], rules: Sequence[_Rule]) -> Callable[.
         """The place and the name of each argument, whether None stands for no argument, a rule."""
         known = inspect.signature(function).parameters
         places = {name: place for place, name in enumerate(known)}
-        found = [
-            (places[r.argument], r.argument, known[r.argument].default is None, r) for r in rules
-        ]
+        found = [(places[r.argument], r.argument, known[r.argument].default is None, r) for r in rules]
         return sorted(found, key=lambda argument: argument[0])
 
     @functools.wraps(function)

@@ -21,9 +21,7 @@ __all__ = [
 def _check_array(layer: str, value: Any) -> None:
     if not isinstance(value, Variable) or value.type != VarType.LOD_TENSOR_ARRAY:
         found = value.type.name if isinstance(value, Variable) else type(value).__name__
-        raise TypeError(
-            f"{layer}, array: expected an array made by layers.create_array or array_write, found {found}"
-        )
+        raise TypeError(f"{layer}, array: expected an array made by layers.create_array or array_write, found {found}")
 
 
 def _check_index(layer: str, value: Any) -> None:
@@ -33,9 +31,7 @@ def _check_index(layer: str, value: Any) -> None:
             + (value.dtype.name if isinstance(value, Variable) else type(value).__name__)
         )
     if any(d not in (1, -1) for d in value.shape):
-        raise errors.ShapeError(
-            f"{layer}, i: expected one element, found shape {list(value.shape)}"
-        )
+        raise errors.ShapeError(f"{layer}, i: expected one element, found shape {list(value.shape)}")
 
 
 def create_array(dtype: Any) -> Any:
@@ -43,9 +39,7 @@ def create_array(dtype: Any) -> Any:
     if default_main_program().eager:
         return []
     helper = LayerHelper("array")
-    return helper.block.create_var(
-        name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype)
-    )
+    return helper.block.create_var(name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype))
 
 
 def array_write(x: Variable, i: Variable, array: Any = None) -> Any:
@@ -62,9 +56,7 @@ def array_write(x: Variable, i: Variable, array: Any = None) -> Any:
         return _written(x, i, [] if array is None else array)
     helper = LayerHelper("array_write")
     if array is None:
-        array = helper.block.create_var(
-            name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype
-        )
+        array = helper.block.create_var(name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
     _check_array("array_write", array)
     helper.append_op(type="write_to_array", inputs={"X": [x], "I": [i]}, outputs={"Out": [array]})
     return array
@@ -106,8 +98,7 @@ def array_length(array: Any) -> Any:
 def tensor_array_to_tensor(
     input: Variable, axis: int = 1, name: str | None = None, use_stack: bool = False
 ) -> tuple[Variable, Variable]:
-    """Join the elements of an array; returns (the tensor, the size of each element along `axis`,
-    int32).
+    """Join the elements of an array; returns (the tensor, the size of each element along `axis`, int32).
 
     The number of elements must follow from constants: XLA needs it when the step is compiled.
 
@@ -128,28 +119,24 @@ def tensor_array_to_tensor(
 
 
 def is_array(inputs: list[Any], layer: str) -> bool:
-    """Return whether the only input of a layer that joins tensors is an array of them. Raises TypeError
-    where it is one of several.
+    """Return whether the only input of a layer that joins tensors is an array of them.
+
+    Raises TypeError where it is one of several.
     """
     arrays = [isinstance(v, Variable) and v.type == VarType.LOD_TENSOR_ARRAY for v in inputs]
     if any(arrays) and len(inputs) > 1:
         raise TypeError(
-            f"layers.{layer}: expected one array, or tensors alone, found {len(inputs)} inputs with an "
-            "array among them"
+            f"layers.{layer}: expected one array, or tensors alone, found {len(inputs)} inputs with an array among them"
         )
     return any(arrays)
 
 
 def lod_rank_table(x: Variable, level: int = 0) -> Variable:
-    """Return a table that ranks the sequences of `x`, on this level of its LoD, from the longest to
-    the shortest.
-    """
+    """Return a table that ranks the sequences of `x`, on this level of its LoD, from the longest to the shortest."""
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
     table.lod_level = level  # its arrays have the levels below
-    helper.append_op(
-        type="lod_rank_table", inputs={"X": x}, outputs={"Out": table}, attrs={"level": level}
-    )
+    helper.append_op(type="lod_rank_table", inputs={"X": x}, outputs={"Out": table}, attrs={"level": level})
     return table
 
 
@@ -164,14 +151,10 @@ def max_sequence_len(rank_table: Variable) -> Variable:
 
 
 def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
-    """Return an array of steps: element t has row t of each sequence of `x` that is so long, in the
-    order of the table.
-    """
+    """Return an array of steps: element t has row t of each sequence of `x` that is so long, in the order of the table."""
     helper = LayerHelper("lod_tensor_to_array")
     array = helper.create_variable(name=helper.name, type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
-    helper.append_op(
-        type="lod_tensor_to_array", inputs={"X": x, "RankTable": table}, outputs={"Out": array}
-    )
+    helper.append_op(type="lod_tensor_to_array", inputs={"X": x, "RankTable": table}, outputs={"Out": array})
     return array
 
 
@@ -181,9 +164,7 @@ def array_to_lod_tensor(x: Variable, table: Variable) -> Variable:
 
 
 def shrink_memory(x: Variable, i: Variable, table: Variable) -> Variable:
-    """Return the leading rows of `x`, whose order is that of the table: those of sequences that
-    have a step `i`.
-    """
+    """Return the leading rows of `x`, whose order is that of the table: those of sequences that have a step `i`."""
     return emit("shrink_rnn_memory", {"X": x, "I": i, "RankTable": table}, layer="shrink_memory")
 
 
@@ -205,9 +186,7 @@ def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[V
     return true, false
 
 
-def merge_lod_tensor(
-    in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0
-) -> Variable:
+def merge_lod_tensor(in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0) -> Variable:
     """Join what `split_lod_tensor` has split.
 
     Args:

@@ -72,8 +72,7 @@ def beam_search(
 def beam_search_decode(
     ids: Variable, scores: Variable, beam_size: int, end_id: int, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """Return the whole hypotheses, best first, from arrays of what `beam_search` chose in each
-    step.
+    """Return the whole hypotheses, best first, from arrays of what `beam_search` chose in each step.
 
     Args:
         ids, scores: the arrays of words and of scores.

@@ -37,12 +37,9 @@ def bilinear_tensor_product(
         check_variable(value, "bilinear_tensor_product", what)
         if len(value.shape) != 2 or value.shape[1] < 1:
             raise errors.ShapeError(
-                f"layers.bilinear_tensor_product: {what} is [batch, known size], found "
-                f"{list(value.shape)}"
+                f"layers.bilinear_tensor_product: {what} is [batch, known size], found {list(value.shape)}"
             )
-    helper = LayerHelper(
-        "bilinear_tensor_product", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+    helper = LayerHelper("bilinear_tensor_product", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     shape = [size, x.shape[1], y.shape[1]]
     weight = helper.create_parameter(helper.param_attr, shape, x.dtype)
     bias = helper.create_parameter(helper.bias_attr, [1, size], x.dtype, is_bias=True)

@@ -23,8 +23,9 @@ def captured(block: Block) -> tuple[list[str], list[str]]:
 
 
 class Inside:
-    """A context in which operators go into a new block. At its end it calls `close`, unless an
-    error ends it.
+    """A context in which operators go into a new block.
+
+    At its end it calls `close`, unless an error ends it.
     """
 
     def __init__(self, program: Program | None = None):
@@ -46,8 +47,7 @@ class Inside:
 
 
 class conditional(Inside):
-    """A context for a block that runs where `condition`, a boolean Variable of one element, holds, or
-    each of several.
+    """A context for a block that runs where `condition`, a boolean Variable of one element, holds, or each of several.
 
     Variables from outside that the block writes keep their values where the condition does not
     hold. With `scalar=False` the condition selects rows, and the block computes with those

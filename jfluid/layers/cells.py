@@ -19,13 +19,15 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell", "rnn"]
 
 
 class RNNCell:
-    """A step of a recurrent network: `call(inputs, states)` returns (outputs, new states). A
-    subclass defines `call` and `state_shape`.
+    """A step of a recurrent network: `call(inputs, states)` returns (outputs, new states).
+
+    A subclass defines `call` and `state_shape`.
     """
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Do one step. Arguments are (inputs, states) and whatever else the cell takes. Raises
-        NotImplementedError here.
+        """Do one step.
+
+        Arguments are (inputs, states) and whatever else the cell takes. Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define call(inputs, states)")
 
@@ -35,14 +37,16 @@ class RNNCell:
     @property
     def state_shape(self) -> Any:
         """The shapes of the states, without the batch: a list of integers, or a structure of them.
+
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define state_shape")
 
     @property
     def state_dtype(self) -> Any:
-        """The dtypes of the states, in the structure of `state_shape`. Raises NotImplementedError
-        here.
+        """The dtypes of the states, in the structure of `state_shape`.
+
+        Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define state_dtype")
 
@@ -102,16 +106,12 @@ class _Unit:
         self.made: list[Any] = []
 
     def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Any]:
-        """Return parameters of the given (shape, whether it is a bias); None for a bias where
-        `bias_attr` is False.
-        """
+        """Return parameters of the given (shape, whether it is a bias); None for a bias where `bias_attr` is False."""
         if not self.made:
             for shape, is_bias in shapes:
                 attr = self.helper.bias_attr if is_bias else self.helper.param_attr
                 self.made.append(
-                    self.helper.create_parameter(
-                        attr=attr, shape=shape, dtype=self.dtype, is_bias=is_bias
-                    )
+                    self.helper.create_parameter(attr=attr, shape=shape, dtype=self.dtype, is_bias=is_bias)
                 )
         return self.made
 
@@ -153,21 +153,15 @@ class GRUCell(RNNCell):
         self._unit = _Unit(f"{name}/BasicGRUUnit", param_attr, bias_attr, dtype)
 
     def call(self, inputs: Variable, states: Variable) -> tuple[Variable, Variable]:
-        """Return (the new state, the new state) for inputs [batch, inputs] and a state [batch,
-        hidden_size].
-        """
+        """Return (the new state, the new state) for inputs [batch, inputs] and a state [batch, hidden_size]."""
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         gate_weight, weight, gate_bias, bias = self._unit.weights(
             [([n, 2 * width], False), ([n, width], False), ([2 * width], True), ([width], True)]
         )
         gates = self._gate(_times(concat([inputs, states], axis=1), gate_weight, gate_bias))
         reset, update = _halves(gates, 2)
-        candidate = self._activation(
-            _times(concat([inputs, elementwise_mul(reset, states)], axis=1), weight, bias)
-        )
-        new = elementwise_add(
-            elementwise_mul(update, states), elementwise_mul(1.0 - update, candidate)
-        )
+        candidate = self._activation(_times(concat([inputs, elementwise_mul(reset, states)], axis=1), weight, bias))
+        new = elementwise_add(elementwise_mul(update, states), elementwise_mul(1.0 - update, candidate))
         return new, new
 
     @property
@@ -209,19 +203,13 @@ class LSTMCell(RNNCell):
         self._unit = _Unit(f"{name}/BasicLSTMUnit", param_attr, bias_attr, dtype)
 
     def call(self, inputs: Variable, states: Sequence[Variable]) -> tuple[Variable, list[Variable]]:
-        """Return (the new hidden state, [the new hidden state, the new cell]) for inputs [batch,
-        inputs].
-        """
+        """Return (the new hidden state, [the new hidden state, the new cell]) for inputs [batch, inputs]."""
         hidden, cell = states
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         weight, bias = self._unit.weights([([n, 4 * width], False), ([4 * width], True)])
-        enter, candidate, forget, leave = _halves(
-            _times(concat([inputs, hidden], axis=1), weight, bias), 4
-        )
+        enter, candidate, forget, leave = _halves(_times(concat([inputs, hidden], axis=1), weight, bias), 4)
         kept = elementwise_mul(cell, self._gate(forget + self.forget_bias))
-        cell = elementwise_add(
-            kept, elementwise_mul(self._gate(enter), self._activation(candidate))
-        )
+        cell = elementwise_add(kept, elementwise_mul(self._gate(enter), self._activation(candidate)))
         hidden = elementwise_mul(self._activation(cell), self._gate(leave))
         return hidden, [hidden, cell]
 
@@ -243,8 +231,7 @@ def rnn(
     is_reverse: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """Run a cell over dense sequences; returns (the outputs of all steps, the states after the
-    last).
+    """Run a cell over dense sequences; returns (the outputs of all steps, the states after the last).
 
     Args:
         cell: an RNNCell.
@@ -267,9 +254,7 @@ def rnn(
         return reverse(x, axis=[0])
 
     if initial_states is None:
-        initial_states = cell.get_initial_states(
-            batch_ref=inputs, batch_dim_idx=1 if time_major else 0
-        )
+        initial_states = cell.get_initial_states(batch_ref=inputs, batch_dim_idx=1 if time_major else 0)
     if not time_major:
         inputs = _map(turned, inputs)
     mask = None
@@ -279,9 +264,7 @@ def rnn(
             {"Input": emit("shape", {"Input": _flat(inputs)[0]})},
             {"axes": [0], "starts": [0], "ends": [1]},
         )
-        mask = turned(
-            sequence_mask(sequence_length, maxlen=steps, dtype=_flat(initial_states)[0].dtype)
-        )
+        mask = turned(sequence_mask(sequence_length, maxlen=steps, dtype=_flat(initial_states)[0].dtype))
     if is_reverse:
         inputs = _map(backwards, inputs)
         mask = backwards(mask) if mask is not None else None
@@ -291,9 +274,7 @@ def rnn(
         states = _map(lambda s: network.memory(init=s), initial_states)
         outputs, new = cell.call(now, states, **kwargs)
         if _shape_differs(states, new):
-            raise errors.ProgramError(
-                "rnn: the cell returns states of another structure than it gets"
-            )
+            raise errors.ProgramError("rnn: the cell returns states of another structure than it gets")
         if mask is not None:
             here = network.step_input(mask)
             new = _map(lambda s, n: _kept(s, n, here), states, new)
@@ -321,9 +302,7 @@ def rnn(
 
 def _kept(old: Variable, new: Variable, here: Variable) -> Variable:
     """Return `new` where the step is inside of the sequence, else `old`."""
-    return elementwise_add(
-        elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0)
-    )
+    return elementwise_add(elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0))
 
 
 def _shape_differs(a: Any, b: Any) -> bool:

@@ -52,8 +52,7 @@ def data_norm(
     summary_decay_rate: float = 0.9999999,
     enable_scale_and_shift: bool = False,
 ) -> Variable:
-    """Normalise features by running summaries of all data, not of the batch: (x - sum / size) *
-    sqrt(size / squares).
+    """Normalise features by running summaries of all data, not of the batch: (x - sum / size) * sqrt(size / squares).
 
     Args:
         input: [batch, width].
@@ -82,17 +81,11 @@ def data_norm(
     """
     check_variable(input, "data_norm", "input")
     if not 0 <= epsilon <= 0.001:
-        raise errors.ProgramError(
-            f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}"
-        )
+        raise errors.ProgramError(f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}")
     helper = LayerHelper("data_norm", input=input, act=act, name=name)
     dtype, width = helper.input_dtype(), input.shape[1]
     given = param_attr if isinstance(param_attr, dict) else {}
-    first = (
-        {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)}
-        if enable_scale_and_shift
-        else {}
-    )
+    first = {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)} if enable_scale_and_shift else {}
     first |= {
         "batch_size": given.get("batch_size", 1e4),
         "batch_sum": given.get("batch_sum", 0.0),

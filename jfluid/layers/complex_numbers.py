@@ -61,9 +61,7 @@ def _parts(x: Operand) -> tuple[Variable, Variable | None]:
     return (x.real, x.imag) if isinstance(x, ComplexVariable) else (x, None)
 
 
-def _sum(
-    name: str, x: Operand, y: Operand, part: Callable[[Variable, Variable], Variable]
-) -> ComplexVariable:
+def _sum(name: str, x: Operand, y: Operand, part: Callable[[Variable, Variable], Variable]) -> ComplexVariable:
     """Return what `part`, a sum or a difference, makes of both parts of two operands."""
     complex_variable_exists([x, y], name)
     (a, b), (c, d) = _parts(x), _parts(y)
@@ -73,9 +71,7 @@ def _sum(
     return ComplexVariable(part(a, c), part(b, d))
 
 
-def _product(
-    name: str, x: Operand, y: Operand, product: Callable[[Variable, Variable], Variable]
-) -> ComplexVariable:
+def _product(name: str, x: Operand, y: Operand, product: Callable[[Variable, Variable], Variable]) -> ComplexVariable:
     """Return a product that is linear in each operand: (a + bi)(c + di) = ac - bd + (ad + bc)i."""
     complex_variable_exists([x, y], name)
     (a, b), (c, d) = _parts(x), _parts(y)
@@ -90,9 +86,7 @@ def _product(
     )
 
 
-def elementwise_add(
-    x: Operand, y: Operand, axis: int = -1, name: str | None = None
-) -> ComplexVariable:
+def elementwise_add(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
     """Add element by element.
 
     Args:
@@ -103,34 +97,22 @@ def elementwise_add(
     return _sum("elementwise_add", x, y, lambda p, q: math.elementwise_add(p, q, axis, name=name))
 
 
-def elementwise_sub(
-    x: Operand, y: Operand, axis: int = -1, name: str | None = None
-) -> ComplexVariable:
+def elementwise_sub(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
     """Subtract element by element; `axis` and errors are those of `elementwise_add`."""
     return _sum("elementwise_sub", x, y, lambda p, q: math.elementwise_sub(p, q, axis, name=name))
 
 
-def elementwise_mul(
-    x: Operand, y: Operand, axis: int = -1, name: str | None = None
-) -> ComplexVariable:
+def elementwise_mul(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
     """Multiply element by element; `axis` and errors are those of `elementwise_add`."""
-    return _product(
-        "elementwise_mul", x, y, lambda p, q: math.elementwise_mul(p, q, axis, name=name)
-    )
+    return _product("elementwise_mul", x, y, lambda p, q: math.elementwise_mul(p, q, axis, name=name))
 
 
-def elementwise_div(
-    x: Operand, y: Operand, axis: int = -1, name: str | None = None
-) -> ComplexVariable:
-    """Divide element by element, x / y = x conj(y) / |y|^2; `axis` and errors are those of
-    `elementwise_add`.
-    """
+def elementwise_div(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
+    """Divide element by element, x / y = x conj(y) / |y|^2; `axis` and errors are those of `elementwise_add`."""
     complex_variable_exists([x, y], "elementwise_div")
     if not isinstance(y, ComplexVariable):
         return _of_one("elementwise_div", x, lambda p: math.elementwise_div(p, y, axis, name=name))
-    squared = math.elementwise_add(
-        math.elementwise_mul(y.real, y.real), math.elementwise_mul(y.imag, y.imag)
-    )
+    squared = math.elementwise_add(math.elementwise_mul(y.real, y.real), math.elementwise_mul(y.imag, y.imag))
     conjugate = ComplexVariable(y.real, math.scale(y.imag, -1.0))
     return elementwise_div(elementwise_mul(x, conjugate, axis), squared, axis, name)
 
@@ -143,12 +125,11 @@ def matmul(
     alpha: float = 1.0,
     name: str | None = None,
 ) -> ComplexVariable:
-    """Multiply matrices, with the arguments of `fluid.layers.matmul`; a transposed one is not
-    conjugated. Raises TypeError where both are real.
+    """Multiply matrices, with the arguments of `fluid.layers.matmul`; a transposed one is not conjugated.
+
+    Raises TypeError where both are real.
     """
-    return _product(
-        "matmul", x, y, lambda p, q: math.matmul(p, q, transpose_x, transpose_y, alpha, name)
-    )
+    return _product("matmul", x, y, lambda p, q: math.matmul(p, q, transpose_x, transpose_y, alpha, name))
 
 
 def kron(x: Operand, y: Operand, name: str | None = None) -> ComplexVariable:
@@ -156,9 +137,7 @@ def kron(x: Operand, y: Operand, name: str | None = None) -> ComplexVariable:
     return _product("kron", x, y, lambda p, q: math.kron(p, q, name=name))
 
 
-def reshape(
-    x: Operand, shape: Any, inplace: bool = False, name: str | None = None
-) -> ComplexVariable:
+def reshape(x: Operand, shape: Any, inplace: bool = False, name: str | None = None) -> ComplexVariable:
     """Give `x` another shape, with the arguments of `fluid.layers.reshape`; with `inplace` the
     parts of `x` have it, too. Raises TypeError where `x` is real.
     """
@@ -176,16 +155,16 @@ def sum(
     keep_dim: bool = False,
     name: str | None = None,
 ) -> ComplexVariable:
-    """Sum over dimensions, with the arguments of `fluid.layers.reduce_sum`. Raises TypeError where
-    `input` is real.
+    """Sum over dimensions, with the arguments of `fluid.layers.reduce_sum`.
+
+    Raises TypeError where `input` is real.
     """
     return _of_one("sum", input, lambda part: math.reduce_sum(part, dim, keep_dim, name))
 
 
-def trace(
-    input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1, name: str | None = None
-) -> ComplexVariable:
-    """Return the sum of a diagonal, with the arguments of `fluid.layers.trace`. Raises TypeError
-    where `input` is real.
+def trace(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1, name: str | None = None) -> ComplexVariable:
+    """Return the sum of a diagonal, with the arguments of `fluid.layers.trace`.
+
+    Raises TypeError where `input` is real.
     """
     return _of_one("trace", input, lambda part: math.trace(part, offset, dim1, dim2, name=name))

@@ -26,9 +26,7 @@ def _check_condition(layer: str, argument: str, value: Any) -> None:
         found = value.dtype.name if isinstance(value, Variable) else type(value).__name__
         raise TypeError(f"{layer}, {argument}: expected a boolean Variable, found {found}")
     if any(d not in (1, -1) for d in value.shape):
-        raise TypeError(
-            f"{layer}, {argument}: expected one element, found shape {list(value.shape)}"
-        )
+        raise TypeError(f"{layer}, {argument}: expected one element, found shape {list(value.shape)}")
 
 
 class While:
@@ -150,9 +148,7 @@ def while_loop(
     if not callable(cond) or not callable(body):
         raise TypeError("while_loop: cond and body are functions")
     if not isinstance(loop_vars, (list, tuple)):
-        raise TypeError(
-            f"while_loop, loop_vars: expected a list or tuple, found {type(loop_vars).__name__}"
-        )
+        raise TypeError(f"while_loop, loop_vars: expected a list or tuple, found {type(loop_vars).__name__}")
     if not loop_vars:
         raise errors.ProgramError("while_loop, loop_vars: expected at least one variable")
     condition = cond(*loop_vars)
@@ -185,9 +181,7 @@ def _to_outside(value: Any) -> Any:
         raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
     outside = default_main_program().current_block().parent
     assert outside is not None  # a branch's block is inside another
-    out = outside.create_var(
-        dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type
-    )
+    out = outside.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type)
     return assign(value, out)
 
 
@@ -197,8 +191,9 @@ def cond(
     false_fn: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Run `true_fn` where `pred` holds, else `false_fn`, and return what it returns. A step runs
-    only one of them.
+    """Run `true_fn` where `pred` holds, else `false_fn`, and return what it returns.
+
+    A step runs only one of them.
 
     Args:
         pred: a boolean Variable of one element.
@@ -212,9 +207,7 @@ def cond(
     _check_condition("cond", "pred", pred)
     for argument, function in (("true_fn", true_fn), ("false_fn", false_fn)):
         if function is not None and not callable(function):
-            raise TypeError(
-                f"cond, {argument}: expected a function, found {type(function).__name__}"
-            )
+            raise TypeError(f"cond, {argument}: expected a function, found {type(function).__name__}")
     if default_main_program().eager:
         chosen = true_fn if pred else false_fn
         return None if chosen is None else chosen()
@@ -232,9 +225,7 @@ def cond(
         return None
     if true is None or false is None or _shape_of(true) != _shape_of(false):
         found = [None if r is None else _shape_of(r) for r in (true, false)]
-        raise errors.ProgramError(
-            f"cond: the branches return different structures: {found[0]} and {found[1]}"
-        )
+        raise errors.ProgramError(f"cond: the branches return different structures: {found[0]} and {found[1]}")
     mask = emit("cast", {"X": pred}, {"in_dtype": int(pred.dtype), "out_dtype": int(VarType.INT32)})
     return _map(lambda f, t: emit("select_input", {"X": [f, t], "Mask": mask}), false, true)
 
@@ -270,9 +261,7 @@ def case(
     return final()
 
 
-def _branch(
-    pred: Variable, function: Callable[..., Any], otherwise: Callable[..., Any]
-) -> Callable[[], Any]:
+def _branch(pred: Variable, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: cond(pred, function, otherwise)
 
 
@@ -304,19 +293,10 @@ def switch_case(
     if all(callable(f) for f in pairs):
         pairs = list(enumerate(pairs))
     for pair in pairs:
-        if (
-            not isinstance(pair, tuple)
-            or len(pair) != 2
-            or not isinstance(pair[0], int)
-            or not callable(pair[1])
-        ):
-            raise TypeError(
-                f"switch_case, branch_fns: expected (integer, function), found {pair!r}"
-            )
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], int) or not callable(pair[1]):
+            raise TypeError(f"switch_case, branch_fns: expected (integer, function), found {pair!r}")
     if len({i for i, _ in pairs}) != len(pairs):
-        raise errors.ProgramError(
-            f"switch_case, branch_fns: an index occurs twice in {[i for i, _ in pairs]}"
-        )
+        raise errors.ProgramError(f"switch_case, branch_fns: an index occurs twice in {[i for i, _ in pairs]}")
     pairs.sort(key=lambda pair: pair[0])
     final = default or pairs.pop()[1]
     for index, function in reversed(pairs):
@@ -340,14 +320,10 @@ class ConditionalBlock:
     Raises TypeError for what is no list of Variables.
     """
 
-    def __init__(
-        self, inputs: Sequence[Variable], is_scalar_condition: bool = False, name: str | None = None
-    ):
+    def __init__(self, inputs: Sequence[Variable], is_scalar_condition: bool = False, name: str | None = None):
         for each in inputs:
             if not isinstance(each, Variable):
-                raise TypeError(
-                    f"ConditionalBlock, inputs: expected Variables, found {type(each).__name__}"
-                )
+                raise TypeError(f"ConditionalBlock, inputs: expected Variables, found {type(each).__name__}")
         self.inputs, self.is_scalar_condition = inputs, is_scalar_condition
         self.helper = LayerHelper("conditional_block", name=name)
 
@@ -357,8 +333,9 @@ class ConditionalBlock:
 
 
 def select_input(inputs: Sequence[Variable], mask: Variable) -> Variable:
-    """Return the Variable of `inputs` whose number `mask`, int32 of one element, holds. Raises TypeError
-    for other kinds.
+    """Return the Variable of `inputs` whose number `mask`, int32 of one element, holds.
+
+    Raises TypeError for other kinds.
     """
     if not isinstance(inputs, (list, tuple)):
         raise TypeError(f"select_input, inputs: expected a list, found {type(inputs).__name__}")
@@ -395,17 +372,11 @@ class Switch:
         self.inside_scope = False
 
     def case(self, condition: Variable) -> conditional:
-        """A context for the operators that run if `condition` holds and that of no earlier case
-        does.
-        """
+        """A context for the operators that run if `condition` holds and that of no earlier case does."""
         if not self.inside_scope:
             raise errors.ProgramError("Switch.case: use it inside of `with Switch() as switch:`")
         if not isinstance(condition, Variable) or condition.dtype != VarType.BOOL:
-            found = (
-                condition.dtype.name
-                if isinstance(condition, Variable)
-                else type(condition).__name__
-            )
+            found = condition.dtype.name if isinstance(condition, Variable) else type(condition).__name__
             raise TypeError(f"Switch.case, condition: expected a boolean Variable, found {found}")
         fails = emit("logical_not", {"X": condition})
         if self.pre_not_conditions:

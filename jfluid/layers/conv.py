@@ -18,22 +18,19 @@ Size = int | Sequence[int]
 def _groups(layer: str, groups: int | None) -> int:
     """Return the number of groups; 1 for None. Raises ShapeError for one below 1."""
     if groups is not None and groups < 1:
-        raise errors.ShapeError(
-            f"layers.{layer}: groups {groups}, expected at least 1 (None is one group)"
-        )
+        raise errors.ShapeError(f"layers.{layer}: groups {groups}, expected at least 1 (None is one group)")
     return groups or 1
 
 
 def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
-    """Return (the number of channels of x, whether they are its last dimension). Raises ShapeError
-    or ProgramError where x or its format is not one of this layer's.
+    """Return (the number of channels of x, whether they are its last dimension).
+
+    Raises ShapeError or ProgramError where x or its format is not one of this layer's.
     """
     check_variable(x, layer, "input")
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
     if data_format not in formats:
-        raise errors.ProgramError(
-            f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}"
-        )
+        raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
     if len(x.shape) != rank + 2:
         raise errors.ShapeError(
             f"layers.{layer}: input has {rank + 2} dimensions ({data_format}), found {list(x.shape)}"
@@ -41,9 +38,7 @@ def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int
     last = data_format == formats[1]
     channels = x.shape[-1 if last else 1]
     if channels < 1:
-        raise errors.ShapeError(
-            f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
     return channels, last
 
 
@@ -121,8 +116,7 @@ def conv2d(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Apply a two-dimensional convolution (cross-correlation), add a bias to each channel, and
-    apply an activation.
+    """Apply a two-dimensional convolution (cross-correlation), add a bias to each channel, and apply an activation.
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.
@@ -180,8 +174,9 @@ def conv3d(
     name: str | None = None,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Apply a three-dimensional convolution to [N, C, D, H, W], or to [N, D, H, W, C] with
-    data_format "NDHWC". Otherwise it is as `conv2d`.
+    """Apply a three-dimensional convolution to [N, C, D, H, W], or to [N, D, H, W, C] with data_format "NDHWC".
+
+    Otherwise it is as `conv2d`.
     """
     return _conv(
         3,
@@ -244,9 +239,7 @@ def _conv_transpose(
         ]
     else:
         raise errors.ProgramError(f"layers.{layer}: give filter_size or output_size")
-    weight = helper.create_parameter(
-        helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype
-    )
+    weight = helper.create_parameter(helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype)
     out = helper.create_variable_for_type_inference(input.dtype)
     # Fluid's three-dimensional operator knows the formats by their two-dimensional names.
     data_format = "NHWC" if last else "NCHW"
@@ -285,8 +278,7 @@ def conv2d_transpose(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Apply a two-dimensional transposed convolution: what the gradient of `conv2d` with respect to
-    its input computes.
+    """Apply a two-dimensional transposed convolution: what the gradient of `conv2d` with respect to its input computes.
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.

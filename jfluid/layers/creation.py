@@ -56,20 +56,13 @@ def integers(
     if isinstance(value, Variable):
         return {tensor_slot: value}, {}
     if not isinstance(value, (list, tuple, np.ndarray)):
-        raise errors.AttributeTypeError(
-            f"{what}: expected a list of integers or a Variable, found {value!r}"
-        )
+        raise errors.AttributeTypeError(f"{what}: expected a list of integers or a Variable, found {value!r}")
     if not any(isinstance(v, Variable) for v in value):
         return {}, {attr: [integer(v, what) for v in value]}
     tensors = [
-        v
-        if isinstance(v, Variable)
-        else fill_constant([1], dtype, integer(v, what), force_cpu=True)
-        for v in value
+        v if isinstance(v, Variable) else fill_constant([1], dtype, integer(v, what), force_cpu=True) for v in value
     ]
-    return {list_slot: tensors}, {
-        attr: [-1 if isinstance(v, Variable) else integer(v, what) for v in value]
-    }
+    return {list_slot: tensors}, {attr: [-1 if isinstance(v, Variable) else integer(v, what) for v in value]}
 
 
 def integer(value: Any, what: str) -> int:
@@ -77,9 +70,7 @@ def integer(value: Any, what: str) -> int:
     try:
         return as_integer(value)
     except TypeError:
-        raise errors.AttributeTypeError(
-            f"{what}: expected an integer or a Variable, found {value!r}"
-        ) from None
+        raise errors.AttributeTypeError(f"{what}: expected an integer or a Variable, found {value!r}") from None
 
 
 def into(
@@ -89,15 +80,14 @@ def into(
     attrs: dict[str, Any] | None = None,
     **options: Unpack[EmitOptions],
 ) -> Variable:
-    """Append an operator as `emit` does, but write into `out` where one is given. Raises
-    AttributeTypeError where `out` is no Variable.
+    """Append an operator as `emit` does, but write into `out` where one is given.
+
+    Raises AttributeTypeError where `out` is no Variable.
     """
     if out is None:
         return emit(op_type, inputs, attrs, **options)
     if not isinstance(out, Variable):
-        raise errors.AttributeTypeError(
-            f"{op_type}: expected out to be a Variable, found {type(out).__name__}"
-        )
+        raise errors.AttributeTypeError(f"{op_type}: expected out to be a Variable, found {type(out).__name__}")
     LayerHelper(op_type).append_op(
         type=op_type,
         inputs={s: v for s, v in inputs.items() if v is not None},
@@ -136,8 +126,7 @@ def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Vari
         return into(output, "assign", {"X": input})
     if not isinstance(input, np.ndarray):
         raise errors.AttributeTypeError(
-            "assign: expected input to be a Variable or a NumPy array, "
-            f"found {type(input).__name__}"
+            f"assign: expected input to be a Variable or a NumPy array, found {type(input).__name__}"
         )
     slot = _VALUES.get(var_type(input.dtype))
     if slot is None:
@@ -147,9 +136,7 @@ def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Vari
     attrs = {
         "shape": list(input.shape),
         "dtype": int(var_type(input.dtype)),
-        slot: [
-            v.item() for v in (input.astype(np.int32) if slot == "bool_values" else input).ravel()
-        ],
+        slot: [v.item() for v in (input.astype(np.int32) if slot == "bool_values" else input).ravel()],
     }
     return into(output, "assign_value", {}, attrs, layer="assign")
 
@@ -208,6 +195,7 @@ def fill_constant_batch_size_like(
     force_cpu: bool = False,
 ) -> Variable:
     """Make a tensor with one value everywhere, one of whose dimensions is a dimension of `input`.
+
     It gets no gradient.
 
     Args:
@@ -231,13 +219,9 @@ def fill_constant_batch_size_like(
 
 
 def check_device(device: str | None, what: str) -> None:
-    """Raise AttributeTypeError where `device` is none of the names that Fluid takes: None, "cpu",
-    "gpu".
-    """
+    """Raise AttributeTypeError where `device` is none of the names that Fluid takes: None, "cpu", "gpu"."""
     if device not in (None, "cpu", "gpu"):
-        raise errors.AttributeTypeError(
-            f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}"
-        )
+        raise errors.AttributeTypeError(f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}")
 
 
 def full(
@@ -263,9 +247,7 @@ def full(
     Raises AttributeTypeError for another device, and for a shape that is none.
     """
     check_device(device, "full")
-    result = _filled(
-        shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name
-    )
+    result = _filled(shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name)
     result.stop_gradient = stop_gradient
     return result
 
@@ -328,9 +310,7 @@ def _as_tensor(value: float | Variable, dtype: Any) -> Variable:
     return value if value.dtype == var_type(dtype) else cast(value, dtype)
 
 
-def range(
-    start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any
-) -> Variable:
+def range(start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any) -> Variable:
     """Return the numbers from `start` up to `end`, without `end`, by `step`: a vector, whose size
     must be known before the run. It gets no gradient.
 
@@ -365,9 +345,7 @@ def arange(
     return range(start, end, step, "float32" if dtype is None else dtype)
 
 
-def linspace(
-    start: float | Variable, stop: float | Variable, num: int | Variable, dtype: Any
-) -> Variable:
+def linspace(start: float | Variable, stop: float | Variable, num: int | Variable, dtype: Any) -> Variable:
     """Return `num` evenly spaced numbers from `start` to `stop`, both included: [num].
 
     Args:
@@ -389,8 +367,9 @@ def eye(
     batch_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """Make a matrix with ones on its diagonal: [*batch_shape, num_rows, num_columns]. It gets no
-    gradient.
+    """Make a matrix with ones on its diagonal: [*batch_shape, num_rows, num_columns].
+
+    It gets no gradient.
 
     Args:
         num_columns: as many as rows when None.
@@ -400,9 +379,7 @@ def eye(
     """
     columns = num_rows if num_columns is None else num_columns
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in (num_rows, columns)):
-        raise errors.AttributeTypeError(
-            f"eye: expected sizes of at least 0, found {num_rows} and {columns}"
-        )
+        raise errors.AttributeTypeError(f"eye: expected sizes of at least 0, found {num_rows} and {columns}")
     out = emit(
         "eye",
         {},
@@ -411,16 +388,15 @@ def eye(
     )
     for count in reversed(batch_shape or ()):
         if not isinstance(count, (int, np.integer)) or count <= 0:
-            raise errors.AttributeTypeError(
-                f"eye: expected batch_shape of positive integers, found {batch_shape}"
-            )
+            raise errors.AttributeTypeError(f"eye: expected batch_shape of positive integers, found {batch_shape}")
         out = emit("stack", {"X": [out] * count}, {"axis": 0}, outs=("Y",))
     return out
 
 
 def diag(diagonal: Variable | np.ndarray) -> Variable:
-    """Make a square matrix [n, n] with the vector `diagonal` [n] on its diagonal. It gets no
-    gradient.
+    """Make a square matrix [n, n] with the vector `diagonal` [n] on its diagonal.
+
+    It gets no gradient.
     """
     return emit(
         "diag",
@@ -429,11 +405,10 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
     )
 
 
-def diag_embed(
-    input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> Variable:
-    """Put the last dimension of `input` on the diagonal of two new dimensions, which are zero
-    elsewhere. The result gets no gradient.
+def diag_embed(input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Variable:
+    """Put the last dimension of `input` on the diagonal of two new dimensions, which are zero elsewhere.
+
+    The result gets no gradient.
 
     Args:
         offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones
@@ -445,9 +420,7 @@ def diag_embed(
     """
     rank_ = len(input.shape) + 1
     if not all(-rank_ <= d < rank_ for d in (dim1, dim2)) or dim1 % rank_ == dim2 % rank_:
-        raise errors.ShapeError(
-            f"diag_embed: expected two different dimensions of {rank_}, found {dim1} and {dim2}"
-        )
+        raise errors.ShapeError(f"diag_embed: expected two different dimensions of {rank_}, found {dim1} and {dim2}")
     return emit(
         "diag_embed",
         {"Input": input if isinstance(input, Variable) else assign(input)},

@@ -13,8 +13,7 @@ __all__ = ["chunk_eval", "crf_decoding", "linear_chain_crf"]
 def linear_chain_crf(
     input: Variable, label: Variable, param_attr: Any = None, length: Variable | None = None
 ) -> Variable:
-    """Return the negative log-likelihood of each sequence of labels, [number of sequences, 1]
-    (Lafferty et al. 2001).
+    """Return the negative log-likelihood of each sequence of labels, [number of sequences, 1] (Lafferty et al. 2001).
 
     Args:
         input: scores of the tags: rows [rows, tags] with a LoD, or [number of sequences, steps,
@@ -27,12 +26,8 @@ def linear_chain_crf(
     check_variable(input, "linear_chain_crf", "input")
     helper = LayerHelper("linear_chain_crf", input=input, param_attr=param_attr)
     tags = input.shape[2] if length is not None else input.shape[1]
-    transition = helper.create_parameter(
-        attr=helper.param_attr, shape=[tags + 2, tags], dtype=helper.input_dtype()
-    )
-    alpha, emission, weights, cost = (
-        helper.create_variable_for_type_inference(input.dtype) for _ in range(4)
-    )
+    transition = helper.create_parameter(attr=helper.param_attr, shape=[tags + 2, tags], dtype=helper.input_dtype())
+    alpha, emission, weights, cost = (helper.create_variable_for_type_inference(input.dtype) for _ in range(4))
     inputs = {"Emission": [input], "Transition": transition, "Label": [label]}
     if length is not None:
         inputs["Length"] = [length]

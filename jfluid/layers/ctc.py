@@ -1,6 +1,4 @@
-"""Connectionist temporal classification: the loss of unsegmented labels, its decoding, and edit
-distances.
-"""
+"""Connectionist temporal classification: the loss of unsegmented labels, its decoding, and edit distances."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,8 +53,7 @@ def ctc_greedy_decoder(
     padding_value: int = 0,
     name: str | None = None,
 ) -> Any:
-    """Return the label that the best class of each step spells: repeated classes are merged, then
-    blanks are removed.
+    """Return the label that the best class of each step spells: repeated classes are merged, then blanks are removed.
 
     Args:
         input: probabilities, logits or any other scores: rows [rows, classes] with a LoD of one

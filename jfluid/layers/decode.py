@@ -19,38 +19,32 @@ __all__ = ["BeamSearchDecoder", "Decoder", "dynamic_decode"]
 
 
 class Decoder:
-    """What `dynamic_decode` runs: how decoding begins, what a step does, and what becomes of the
-    outputs.
-    """
+    """What `dynamic_decode` runs: how decoding begins, what a step does, and what becomes of the outputs."""
 
     def initialize(self, inits: Any) -> tuple[Any, Any, Variable]:
         """Return (the inputs of the first step, the states, which sequences are finished: bool).
+
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define initialize")
 
-    def step(
-        self, time: Variable, inputs: Any, states: Any, **kwargs: Any
-    ) -> tuple[Any, Any, Any, Variable]:
-        """Return (the outputs, the states, the inputs of the next step, which sequences are
-        finished). Raises NotImplementedError here.
+    def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
+        """Return (the outputs, the states, the inputs of the next step, which sequences are finished).
+
+        Raises NotImplementedError here.
 
         Args:
             time: the number of the step, from 0: int64 [1].
         """
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
-    def finalize(
-        self, outputs: Any, final_states: Any, sequence_lengths: Variable
-    ) -> tuple[Any, Any]:
+    def finalize(self, outputs: Any, final_states: Any, sequence_lengths: Variable) -> tuple[Any, Any]:
         """Return (outputs, states) of the whole, from the outputs of all steps, [time, ...]."""
         return outputs, final_states
 
     @property
     def tracks_own_finished(self) -> bool:
-        """Whether `step` returns all sequences that are finished, not only those that end in this
-        step.
-        """
+        """Whether `step` returns all sequences that are finished, not only those that end in this step."""
         return False
 
 
@@ -84,13 +78,9 @@ class BeamSearchDecoder(Decoder):
 
     @staticmethod
     def tile_beam_merge_with_batch(x: Variable, beam_size: int) -> Variable:
-        """Repeat each example once for each of its beams: [batch, ...] becomes [batch * beam_size,
-        ...].
-        """
+        """Repeat each example once for each of its beams: [batch, ...] becomes [batch * beam_size, ...]."""
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
-        times = emit(
-            "expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)}
-        )
+        times = emit("expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)})
         if -1 not in x.shape[1:]:
             return emit("reshape2", {"X": times}, {"shape": [-1, *x.shape[1:]]})
         # A shape holds one -1: with the batch and the beams last, the others are copied (0).
@@ -107,13 +97,9 @@ class BeamSearchDecoder(Decoder):
 
     def _beams(self, x: Variable) -> Variable:
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
-        return emit(
-            "expand", {"X": times}, {"expand_times": [1, self.beam_size] + [1] * (len(x.shape) - 1)}
-        )
+        return emit("expand", {"X": times}, {"expand_times": [1, self.beam_size] + [1] * (len(x.shape) - 1)})
 
-    def _like_batch(
-        self, reference: Variable, value: float, dtype: str, width: int | None = None
-    ) -> Variable:
+    def _like_batch(self, reference: Variable, value: float, dtype: str, width: int | None = None) -> Variable:
         return emit(
             "fill_constant_batch_size_like",
             {"Input": reference},
@@ -138,20 +124,14 @@ class BeamSearchDecoder(Decoder):
         inputs = self.embedding_fn(ids) if self.embedding_fn else ids
         return inputs, self.StateWrapper(states, scores, finished, lengths), finished
 
-    def step(
-        self, time: Variable, inputs: Any, states: Any, **kwargs: Any
-    ) -> tuple[Any, Any, Any, Variable]:
+    def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
         """Run the cell on all beams, and choose the best continuations."""
-        outputs, cell_states = self.cell(
-            _map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs
-        )
+        outputs, cell_states = self.cell(_map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs)
         logits = self.output_fn(self._split(outputs)) if self.output_fn else self._split(outputs)
         words = logits.shape[-1]
         chances = emit("log", {"X": emit("softmax", {"X": logits}, {"axis": -1})})
         ended = cast(states.finished, "float32")
-        only_end = emit(
-            "one_hot_v2", {"X": fill_constant([1], "int64", self.end_token)}, {"depth": words}
-        )
+        only_end = emit("one_hot_v2", {"X": fill_constant([1], "int64", self.end_token)}, {"depth": words})
         closed = emit(
             "scale",
             {"X": emit("reshape2", {"X": only_end}, {"shape": [1, 1, words]})},
@@ -204,9 +184,7 @@ class BeamSearchDecoder(Decoder):
             )
         return emit("matmul", {"X": hot, "Y": x})
 
-    def finalize(
-        self, outputs: Any, final_states: Any, sequence_lengths: Variable
-    ) -> tuple[Any, Any]:
+    def finalize(self, outputs: Any, final_states: Any, sequence_lengths: Variable) -> tuple[Any, Any]:
         """Return the words of whole hypotheses, [time, batch, beam], and the final states."""
         return gather_tree(outputs.predicted_ids, outputs.parent_ids), final_states
 
@@ -225,8 +203,9 @@ def dynamic_decode(
     return_length: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Run a decoder until all sequences are finished, or up to a last step. The loop runs on the
-    host.
+    """Run a decoder until all sequences are finished, or up to a last step.
+
+    The loop runs on the host.
 
     Args:
         decoder: a Decoder.
@@ -243,9 +222,7 @@ def dynamic_decode(
         (outputs, final states), or (outputs, final states, lengths).
     """
     if not isinstance(decoder, Decoder):
-        raise TypeError(
-            f"dynamic_decode, decoder: expected a Decoder, found {type(decoder).__name__}"
-        )
+        raise TypeError(f"dynamic_decode, decoder: expected a Decoder, found {type(decoder).__name__}")
     inputs, states, finished = decoder.initialize(inits)
     inputs, states, finished = (_map(assign, v) for v in (inputs, states, finished))
     lengths = cast(emit("fill_zeros_like", {"X": cast(finished, "int64")}), "int64")
@@ -266,9 +243,7 @@ def dynamic_decode(
             new = _map(lambda old, now: _unless(finished, now, old), states, new)
         for each in _flat(outputs):
             outside = each.block.parent
-            array = outside.create_var(
-                name=f"{each.name}_array", type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype
-            )
+            array = outside.create_var(name=f"{each.name}_array", type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype)
             arrays.append(array_write(each, time, array))
         increment(time, 1.0)
         _map(assign, following, inputs)

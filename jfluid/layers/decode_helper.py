@@ -1,6 +1,4 @@
-"""Decoding with one output a step: helpers say what is sampled from it, and what the next step
-gets.
-"""
+"""Decoding with one output a step: helpers say what is sampled from it, and what the next step gets."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -27,20 +25,21 @@ class DecodeHelper:
 
     def initialize(self) -> tuple[Any, Variable]:
         """Return (the inputs of the first step, which sequences are finished: bool [batch]).
+
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define initialize")
 
     def sample(self, time: Variable, outputs: Any, states: Any) -> Variable:
         """Return the sampled ids, integers [batch], of the outputs of step `time`, int64 [1].
+
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define sample")
 
-    def next_inputs(
-        self, time: Variable, outputs: Any, states: Any, sample_ids: Variable
-    ) -> tuple[Variable, Any, Any]:
+    def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
         """Return (which sequences are finished now, the inputs of the next step, its states).
+
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define next_inputs")
@@ -51,8 +50,7 @@ def _best(outputs: Variable) -> Variable:
 
 
 class TrainingHelper(DecodeHelper):
-    """Gives each step the true input (teacher forcing); the sampled ids are the best of its outputs
-    and go nowhere.
+    """Gives each step the true input (teacher forcing); the sampled ids are the best of its outputs and go nowhere.
 
     Args:
         inputs: [batch, time, ...], or a structure of such Variables.
@@ -89,9 +87,7 @@ class TrainingHelper(DecodeHelper):
         """Return the best of the outputs, int64 [batch]."""
         return _best(outputs)
 
-    def next_inputs(
-        self, time: Variable, outputs: Any, states: Any, sample_ids: Variable
-    ) -> tuple[Variable, Any, Any]:
+    def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
         """Return which sequences end before the next step, its inputs, and the states as they are."""
         following = emit("increment", {"X": time}, {"step": 1.0})
         lengths = cast(self.sequence_length, "int64")
@@ -109,9 +105,7 @@ class GreedyEmbeddingHelper(DecodeHelper):
         end_token: the id that ends a sequence.
     """
 
-    def __init__(
-        self, embedding_fn: Callable[[Variable], Any], start_tokens: Variable, end_token: int
-    ):
+    def __init__(self, embedding_fn: Callable[[Variable], Any], start_tokens: Variable, end_token: int):
         check_variable(start_tokens, type(self).__name__, "start_tokens")
         self.embedding_fn, self.start_tokens = embedding_fn, start_tokens
         self.end_token = fill_constant([1], "int64", end_token)
@@ -125,12 +119,8 @@ class GreedyEmbeddingHelper(DecodeHelper):
         """Return the best of the outputs, int64 [batch]."""
         return _best(outputs)
 
-    def next_inputs(
-        self, time: Variable, outputs: Any, states: Any, sample_ids: Variable
-    ) -> tuple[Variable, Any, Any]:
-        """Return which sequences got the end token, the embeddings of the ids, and the states as
-        they are.
-        """
+    def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
+        """Return which sequences got the end token, the embeddings of the ids, and the states as they are."""
         finished = emit("equal", {"X": sample_ids, "Y": self.end_token})
         return finished, self.embedding_fn(sample_ids), states
 
@@ -158,13 +148,10 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
         super().__init__(embedding_fn, start_tokens, end_token)
         if softmax_temperature is not None and softmax_temperature <= 0:
             raise errors.ProgramError(
-                "SampleEmbeddingHelper, softmax_temperature: expected a number above 0, found "
-                f"{softmax_temperature}"
+                f"SampleEmbeddingHelper, softmax_temperature: expected a number above 0, found {softmax_temperature}"
             )
         self.softmax_temperature = (
-            None
-            if softmax_temperature is None
-            else fill_constant([1], "float32", softmax_temperature)
+            None if softmax_temperature is None else fill_constant([1], "float32", softmax_temperature)
         )
         self.seed = seed
 
@@ -191,9 +178,7 @@ class BasicDecoder(Decoder):
 
     OutputWrapper = namedtuple("OutputWrapper", ("cell_outputs", "sample_ids"))
 
-    def __init__(
-        self, cell: Any, helper: DecodeHelper, output_fn: Callable[..., Any] | None = None
-    ):
+    def __init__(self, cell: Any, helper: DecodeHelper, output_fn: Callable[..., Any] | None = None):
         self.cell, self.helper, self.output_fn = cell, helper, output_fn
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
@@ -201,9 +186,7 @@ class BasicDecoder(Decoder):
         inputs, finished = self.helper.initialize()
         return inputs, initial_cell_states, finished
 
-    def step(
-        self, time: Variable, inputs: Any, states: Any, **kwargs: Any
-    ) -> tuple[Any, Any, Any, Variable]:
+    def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
         """Run the cell, sample from its outputs, and return ((outputs, sampled ids), the states, the
         inputs of the next step, which sequences are finished).
         """
@@ -212,7 +195,5 @@ class BasicDecoder(Decoder):
             outputs = self.output_fn(outputs)
         ids = self.helper.sample(time=time, outputs=outputs, states=states)
         ids.stop_gradient = True
-        finished, inputs, states = self.helper.next_inputs(
-            time=time, outputs=outputs, states=states, sample_ids=ids
-        )
+        finished, inputs, states = self.helper.next_inputs(time=time, outputs=outputs, states=states, sample_ids=ids)
         return self.OutputWrapper(outputs, ids), states, inputs, finished

@@ -69,9 +69,7 @@ def deformable_conv(
             f"{groups or 1}, found {list(input.shape)}"
         )
     channels, kernel = input.shape[1], each(filter_size, 2, "deformable_conv", "filter_size")
-    helper = LayerHelper(
-        "deformable_conv", param_attr=param_attr, bias_attr=bias_attr, name=name, input=input
-    )
+    helper = LayerHelper("deformable_conv", param_attr=param_attr, bias_attr=bias_attr, name=name, input=input)
     deviation = (2.0 / (math.prod(kernel) * channels)) ** 0.5
     weight = helper.create_parameter(
         helper.param_attr,
@@ -87,8 +85,7 @@ def deformable_conv(
     }
     helper.append_op(
         type="deformable_conv" if modulated else "deformable_conv_v1",
-        inputs={"Input": input, "Filter": weight, "Offset": offset}
-        | ({"Mask": mask} if modulated else {}),
+        inputs={"Input": input, "Filter": weight, "Offset": offset} | ({"Mask": mask} if modulated else {}),
         outputs={"Output": out},
         attrs={
             "strides": each(stride, 2, "deformable_conv", "stride"),

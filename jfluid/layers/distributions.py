@@ -34,8 +34,9 @@ def _reduced(op_type: str, x: Variable) -> Variable:
 
 
 class Distribution:
-    """The base of distributions. A method that a distribution does not have raises
-    NotImplementedError.
+    """The base of distributions.
+
+    A method that a distribution does not have raises NotImplementedError.
     """
 
     def _missing(self, what: str) -> NoReturn:
@@ -61,27 +62,22 @@ class Distribution:
 
 
 def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
-    """Return the parameters as Variables, and whether all were plain numbers. Variables and numbers
-    cannot be mixed.
+    """Return the parameters as Variables, and whether all were plain numbers.
+
+    Variables and numbers cannot be mixed.
     """
     variables = [v for v in values if isinstance(v, Variable)]
     if len(variables) == len(values):
         return variables, False
     if variables:
-        raise errors.AttributeTypeError(
-            f"{what}: expected all parameters to be Variables, or none of them"
-        )
+        raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none of them")
     given = [np.asarray(v, np.float32) for v in values]
     arrays = np.broadcast_arrays(*given)
-    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(
-        v.ndim == 0 for v in given
-    )
+    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(v.ndim == 0 for v in given)
 
 
 class _TwoParameters(Distribution):
-    """The base of distributions with two parameters of the same shape, which draw values for each
-    pair of them.
-    """
+    """The base of distributions with two parameters of the same shape, which draw values for each pair of them."""
 
     def __init__(self, first: Values, second: Values):
         (self._first, self._second), self._plain = _parameters(type(self).__name__, first, second)
@@ -90,8 +86,7 @@ class _TwoParameters(Distribution):
         raise NotImplementedError
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
-        """Draw values of shape `shape` + the shape of the parameters (`shape` alone where those are
-        numbers).
+        """Draw values of shape `shape` + the shape of the parameters (`shape` alone where those are numbers).
 
         Args:
             seed: 0 draws other values in each step.
@@ -106,9 +101,7 @@ class _TwoParameters(Distribution):
 
 
 def _dimensions(x: Variable) -> list[int | Variable]:
-    """Return the shape of `x`, with a Variable for a dimension that is known only when the program
-    runs.
-    """
+    """Return the shape of `x`, with a Variable for a dimension that is known only when the program runs."""
     if -1 not in x.shape:
         return list(x.shape)
     dims = shape(x)
@@ -179,9 +172,7 @@ class Normal(_TwoParameters):
         return _sub(_sub(square, _log(self.scale)), 0.5 * math.log(2 * math.pi))
 
     def kl_divergence(self, other: "Normal") -> Variable:
-        """Return (r + d - 1 - log r) / 2, where r = (scale / other.scale)² and d = ((loc -
-        other.loc) / other.scale)².
-        """
+        """Return (r + d - 1 - log r) / 2, where r = (scale / other.scale)² and d = ((loc - other.loc) / other.scale)²."""
         _same_kind(self, other)
         ratio = _div(self.scale, other.scale)
         ratio = _mul(ratio, ratio)
@@ -197,9 +188,7 @@ def _same_kind(one: Distribution, other: Distribution) -> None:
 
 
 class Categorical(Distribution):
-    """The distribution over the last dimension of `logits` [..., classes], which need not be
-    normalised.
-    """
+    """The distribution over the last dimension of `logits` [..., classes], which need not be normalised."""
 
     def __init__(self, logits: Values):
         (self.logits,), _ = _parameters("Categorical", logits)
@@ -213,9 +202,7 @@ class Categorical(Distribution):
     def entropy(self) -> Variable:
         """Return -sum(p log p), with the last dimension kept as 1."""
         shifted, exponentials, total = self._parts()
-        return arithmetic.negate(
-            _reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total))))
-        )
+        return arithmetic.negate(_reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total)))))
 
     def kl_divergence(self, other: "Categorical") -> Variable:
         """Return sum(p (log p - log q)), with the last dimension kept as 1."""

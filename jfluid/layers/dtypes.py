@@ -12,8 +12,9 @@ BOOLS = (VarType.BOOL,)
 
 
 def hold(value: Any, kinds: tuple[VarType, ...], layer: str, what: str) -> Any:
-    """Return `value`, a Variable or a list of them. Raises TypeError where it is something else, or
-    its dtype is not one of `kinds`.
+    """Return `value`, a Variable or a list of them.
+
+    Raises TypeError where it is something else, or its dtype is not one of `kinds`.
     """
     check_variable(value, layer, what)
     for v in value if isinstance(value, (list, tuple)) else (value,):

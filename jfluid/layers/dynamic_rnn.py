@@ -20,8 +20,7 @@ __all__ = ["DynamicRNN"]
 
 
 class DynamicRNN:
-    """A recurrent network over sequences of different lengths, defined by the operators of one
-    step.
+    """A recurrent network over sequences of different lengths, defined by the operators of one step.
 
         rnn = layers.DynamicRNN()
         with rnn.block():
@@ -86,20 +85,14 @@ class DynamicRNN:
         """
         self._only_inside("step_input")
         if not isinstance(x, Variable):
-            raise TypeError(
-                f"DynamicRNN.step_input, x: expected a Variable, found {type(x).__name__}"
-            )
+            raise TypeError(f"DynamicRNN.step_input, x: expected a Variable, found {type(x).__name__}")
         parent = self._parent()
         if self.lod_rank_table is None:
             self.lod_rank_table = self._outside("lod_rank_table", None, VarType.LOD_RANK_TABLE)
             self.lod_rank_table.lod_level = level  # its arrays have the levels below
-            parent.append_op(
-                "lod_rank_table", {"X": x}, {"Out": self.lod_rank_table}, {"level": level}
-            )
+            parent.append_op("lod_rank_table", {"X": x}, {"Out": self.lod_rank_table}, {"level": level})
             self.max_seq_len = self._outside("dynamic_rnn_max_seq_len", "int64")
-            parent.append_op(
-                "max_sequence_len", {"RankTable": self.lod_rank_table}, {"Out": self.max_seq_len}
-            )
+            parent.append_op("max_sequence_len", {"RankTable": self.lod_rank_table}, {"Out": self.max_seq_len})
             parent.append_op(
                 "less_than",
                 {"X": self.step_idx, "Y": self.max_seq_len},
@@ -108,9 +101,7 @@ class DynamicRNN:
             )
         array = self._outside("dynamic_rnn_input_array", x.dtype, VarType.LOD_TENSOR_ARRAY)
         self.input_array.append(array)
-        parent.append_op(
-            "lod_tensor_to_array", {"X": x, "RankTable": self.lod_rank_table}, {"Out": array}
-        )
+        parent.append_op("lod_tensor_to_array", {"X": x, "RankTable": self.lod_rank_table}, {"Out": array})
         return array_read(array, self._step())
 
     def static_input(self, x: Variable) -> Variable:
@@ -119,14 +110,10 @@ class DynamicRNN:
         """
         self._only_inside("static_input")
         if not isinstance(x, Variable):
-            raise TypeError(
-                f"DynamicRNN.static_input, x: expected a Variable, found {type(x).__name__}"
-            )
+            raise TypeError(f"DynamicRNN.static_input, x: expected a Variable, found {type(x).__name__}")
         table = self._table("static_input")
         moved = self._outside("dynamic_rnn_static_input_reordered", x.dtype)
-        self._parent().append_op(
-            "reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [table]}, {"Out": [moved]}
-        )
+        self._parent().append_op("reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [table]}, {"Out": [moved]})
         return shrink_memory(moved, self._step(), table)
 
     @contextlib.contextmanager
@@ -140,9 +127,7 @@ class DynamicRNN:
         with self.while_op.block():
             yield
             if self.max_seq_len is None:
-                raise errors.ProgramError(
-                    "DynamicRNN: the step needs an input; call step_input in it"
-                )
+                raise errors.ProgramError("DynamicRNN: the step needs an input; call step_input in it")
             increment(self.step_idx, value=1.0, in_place=True)
             for new, array in self.mem_link:
                 array_write(new, i=self.step_idx, array=array)
@@ -202,14 +187,10 @@ class DynamicRNN:
                 {"shape": [-1, *shape], "value": float(value), "dtype": int(var_type(dtype))},
             )
         elif not isinstance(init, Variable):
-            raise TypeError(
-                f"DynamicRNN.memory, init: expected a Variable, found {type(init).__name__}"
-            )
+            raise TypeError(f"DynamicRNN.memory, init: expected a Variable, found {type(init).__name__}")
         elif need_reorder:
             moved = self._outside("dynamic_rnn_mem_init_reordered", init.dtype)
-            parent.append_op(
-                "reorder_lod_tensor_by_rank", {"X": [init], "RankTable": [table]}, {"Out": [moved]}
-            )
+            parent.append_op("reorder_lod_tensor_by_rank", {"X": [init], "RankTable": [table]}, {"Out": [moved]})
             init = moved
         array = self._outside("dynamic_rnn_mem_array", init.dtype, VarType.LOD_TENSOR_ARRAY)
         parent.append_op("write_to_array", {"X": init, "I": self.zero_idx}, {"Out": array})
@@ -224,9 +205,7 @@ class DynamicRNN:
             raise TypeError("DynamicRNN.update_memory: expected two Variables")
         array = self.mem_dict.get(ex_mem.name)
         if array is None:
-            raise errors.ProgramError(
-                f"DynamicRNN.update_memory: {ex_mem.name} is no memory of this DynamicRNN"
-            )
+            raise errors.ProgramError(f"DynamicRNN.update_memory: {ex_mem.name} is no memory of this DynamicRNN")
         self.mem_link.append((new_mem, array))
 
     def output(self, *outputs: Variable) -> None:

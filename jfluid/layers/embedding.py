@@ -1,5 +1,6 @@
-"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1. `jfluid.input` has
-those for ids of any shape.
+"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1.
+
+`jfluid.input` has those for ids of any shape.
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,16 @@ def look_up(
     param_attr: Any,
     dtype: str,
 ) -> Variable:
-    """Make the table, and append the look-up operator `op_type`. The other arguments are those of
-    `embedding`.
+    """Make the table, and append the look-up operator `op_type`.
+
+    The other arguments are those of `embedding`.
     """
     check_variable(input, "embedding", "input")
     if len(size) != 2:
         raise errors.ShapeError(f"embedding, size: expected [rows, width], found {list(size)}")
     if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
         raise errors.ProgramError(
-            f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, "
-            f"found {padding_idx}"
+            f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, found {padding_idx}"
         )
     if is_distributed and not is_sparse:
         raise errors.ProgramError(
@@ -81,8 +82,7 @@ def embedding(
     param_attr: Any = None,
     dtype: str = "float32",
 ) -> Variable:
-    """Look up rows of a table [size[0], size[1]], a parameter that this layer makes, by the ids
-    `input`.
+    """Look up rows of a table [size[0], size[1]], a parameter that this layer makes, by the ids `input`.
 
     Args:
         input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id
@@ -106,9 +106,7 @@ def embedding(
         ProgramError: `padding_idx` is outside the table, or `is_distributed` stands without
             `is_sparse`.
     """
-    return look_up(
-        "lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
-    )
+    return look_up("lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:

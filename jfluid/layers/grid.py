@@ -9,9 +9,7 @@ from jfluid.layers.helper import emit
 __all__ = ["affine_grid", "grid_sampler"]
 
 
-def affine_grid(
-    theta: Variable, out_shape: Sequence[int] | Variable, name: str | None = None
-) -> Variable:
+def affine_grid(theta: Variable, out_shape: Sequence[int] | Variable, name: str | None = None) -> Variable:
     """Return the points at which images are sampled to be transformed.
 
     Args:

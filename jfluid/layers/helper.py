@@ -116,9 +116,7 @@ def emit(
     if isinstance(outs, tuple):
         results = block.append_new(op_type, inputs, outs, attrs, prefix)
     else:
-        made = {
-            slot: [block.temporary(prefix) for _ in range(count)] for slot, count in outs.items()
-        }
+        made = {slot: [block.temporary(prefix) for _ in range(count)] for slot, count in outs.items()}
         block.append_op(op_type, inputs, made, attrs)
         results = tuple(made.values())
     if stop_gradient:
@@ -136,9 +134,7 @@ def check_variable(value: Any, layer: str, what: str) -> None:
     """Raise TypeError where `value` is neither a Variable nor None nor a list of Variables."""
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if v is not None and not isinstance(v, Variable):
-            raise TypeError(
-                f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})"
-            )
+            raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})")
 
 
 class LayerHelper:
@@ -178,9 +174,7 @@ class LayerHelper:
     def input(self, input_param_name: str = "input") -> Variable:
         values = self.multiple_input(input_param_name)
         if len(values) != 1:
-            raise errors.ProgramError(
-                f"layer {self.layer_type}: expected one input, found {len(values)}"
-            )
+            raise errors.ProgramError(f"layer {self.layer_type}: expected one input, found {len(values)}")
         return values[0]
 
     def input_dtype(self, input_param_name: str = "input") -> VarType:
@@ -188,8 +182,7 @@ class LayerHelper:
         dtypes = {v.dtype for v in self.multiple_input(input_param_name)}
         if len(dtypes) != 1:
             raise errors.ProgramError(
-                f"layer {self.layer_type}: inputs of one dtype are needed, "
-                f"found {sorted(d.name for d in dtypes)}"
+                f"layer {self.layer_type}: inputs of one dtype are needed, found {sorted(d.name for d in dtypes)}"
             )
         return dtypes.pop()
 
@@ -208,14 +201,10 @@ class LayerHelper:
         if len(attrs) == 1 and length > 1:
             attrs = [attrs[0]] + [copy.deepcopy(attrs[0]) for _ in range(length - 1)]
         if len(attrs) != length:
-            raise errors.ProgramError(
-                f"layer {self.layer_type}: {length} inputs, but {len(attrs)} param_attr"
-            )
+            raise errors.ProgramError(f"layer {self.layer_type}: {length} inputs, but {len(attrs)} param_attr")
         return attrs
 
-    def iter_inputs_and_params(
-        self, input_param_name: str = "input"
-    ) -> Iterator[tuple[Variable, Any]]:
+    def iter_inputs_and_params(self, input_param_name: str = "input") -> Iterator[tuple[Variable, Any]]:
         inputs = self.multiple_input(input_param_name)
         return zip(inputs, self.multiple_param_attr(len(inputs)))
 
@@ -229,9 +218,7 @@ class LayerHelper:
         stop_gradient: bool = False,
         type: VarType = VarType.LOD_TENSOR,
     ) -> Variable | None:
-        """Make a parameter in both programs, which the startup program initializes; None where
-        `attr` is False.
-        """
+        """Make a parameter in both programs, which the startup program initializes; None where `attr` is False."""
         if attr is False:
             return None
         attr = copy.deepcopy(ParamAttr._to_attr(attr))
@@ -247,12 +234,8 @@ class LayerHelper:
         kwargs = {"shape": shape, "dtype": dtype, "type": type}
         eager = self.main_program.eager  # then there is one program, whose parameters have values
         if not eager:
-            self.startup_program.global_block().create_parameter(
-                **kwargs, **attr._to_kwargs(with_initializer=True)
-            )
-        param = self.main_program.global_block().create_parameter(
-            **kwargs, **attr._to_kwargs(with_initializer=eager)
-        )
+            self.startup_program.global_block().create_parameter(**kwargs, **attr._to_kwargs(with_initializer=True))
+        param = self.main_program.global_block().create_parameter(**kwargs, **attr._to_kwargs(with_initializer=eager))
         if stop_gradient:
             param.stop_gradient = True
         return param
@@ -261,9 +244,7 @@ class LayerHelper:
     def create_variable_for_type_inference(
         self, dtype: Any = None, stop_gradient: bool = False, shape: Sequence[int] | None = None
     ) -> Variable:
-        """Make a variable of the current block, whose shape and dtype come from the operator that
-        writes it.
-        """
+        """Make a variable of the current block, whose shape and dtype come from the operator that writes it."""
         return self.block.create_var(
             name=unique_name.generate(f"{self.name}.tmp"),
             dtype=dtype,
@@ -277,17 +258,13 @@ class LayerHelper:
     def create_variable(self, *args: Any, **kwargs: Any) -> Variable:
         return self.block.create_var(*args, **kwargs)
 
-    def create_global_variable(
-        self, persistable: bool = False, *args: Any, **kwargs: Any
-    ) -> Variable:
+    def create_global_variable(self, persistable: bool = False, *args: Any, **kwargs: Any) -> Variable:
         """Make a variable of the global block."""
         kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
         kwargs.setdefault("stop_gradient", False)
         return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
 
-    def create_or_get_global_variable(
-        self, name: str, *args: Any, **kwargs: Any
-    ) -> tuple[Variable, bool]:
+    def create_or_get_global_variable(self, name: str, *args: Any, **kwargs: Any) -> tuple[Variable, bool]:
         """Return (the variable of this name in the global block, whether it was made now)."""
         block = self.main_program.global_block()
         if block.has_var(name):
@@ -306,9 +283,7 @@ class LayerHelper:
         )
 
     # Tails
-    def append_bias_op(
-        self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None
-    ) -> Variable:
+    def append_bias_op(self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None) -> Variable:
         """Add a bias over the dimensions from `dim_start` to `dim_end`; return `input_var` itself
         where `bias_attr` is False.
         """
@@ -340,15 +315,11 @@ class LayerHelper:
         if act is None:
             return input_var
         if not isinstance(act, (str, Mapping)):
-            raise TypeError(
-                f"layer {self.layer_type}: act is the name of an activation, found {act!r}"
-            )
+            raise TypeError(f"layer {self.layer_type}: act is the name of an activation, found {act!r}")
         attrs = {} if isinstance(act, str) else dict(act)
         act_type = act if isinstance(act, str) else attrs.pop("type")
         out = self.create_variable_for_type_inference(dtype=input_var.dtype)
-        self.append_op(
-            type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs
-        )
+        self.append_op(type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs)
         return out
 
     def get_parameter(self, name: str) -> Variable:
@@ -362,8 +333,7 @@ class LayerHelper:
         """Return `value` itself. Raises TypeError when it is no Variable."""
         if not isinstance(value, Variable):
             raise TypeError(
-                f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} "
-                f"({value!r:.60})"
+                f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} ({value!r:.60})"
             )
         return value
 
@@ -371,6 +341,4 @@ class LayerHelper:
         """Raise TypeError where an argument has another type."""
         value = self.kwargs.get(param_name)
         if not isinstance(value, cls):
-            raise TypeError(
-                f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}"
-            )
+            raise TypeError(f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}")

@@ -1,5 +1,6 @@
-"""Layers that run Python between compiled parts of the program. Each one divides the compiled step
-in two and copies its values to the host and back.
+"""Layers that run Python between compiled parts of the program.
+
+Each one divides the compiled step in two and copies its values to the host and back.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +41,7 @@ def Print(
     """
     check_variable(input, "Print", "input")
     if print_phase.lower() not in ("forward", "backward", "both"):
-        raise errors.ProgramError(
-            f"Print, print_phase: expected forward, backward or both, found {print_phase!r}"
-        )
+        raise errors.ProgramError(f"Print, print_phase: expected forward, backward or both, found {print_phase!r}")
     attrs = {
         "first_n": first_n,
         "message": message or "",
@@ -67,8 +66,7 @@ def py_func(
     backward_func: Callable[..., Any] | None = None,
     skip_vars_in_backward_input: Variables = None,
 ) -> Variables:
-    """Call `func` on the values of `x` when the program runs, and take what it returns as the
-    values of `out`.
+    """Call `func` on the values of `x` when the program runs, and take what it returns as the values of `out`.
 
     Args:
         func: takes one NumPy array for each variable of `x`, and returns one array (or a tuple of
@@ -88,25 +86,20 @@ def py_func(
         ProgramError: a variable to skip is neither in `x` nor in `out`.
     """
     if not callable(func) or not (backward_func is None or callable(backward_func)):
-        raise errors.AttributeTypeError(
-            "py_func: func (and backward_func, if given) must be functions"
-        )
+        raise errors.AttributeTypeError("py_func: func (and backward_func, if given) must be functions")
     inputs, outputs, skipped = map(_variables, (x, out, skip_vars_in_backward_input))
     names = [v.name for v in skipped]
     strange = set(names) - {v.name for v in inputs + outputs}
     if strange:
         raise errors.ProgramError(
-            f"py_func, skip_vars_in_backward_input: {', '.join(sorted(strange))} are neither in "
-            "x nor in out"
+            f"py_func, skip_vars_in_backward_input: {', '.join(sorted(strange))} are neither in x nor in out"
         )
     attrs = {
         "forward_callable_id": callables.register(func),
         "backward_skip_vars": names,
         "backward_callable_id": -1 if backward_func is None else callables.register(backward_func),
     }
-    LayerHelper("py_func").append_op(
-        type="py_func", inputs={"X": inputs}, outputs={"Out": outputs}, attrs=attrs
-    )
+    LayerHelper("py_func").append_op(type="py_func", inputs={"X": inputs}, outputs={"Out": outputs}, attrs=attrs)
     if backward_func is None:
         for variable in outputs:
             variable.stop_gradient = True
@@ -114,8 +107,6 @@ def py_func(
 
 
 def _variables(value: Variables) -> list[Variable]:
-    found: list[Any] = (
-        [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
-    )
+    found: list[Any] = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     check_variable(found, "py_func", "x, out or skip_vars_in_backward_input")
     return found

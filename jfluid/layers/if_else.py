@@ -14,8 +14,7 @@ __all__ = ["IfElse"]
 
 
 class IfElse:
-    """Two blocks of operators: rows for which a condition holds go through one, the others through
-    the other.
+    """Two blocks of operators: rows for which a condition holds go through one, the others through the other.
 
         choice = layers.IfElse(condition)  # bool [batch, 1]
         with choice.true_block():
@@ -53,9 +52,7 @@ class IfElse:
         if x.name not in self.input_table:
             parent = self._parent()
             true, false = (
-                parent.create_var(
-                    name=unique_name.generate(f"ifelse_input{self.helper.name}"), dtype=x.dtype
-                )
+                parent.create_var(name=unique_name.generate(f"ifelse_input{self.helper.name}"), dtype=x.dtype)
                 for _ in range(2)
             )
             parent.append_op(
@@ -94,8 +91,9 @@ class IfElse:
             table.append(out)
 
     def __call__(self) -> list[Variable]:
-        """Return the results as a list of Variables [batch, ...], in the order of all rows. Raises
-        ProgramError when the numbers of the blocks' outputs differ.
+        """Return the results as a list of Variables [batch, ...], in the order of all rows.
+
+        Raises ProgramError when the numbers of the blocks' outputs differ.
         """
         if self.status != IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse: the results are there after the blocks")
@@ -105,13 +103,8 @@ class IfElse:
         if not true or not false:
             return true or false
         if len(true) != len(false):
-            raise errors.ProgramError(
-                f"IfElse: {len(true)} outputs of the true block, {len(false)} of the false block"
-            )
-        return [
-            merge_lod_tensor(in_true=t, in_false=f, mask=self.cond, x=self.cond)
-            for t, f in zip(true, false)
-        ]
+            raise errors.ProgramError(f"IfElse: {len(true)} outputs of the true block, {len(false)} of the false block")
+        return [merge_lod_tensor(in_true=t, in_false=f, mask=self.cond, x=self.cond) for t, f in zip(true, false)]
 
 
 class _Branch(conditional):
@@ -122,15 +115,11 @@ class _Branch(conditional):
             raise errors.ProgramError("IfElse: the blocks cannot lie in each other")
 
     def __enter__(self) -> Any:
-        self.choice.status = (
-            IfElse.IN_IF_ELSE_TRUE_BLOCKS if self.holds else IfElse.IN_IF_ELSE_FALSE_BLOCKS
-        )
+        self.choice.status = IfElse.IN_IF_ELSE_TRUE_BLOCKS if self.holds else IfElse.IN_IF_ELSE_FALSE_BLOCKS
         return super().__enter__()
 
     def close(self) -> None:
         self.choice.status = IfElse.OUT_IF_ELSE_BLOCKS
         if not self.choice.output_table[0 if self.holds else 1]:
-            raise errors.ProgramError(
-                f"IfElse: the {'true' if self.holds else 'false'} block has no output"
-            )
+            raise errors.ProgramError(f"IfElse: the {'true' if self.holds else 'false'} block has no output")
         super().close()

@@ -48,8 +48,7 @@ def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integer
             attrs["infer_flags"] = [-1] * len(axes)
         elif extra:
             attrs["infer_flags"] = [
-                -1 if isinstance(v, Variable) else f
-                for v, f in zip(values, attrs["infer_flags"], strict=True)
+                -1 if isinstance(v, Variable) else f for v, f in zip(values, attrs["infer_flags"], strict=True)
             ]
         inputs, attrs = inputs | extra, attrs | numbers
     return emit(op_type, inputs, attrs)
@@ -140,9 +139,7 @@ def scatter(
     )
 
 
-def scatter_nd_add(
-    ref: Variable, index: Variable, updates: Variable, name: str | None = None
-) -> Variable:
+def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
     """Add `updates` to slices of `ref` at coordinates.
 
     Args:
@@ -154,8 +151,7 @@ def scatter_nd_add(
     check_variable(ref, "scatter_nd_add", "ref")
     if ref.dtype != updates.dtype:
         raise errors.AttributeTypeError(
-            "scatter_nd_add: expected ref and updates of one dtype, "
-            f"found {ref.dtype.name} and {updates.dtype.name}"
+            f"scatter_nd_add: expected ref and updates of one dtype, found {ref.dtype.name} and {updates.dtype.name}"
         )
     return emit(
         "scatter_nd_add",
@@ -165,11 +161,10 @@ def scatter_nd_add(
     )
 
 
-def scatter_nd(
-    index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None
-) -> Variable:
-    """Add `updates` to slices of zeros of the given shape. The arguments are those of
-    `scatter_nd_add`.
+def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
+    """Add `updates` to slices of zeros of the given shape.
+
+    The arguments are those of `scatter_nd_add`.
     """
     return scatter_nd_add(zeros(shape, updates.dtype), index, updates, name)
 
@@ -194,15 +189,12 @@ def multiplex(inputs: Sequence[Variable], index: Variable) -> Variable:
     Raises AttributeTypeError where there are fewer than two inputs.
     """
     if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
-        raise errors.AttributeTypeError(
-            "multiplex: expected inputs to be a list of at least two Variables"
-        )
+        raise errors.AttributeTypeError("multiplex: expected inputs to be a list of at least two Variables")
     return emit("multiplex", {"X": list(inputs), "Ids": index})
 
 
 def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[Variable, Variable]:
-    """Return (the `k` largest values of each last dimension, largest first; their positions,
-    int64): both [..., k].
+    """Return (the `k` largest values of each last dimension, largest first; their positions, int64): both [..., k].
 
     Args:
         k: a number, or a Variable of one element that follows from shapes and constants.
@@ -221,8 +213,10 @@ def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[V
 def argsort(
     input: Variable, axis: int = -1, descending: bool = False, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """Return (`input` sorted along `axis`, the positions (int64) that sort it). Equal elements keep
-    their order. As in Fluid gradients flow through the sorted elements in dygraph mode alone.
+    """Return (`input` sorted along `axis`, the positions (int64) that sort it).
+
+    Equal elements keep their order. As in Fluid gradients flow through the sorted elements in dygraph mode
+    alone.
     """
     return emit(
         "argsort",
@@ -258,9 +252,7 @@ def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variabl
 def _index_type(op_type: str, dtype: Any) -> VarType:
     kind = var_type(dtype)
     if kind not in (VarType.INT32, VarType.INT64):
-        raise errors.AttributeTypeError(
-            f"{op_type}: expected dtype to be int32 or int64, found {dtype!r}"
-        )
+        raise errors.AttributeTypeError(f"{op_type}: expected dtype to be int32 or int64, found {dtype!r}")
     return kind
 
 
@@ -284,18 +276,14 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
     """Return what `unique` does, and how often each value occurs."""
     kind = _index_type("unique_with_counts", dtype)
-    values, places, counts = emit(
-        "unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count")
-    )
+    values, places, counts = emit("unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count"))
     values.set_shape_dtype((-1,), x.dtype)
     places.set_shape_dtype(x.shape, kind)
     counts.set_shape_dtype((-1,), kind)
     return values, places, counts
 
 
-def shard_index(
-    input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1
-) -> Variable:
+def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1) -> Variable:
     """Turn indices into those of one shard: `index_num` indices are divided into `nshards` equal
     ranges, and those of shard `shard_id` count from its beginning.
 
@@ -305,9 +293,7 @@ def shard_index(
     Raises AttributeTypeError where `shard_id` is not between 0 and `nshards` - 1.
     """
     if not 0 <= shard_id < nshards:
-        raise errors.AttributeTypeError(
-            f"shard_index: expected shard_id from 0 to {nshards - 1}, found {shard_id}"
-        )
+        raise errors.AttributeTypeError(f"shard_index: expected shard_id from 0 to {nshards - 1}, found {shard_id}")
     return emit(
         "shard_index",
         {"X": input},
@@ -324,9 +310,7 @@ def _triangle(x: Variable, diagonal: int, lower: bool, name: str | None) -> Vari
     layer = "tril" if lower else "triu"
     if len(x.shape) < 2:
         raise errors.ShapeError(f"{layer}: expected matrices, found shape {list(x.shape)}")
-    return emit(
-        "tril_triu", {"X": x}, {"diagonal": diagonal, "lower": lower}, layer=layer, name=name
-    )
+    return emit("tril_triu", {"X": x}, {"diagonal": diagonal, "lower": lower}, layer=layer, name=name)
 
 
 def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:

@@ -56,9 +56,7 @@ def declare(
     stop_gradient: bool = True,
     need_check_feed: bool = True,
 ) -> Variable:
-    """Declare a fed variable in the global block of both programs, as `layers.data` and
-    `fluid.data` do.
-    """
+    """Declare a fed variable in the global block of both programs, as `layers.data` and `fluid.data` do."""
     made = [
         program.global_block().create_var(
             name=name,
@@ -140,8 +138,7 @@ def create_py_reader_by_data(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> ReaderVariable:
-    """Make a reader as `py_reader` does, with the shapes, dtypes and levels of the variables in
-    `feed_list`.
+    """Make a reader as `py_reader` does, with the shapes, dtypes and levels of the variables in `feed_list`.
 
     Raises TypeError when `feed_list` is no list of Variables, FeedError when it is empty or
     `capacity` is not positive.
@@ -159,23 +156,15 @@ def create_py_reader_by_data(
     )
 
 
-def _reader(
-    slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool
-) -> ReaderVariable:
+def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool) -> ReaderVariable:
     """Make a reader in the startup program and declare it in the main one, as in Fluid."""
     session = ReaderSession(BatchSource(slots, capacity), False)
     made = create_reader(session, checks, default_startup_program().current_block(), name)
     reader = ReaderVariable.make(default_main_program().current_block(), made.name, session)
-    return (
-        double_buffered(reader, name=f"{name}_double_buffer" if name else None)
-        if buffered
-        else reader
-    )
+    return double_buffered(reader, name=f"{name}_double_buffer" if name else None) if buffered else reader
 
 
-def double_buffer(
-    reader: ReaderVariable, place: Any = None, name: str | None = None
-) -> ReaderVariable:
+def double_buffer(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
     """Make a reader that brings the next batch of another one to the device while the program runs.
 
     Args:
@@ -195,8 +184,7 @@ def read_file(reader: ReaderVariable) -> Variable | list[Variable]:
     """
     helper = LayerHelper("read_file")
     outs = [
-        helper.create_variable_for_type_inference()
-        for _ in _check_reader(reader, "read_file").session.source.slots
+        helper.create_variable_for_type_inference() for _ in _check_reader(reader, "read_file").session.source.slots
     ]
     append_read(reader, outs)
     return outs[0] if len(outs) == 1 else outs

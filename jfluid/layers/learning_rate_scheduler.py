@@ -63,8 +63,9 @@ def _periods(decay_steps: int, staircase: bool) -> Variable:
 def exponential_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """Decay exponentially: learning_rate * decay_rate ** (step / decay_steps). With `staircase` the
-    exponent is rounded down.
+    """Decay exponentially: learning_rate * decay_rate ** (step / decay_steps).
+
+    With `staircase` the exponent is rounded down.
     """
     with default_main_program()._lr_schedule_guard():
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
@@ -74,21 +75,21 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """Decay exponentially: learning_rate * exp(-decay_rate * step / decay_steps). With `staircase`
-    step / decay_steps is rounded down.
+    """Decay exponentially: learning_rate * exp(-decay_rate * step / decay_steps).
+
+    With `staircase` step / decay_steps is rounded down.
     """
     with default_main_program()._lr_schedule_guard():
-        return learning_rate * emit(
-            "exp", {"X": -1 * decay_rate * _periods(decay_steps, staircase)}
-        )
+        return learning_rate * emit("exp", {"X": -1 * decay_rate * _periods(decay_steps, staircase)})
 
 
 @_schedule
 def inverse_time_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """Decay by learning_rate / (1 + decay_rate * step / decay_steps). With `staircase` step /
-    decay_steps is rounded down.
+    """Decay by learning_rate / (1 + decay_rate * step / decay_steps).
+
+    With `staircase` step / decay_steps is rounded down.
     """
     with default_main_program()._lr_schedule_guard():
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
@@ -102,8 +103,7 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> Variable:
-    """Decay by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power +
-    end_learning_rate.
+    """Decay by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
     Args:
         decay_steps: after so many steps the rate stays at `end_learning_rate`.
@@ -123,9 +123,7 @@ def polynomial_decay(
                 "elementwise_min",
                 {"X": step, "Y": fill_constant([1], "float32", float(decay_steps))},
             )
-        return (learning_rate - end_learning_rate) * (
-            (1 - step / span) ** power
-        ) + end_learning_rate
+        return (learning_rate - end_learning_rate) * ((1 - step / span) ** power) + end_learning_rate
 
 
 @_schedule
@@ -173,25 +171,19 @@ def noam_decay(
     with default_main_program()._lr_schedule_guard():
         step = _decay_step_counter(begin=1)
         falling, rising = step**-0.5, (warmup_steps**-1.5) * step
-        return (
-            learning_rate * (d_model**-0.5) * emit("elementwise_min", {"X": falling, "Y": rising})
-        )
+        return learning_rate * (d_model**-0.5) * emit("elementwise_min", {"X": falling, "Y": rising})
 
 
 @_schedule
 def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: int) -> Variable:
-    """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step /
-    step_each_epoch).
-    """
+    """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step / step_each_epoch)."""
     with default_main_program()._lr_schedule_guard():
         epoch = emit("floor", {"X": _decay_step_counter() / step_each_epoch})
         return learning_rate * 0.5 * (emit("cos", {"X": epoch * math.pi / epochs}) + 1)
 
 
 @_schedule
-def linear_lr_warmup(
-    learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float
-) -> Variable:
+def linear_lr_warmup(learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float) -> Variable:
     """Go linearly from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`,
     which may itself be a schedule.
 
@@ -200,13 +192,10 @@ def linear_lr_warmup(
     """
     if not isinstance(learning_rate, (int, float, Variable)):
         raise TypeError(
-            f"linear_lr_warmup, learning_rate: expected a number or a Variable, "
-            f"found {type(learning_rate).__name__}"
+            f"linear_lr_warmup, learning_rate: expected a number or a Variable, found {type(learning_rate).__name__}"
         )
     if warmup_steps <= 0:
-        raise errors.ProgramError(
-            f"linear_lr_warmup: warmup_steps must be positive, found {warmup_steps}"
-        )
+        raise errors.ProgramError(f"linear_lr_warmup: warmup_steps must be positive, found {warmup_steps}")
     with default_main_program()._lr_schedule_guard():
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate_warmup")
         step = _decay_step_counter()

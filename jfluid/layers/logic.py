@@ -47,9 +47,7 @@ def _comparison(op_type: str, symbol: str) -> Callable[..., Variable]:
 
 
 def _logical(op_type: str, meaning: str) -> Callable[..., Variable]:
-    def layer(
-        x: Variable, y: Variable, out: Variable | None = None, name: str | None = None
-    ) -> Variable:
+    def layer(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
         hold([x, y], BOOLS, op_type, "x, y")
         return into(out, op_type, {"X": x, "Y": y}, name=name)
 
@@ -77,9 +75,7 @@ logical_or = _logical("logical_or", "x or y")
 logical_xor = _logical("logical_xor", "either x or y, not both")
 
 
-def less_than(
-    x: Variable, y: Variable, force_cpu: bool | None = None, cond: Variable | None = None
-) -> Variable:
+def less_than(x: Variable, y: Variable, force_cpu: bool | None = None, cond: Variable | None = None) -> Variable:
     """Return x < y, element by element.
 
     Args:

@@ -1,5 +1,7 @@
-"""Losses. A label that names no class (and is not `ignore_index`) gives a loss of NaN, because a
-compiled step cannot raise.
+"""Losses.
+
+A label that names no class (and is not `ignore_index`) gives a loss of NaN, because a compiled step cannot
+raise.
 """
 
 from typing import Any
@@ -32,11 +34,8 @@ __all__ = [
 ]
 
 
-def cross_entropy(
-    input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
-) -> Variable:
-    """Return the cross entropy of probabilities: -log(input[label]), or -sum(label * log(input))
-    with soft labels.
+def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100) -> Variable:
+    """Return the cross entropy of probabilities: -log(input[label]), or -sum(label * log(input)) with soft labels.
 
     The logarithm of 0 counts as -1e20. `softmax_with_cross_entropy` is more exact and faster where
     the probabilities come from a softmax.
@@ -64,8 +63,9 @@ def cross_entropy(
 
 
 def cross_entropy2(input: Variable, label: Variable, ignore_index: int = -100) -> Variable:
-    """Return the cross entropy of probabilities with hard labels. The arguments are those of
-    `cross_entropy`.
+    """Return the cross entropy of probabilities with hard labels.
+
+    The arguments are those of `cross_entropy`.
     """
     return emit(
         "cross_entropy2",
@@ -146,9 +146,7 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
     check_variable(label, "square_error_cost", "label")
     helper = LayerHelper("square_error_cost")
     difference = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(
-        type="elementwise_sub", inputs={"X": input, "Y": label}, outputs={"Out": difference}
-    )
+    helper.append_op(type="elementwise_sub", inputs={"X": input, "Y": label}, outputs={"Out": difference})
     out = helper.create_variable_for_type_inference(input.dtype)
     helper.append_op(type="square", inputs={"X": difference}, outputs={"Out": out})
     return out
@@ -156,9 +154,7 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 
 def mse_loss(input: Variable, label: Variable) -> Variable:
     """Return the mean of (input - label)²: [1]."""
-    return emit(
-        "reduce_mean", {"X": square_error_cost(input, label)}, {"dim": [0], "reduce_all": True}
-    )
+    return emit("reduce_mean", {"X": square_error_cost(input, label)}, {"dim": [0], "reduce_all": True})
 
 
 def smooth_l1(
@@ -168,8 +164,7 @@ def smooth_l1(
     outside_weight: Variable | None = None,
     sigma: float | None = None,
 ) -> Variable:
-    """Return the smooth L1 loss of each row, summed over the other dimensions: [rows, 1] (Girshick,
-    2015).
+    """Return the smooth L1 loss of each row, summed over the other dimensions: [rows, 1] (Girshick, 2015).
 
     With d = (x - y) * inside_weight an element counts 0.5 * (sigma * d)² where |d| < 1 / sigma²,
     else |d| - 0.5 / sigma²; both times outside_weight.
@@ -180,25 +175,18 @@ def smooth_l1(
         sigma: 1.0 when None.
     """
     inputs = {"X": x, "Y": y, "InsideWeight": inside_weight, "OutsideWeight": outside_weight}
-    return emit(
-        "smooth_l1_loss", inputs, {"sigma": 1.0 if sigma is None else sigma}, outs=("Diff", "Out")
-    )[1]
+    return emit("smooth_l1_loss", inputs, {"sigma": 1.0 if sigma is None else sigma}, outs=("Diff", "Out"))[1]
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
     """Return 0.5 * r² for the residual r = label - input where |r| <= delta, else delta * (|r| -
     0.5 * delta), element by element.
     """
-    return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[
-        1
-    ]
+    return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[1]
 
 
-def kldiv_loss(
-    x: Variable, target: Variable, reduction: str = "mean", name: str | None = None
-) -> Variable:
-    """Return the Kullback-Leibler divergence target * (log(target) - x), which is 0 where the
-    target is not positive.
+def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
+    """Return the Kullback-Leibler divergence target * (log(target) - x), which is 0 where the target is not positive.
 
     Args:
         x: log probabilities.
@@ -209,9 +197,7 @@ def kldiv_loss(
     Raises ProgramError for any other `reduction`.
     """
     if reduction not in ("none", "sum", "mean", "batchmean"):
-        raise errors.ProgramError(
-            f"kldiv_loss, reduction: expected none, sum, mean or batchmean, found {reduction!r}"
-        )
+        raise errors.ProgramError(f"kldiv_loss, reduction: expected none, sum, mean or batchmean, found {reduction!r}")
     return emit(
         "kldiv_loss",
         {"X": x, "Target": target},
@@ -221,11 +207,8 @@ def kldiv_loss(
     )
 
 
-def log_loss(
-    input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
-) -> Variable:
-    """Return -label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), element by
-    element.
+def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
+    """Return -label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), element by element.
 
     Args:
         input: probabilities [rows, 1].
@@ -241,11 +224,8 @@ def log_loss(
     )
 
 
-def rank_loss(
-    label: Variable, left: Variable, right: Variable, name: str | None = None
-) -> Variable:
-    """Return the RankNet loss log(1 + exp(o)) - label * o of pairs, with o = left - right (Burges
-    et al., 2005).
+def rank_loss(label: Variable, left: Variable, right: Variable, name: str | None = None) -> Variable:
+    """Return the RankNet loss log(1 + exp(o)) - label * o of pairs, with o = left - right (Burges et al., 2005).
 
     Args:
         label: [rows, 1]: 1 where left ranks higher, 0 where right does, 0.5 for a tie.
@@ -292,8 +272,9 @@ def label_smooth(
     dtype: str = "float32",
     name: str | None = None,
 ) -> Variable:
-    """Return (1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016). No gradient flows to
-    `label`, unless in dygraph mode, as in Fluid.
+    """Return (1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016).
+
+    No gradient flows to `label`, unless in dygraph mode, as in Fluid.
 
     Args:
         label: one-hot or soft labels [..., classes].
@@ -305,9 +286,7 @@ def label_smooth(
     """
     check_variable(label, "label_smooth", "label")
     if not 0 <= epsilon <= 1:
-        raise errors.ProgramError(
-            f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}"
-        )
+        raise errors.ProgramError(f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}")
     if not default_main_program().eager:
         label.stop_gradient = True
     return emit(
@@ -324,8 +303,7 @@ def teacher_student_sigmoid_loss(
     soft_max_up_bound: float = 15.0,
     soft_max_lower_bound: float = -15.0,
 ) -> Variable:
-    """Return the click loss of logits, plus the loss against a teacher's score where the label has
-    one: [rows, 1].
+    """Return the click loss of logits, plus the loss against a teacher's score where the label has one: [rows, 1].
 
     Args:
         input: logits [rows, 1].
@@ -377,8 +355,7 @@ def center_loss(
     param_attr: Any,
     update_center: bool = True,
 ) -> Variable:
-    """Return half the squared distance of each row to the centre of its class: [rows, 1] (Wen et
-    al., 2016).
+    """Return half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al., 2016).
 
     Args:
         input: features [rows, size].
@@ -429,9 +406,7 @@ def _mean(value: Variable) -> Variable:
     return emit("reduce_mean", {"X": value}, {"dim": [0], "reduce_all": True})
 
 
-def npair_loss(
-    anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002
-) -> Variable:
+def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002) -> Variable:
     """Return the N-pair loss of embeddings (Sohn, 2016): [1].
 
     It is the cross entropy of anchor @ positiveᵀ, whose targets are spread evenly over the rows of
@@ -452,13 +427,9 @@ def npair_loss(
         )
     column, _ = emit("reshape2", {"X": labels}, {"shape": [rows, 1]}, outs=("Out", "XShape"))
     square = emit("expand", {"X": column}, {"expand_times": [1, rows]})
-    flipped, _ = emit(
-        "transpose2", {"X": square}, {"axis": [1, 0]}, outs=("Out", "XShape"), layer="transpose"
-    )
+    flipped, _ = emit("transpose2", {"X": square}, {"axis": [1, 0]}, outs=("Out", "XShape"), layer="transpose")
     same = emit("equal", {"X": square, "Y": flipped}, stop_gradient=True)
-    same = emit(
-        "cast", {"X": same}, {"in_dtype": int(VarType.BOOL), "out_dtype": int(VarType.FP32)}
-    )
+    same = emit("cast", {"X": same}, {"in_dtype": int(VarType.BOOL), "out_dtype": int(VarType.FP32)})
     target = emit("elementwise_div", {"X": same, "Y": _sum(same, [1], keep_dim=True)})
     lengths = [_mean(_sum(emit("square", {"X": v}), [1])) for v in (anchor, positive)]
     penalty = emit(
@@ -472,9 +443,7 @@ def npair_loss(
     return emit("elementwise_add", {"X": penalty, "Y": entropy})
 
 
-def dice_loss(
-    input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None
-) -> Variable:
+def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None) -> Variable:
     """Return 1 - 2 |input ∩ label| / (|input| + |label| + epsilon), averaged over the batch: [1].
 
     Args:

@@ -53,9 +53,7 @@ Dimensions = int | Sequence[int] | None
 
 
 def _elementwise(op_type: str, formula: str) -> Callable[..., Variable]:
-    def layer(
-        x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None
-    ) -> Variable:
+    def layer(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
         hold([x, y], NUMBERS, op_type, "x, y")
         return emit(op_type, {"X": x, "Y": y}, {"axis": axis}, act=act, name=name)
 
@@ -76,9 +74,7 @@ def _elementwise(op_type: str, formula: str) -> Callable[..., Variable]:
 
 
 def _reduction(op_type: str, meaning: str, kinds: tuple[VarType, ...]) -> Callable[..., Variable]:
-    def layer(
-        input: Variable, dim: Dimensions = None, keep_dim: bool = False, name: str | None = None
-    ) -> Variable:
+    def layer(input: Variable, dim: Dimensions = None, keep_dim: bool = False, name: str | None = None) -> Variable:
         hold(input, kinds, op_type, "input")
         return emit(op_type, {"X": input}, _dimensions(dim, keep_dim), name=name)
 
@@ -205,8 +201,7 @@ def cumsum(
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
-    """Return min(max(x, lower), upper), element by element; `min` is the lower bound and `max` the
-    upper.
+    """Return min(max(x, lower), upper), element by element; `min` is the lower bound and `max` the upper.
 
     Raises ShapeError where `min` is not less than `max`.
     """
@@ -332,9 +327,7 @@ def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
 
     Raises ShapeError for other shapes.
     """
-    return emit(
-        "bmm", {"X": hold(x, FLOATS, "bmm", "x"), "Y": hold(y, FLOATS, "bmm", "y")}, name=name
-    )
+    return emit("bmm", {"X": hold(x, FLOATS, "bmm", "x"), "Y": hold(y, FLOATS, "bmm", "y")}, name=name)
 
 
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
@@ -368,11 +361,8 @@ def addmm(
     )
 
 
-def kron(
-    x: Variable, y: Variable, out: Variable | None = None, name: str | None = None
-) -> Variable:
-    """Return the Kronecker product, which has a block for each element of `x`: that element times
-    the whole of `y`.
+def kron(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
+    """Return the Kronecker product, which has a block for each element of `x`: that element times the whole of `y`.
 
     Args:
         out: the variable to write; a new one when None.
@@ -409,9 +399,7 @@ def trace(
         out: the variable to write; a new one when None.
     """
     hold(input, NUMBERS, "trace", "input")
-    return into(
-        out, "trace", {"Input": input}, {"offset": offset, "dim1": dim1, "dim2": dim2}, name=name
-    )
+    return into(out, "trace", {"Input": input}, {"offset": offset, "dim1": dim1, "dim2": dim2}, name=name)
 
 
 def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
@@ -427,9 +415,7 @@ def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
     )
 
 
-def l2_normalize(
-    x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None
-) -> Variable:
+def l2_normalize(x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None) -> Variable:
     """Return x / sqrt(sum(x²) + epsilon), with the sum along `axis`.
 
     Args:

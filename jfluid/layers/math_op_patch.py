@@ -1,6 +1,4 @@
-"""What the arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x <
-y`, `x[0, :]`).
-"""
+"""What the arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`, `x[0, :]`)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,9 +24,7 @@ _SCALES: dict[str, tuple[Scaling | None, Scaling | None]] = {
 }
 
 
-def _result(
-    op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: str = "tmp"
-) -> Variable:
+def _result(op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: str = "tmp") -> Variable:
     block = default_main_program().current_block()
     out = block.create_var(name=unique_name.generate(name))
     block.append_op(type=op_type, inputs=inputs, outputs={"Out": out}, attrs=attrs)
@@ -36,9 +32,7 @@ def _result(
 
 
 def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) -> Variable:
-    """Return the number as a tensor of the dtype of `like`; where the shape has a -1, its batch
-    size is that of `like`.
-    """
+    """Return the number as a tensor of the dtype of `like`; where the shape has a -1, its batch size is that of `like`."""
     attrs = {"shape": list(shape), "dtype": int(like.dtype), "value": float(value)}
     if -1 in shape:
         at = list(shape).index(-1)
@@ -67,8 +61,7 @@ def _number(value: Any, like: Variable) -> float | None:
         return None
     if isinstance(value, float) and not is_float(like.dtype) and not value.is_integer():
         raise errors.AttributeTypeError(
-            f"{like.name} holds {like.dtype.name}: the number {value} has to be an "
-            "integer; cast the Variable first"
+            f"{like.name} holds {like.dtype.name}: the number {value} has to be an integer; cast the Variable first"
         )
     return value
 
@@ -130,8 +123,7 @@ def astype(x: Variable, dtype: Any) -> Variable:
 
 
 def getitem(x: Variable, index: Any) -> Variable:
-    """Append `x[index]`, for integers, slices, `...` and integer Variables of one element (as
-    positions or bounds).
+    """Append `x[index]`, for integers, slices, `...` and integer Variables of one element (as positions or bounds).
 
     An integer drops its dimension, except the last one that is left: the result never has rank 0. A
     step may be any number but 0, and no Variable.
@@ -151,9 +143,7 @@ def getitem(x: Variable, index: Any) -> Variable:
             continue
         step = 1 if entry.step is None else entry.step
         if not isinstance(step, (int, np.integer)) or step == 0:
-            raise errors.AttributeTypeError(
-                f"the step of an index has to be an integer other than 0, found {step!r}"
-            )
+            raise errors.AttributeTypeError(f"the step of an index has to be an integer other than 0, found {step!r}")
         if step < 0 and entry.start is None and entry.stop is None:
             reversed_axes.append(axis)
             step = -step
@@ -172,29 +162,22 @@ def _entries(x: Variable, index: Any) -> list[Any]:
     entries = list(index) if isinstance(index, tuple) else [index]
     dots = [i for i, e in enumerate(entries) if e is Ellipsis]
     if len(entries) - len(dots) > len(x.shape) or len(dots) > 1:
-        raise errors.ShapeError(
-            f"index {index!r} has too many entries for {x.name} of shape {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"index {index!r} has too many entries for {x.name} of shape {list(x.shape)}")
     if dots:
         missing = len(x.shape) - len(entries) + 1
         entries[dots[0] : dots[0] + 1] = [slice(None)] * missing
     for entry in entries:
         bounds = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
-        if not all(
-            b is None or isinstance(b, (int, np.integer, Variable)) for b in bounds
-        ) or bounds == (None,):
+        if not all(b is None or isinstance(b, (int, np.integer, Variable)) for b in bounds) or bounds == (None,):
             raise errors.AttributeTypeError(
-                f"{x.name} is indexed by integers, slices, `...` and integer Variables, "
-                f"found {entry!r}"
+                f"{x.name} is indexed by integers, slices, `...` and integer Variables, found {entry!r}"
             )
         for bound in bounds:
             if isinstance(bound, Variable):
                 _check_position(bound)
     for axis, (entry, size) in enumerate(zip(entries, x.shape, strict=False)):
         if isinstance(entry, (int, np.integer)) and not (size < 0 or -size <= entry < size):
-            raise errors.PositionError(
-                f"{x.name} of shape {list(x.shape)} has no position {entry} in dimension {axis}"
-            )
+            raise errors.PositionError(f"{x.name} of shape {list(x.shape)} has no position {entry} in dimension {axis}")
     return entries
 
 
@@ -239,9 +222,7 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
     attrs: dict[str, Any] = {
         "axes": list(cuts),
         "decrease_axis": dropped,
-        "infer_flags": [
-            -1 if any(isinstance(b, Variable) for b in c[:2]) else 1 for c in cuts.values()
-        ],
+        "infer_flags": [-1 if any(isinstance(b, Variable) for b in c[:2]) else 1 for c in cuts.values()],
     }
     for attr, values in groups.items():
         if any(isinstance(v, Variable) for v in values):
@@ -258,9 +239,7 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
 def iterate(x: Variable) -> Iterator[Variable]:
     """Yield `x[0]`, `x[1]`, and so on. Raises TypeError where the first dimension is unknown."""
     if not x.shape or x.shape[0] < 0:
-        raise TypeError(
-            f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown"
-        )
+        raise TypeError(f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown")
     return (getitem(x, i) for i in range(x.shape[0]))
 
 
@@ -272,9 +251,7 @@ def _comparison(op_type: str) -> Callable[[Variable, Any], Any]:
     def method(x: Variable, y: Any) -> Any:
         # Anything else (None, a string) is not equal, as for every object.
         return (
-            compare(op_type, x, y)
-            if isinstance(y, (Variable, int, float, np.generic, np.ndarray))
-            else NotImplemented
+            compare(op_type, x, y) if isinstance(y, (Variable, int, float, np.generic, np.ndarray)) else NotImplemented
         )
 
     return method

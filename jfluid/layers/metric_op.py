@@ -23,9 +23,7 @@ def accuracy(
         label: class numbers (int64) [rows, 1].
         correct, total: int32 Variables that get the number of such rows and of all rows.
     """
-    values, indices = emit(
-        "top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True
-    )
+    values, indices = emit("top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True)
     helper = LayerHelper("accuracy")
     out = helper.create_variable_for_type_inference("float32")
     correct = helper.create_variable_for_type_inference("int32") if correct is None else correct
@@ -46,8 +44,7 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Variable, Variable, list[Variable]]:
-    """Return the area under the ROC curve of scores, from histograms over thresholds that live in
-    the Scope.
+    """Return the area under the ROC curve of scores, from histograms over thresholds that live in the Scope.
 
     Args:
         input: scores in [0, 1], [rows, 2]; the last column is that of the positive class. Any other
@@ -69,14 +66,11 @@ def auc(
         raise errors.ProgramError(f"auc, curve: expected 'ROC' or 'PR', found {curve!r}")
     if topk != 1 or slide_steps < 0:
         raise errors.ProgramError(
-            f"auc: expected topk=1 and slide_steps >= 0, found topk={topk}, "
-            f"slide_steps={slide_steps}"
+            f"auc: expected topk=1 and slide_steps >= 0, found topk={topk}, slide_steps={slide_steps}"
         )
     check_variable(input, "auc", "input")
     helper = LayerHelper("auc")
-    total_area, recent_area = (
-        helper.create_variable_for_type_inference("float64") for _ in range(2)
-    )
+    total_area, recent_area = (helper.create_variable_for_type_inference("float64") for _ in range(2))
     buckets = num_thresholds + 1
     recent_shape = [(1 + slide_steps) * buckets + 1] if slide_steps else [1, buckets]
     states = []
@@ -102,9 +96,7 @@ def auc(
     return total_area, recent_area, states
 
 
-def mean_iou(
-    input: Variable, label: Variable, num_classes: int
-) -> tuple[Variable, Variable, Variable]:
+def mean_iou(input: Variable, label: Variable, num_classes: int) -> tuple[Variable, Variable, Variable]:
     """Return the mean intersection over union of predicted classes, over the classes that occur.
 
     Args:

@@ -42,9 +42,7 @@ def fc(
     or where a dimension that the weight needs is unknown.
     """
     check_variable(input, "fc", "input")
-    helper = LayerHelper(
-        "fc", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+    helper = LayerHelper("fc", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = helper.input_dtype()
     products = []
     for x, attr in helper.iter_inputs_and_params():
@@ -57,8 +55,7 @@ def fc(
         width = math.prod(x.shape[rows:])
         if width <= 0 or -1 in x.shape[rows:]:
             raise errors.ShapeError(
-                f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, "
-                f"found {list(x.shape)}"
+                f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, found {list(x.shape)}"
             )
         weight = helper.create_parameter(attr=attr, shape=[width, size], dtype=dtype)
         out = helper.create_variable_for_type_inference(dtype)

@@ -25,14 +25,10 @@ __all__ = [
 def _known_channels(layer: str, x: Variable, data_layout: str) -> int:
     check_variable(x, layer, "input")
     if data_layout not in ("NCHW", "NHWC"):
-        raise errors.ProgramError(
-            f'layers.{layer}: data_layout {data_layout!r}, expected "NCHW" or "NHWC"'
-        )
+        raise errors.ProgramError(f'layers.{layer}: data_layout {data_layout!r}, expected "NCHW" or "NHWC"')
     channels = x.shape[-1 if data_layout == "NHWC" else 1] if len(x.shape) > 1 else -1
     if channels < 1:
-        raise errors.ShapeError(
-            f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
     return channels
 
 
@@ -57,9 +53,7 @@ def _normalised(
     channels = _known_channels(op_type, input, data_layout)
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = VarType.FP32 if input.dtype in (VarType.FP16, VarType.BF16) else input.dtype
-    scale = helper.create_parameter(
-        helper.param_attr, [channels], dtype, default_initializer=Constant(1.0)
-    )
+    scale = helper.create_parameter(helper.param_attr, [channels], dtype, default_initializer=Constant(1.0))
     bias = helper.create_parameter(helper.bias_attr, [channels], dtype, is_bias=True)
     moving = [
         helper.create_parameter(
@@ -184,8 +178,7 @@ def inplace_abn(
     use_global_stats: bool = False,
     act_alpha: float = 1.0,
 ) -> Variable:
-    """Normalise each channel over the batch and apply an activation, in one operator that writes
-    over its input.
+    """Normalise each channel over the batch and apply an activation, in one operator that writes over its input.
 
     Args:
         act: None, "identity", "leaky_relu" or "elu".
@@ -195,9 +188,7 @@ def inplace_abn(
     Raises ProgramError for another activation.
     """
     if act not in (None, "identity", "leaky_relu", "elu"):
-        raise errors.ProgramError(
-            f"layers.inplace_abn: act {act!r}, expected identity, leaky_relu or elu"
-        )
+        raise errors.ProgramError(f"layers.inplace_abn: act {act!r}, expected identity, leaky_relu or elu")
     return _normalised(
         "inplace_abn",
         input,
@@ -229,8 +220,7 @@ def layer_norm(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Normalise each sample over the dimensions from `begin_norm_axis` on (Ba et al. 2016,
-    arXiv:1607.06450).
+    """Normalise each sample over the dimensions from `begin_norm_axis` on (Ba et al. 2016, arXiv:1607.06450).
 
     Args:
         input: [d0, d1, ...].
@@ -256,12 +246,9 @@ def layer_norm(
     ):
         if wanted and attr is False:
             raise errors.ProgramError(
-                f"layers.layer_norm: {what} must not be False while {switch} is True; "
-                f"expected {switch}=False"
+                f"layers.layer_norm: {what} must not be False while {switch} is True; expected {switch}=False"
             )
-    helper = LayerHelper(
-        "layer_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+    helper = LayerHelper("layer_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     inner = input.shape[begin_norm_axis:]
     if not inner or -1 in inner:
         raise errors.ShapeError(
@@ -273,12 +260,8 @@ def layer_norm(
             helper.param_attr, [math.prod(inner)], input.dtype, default_initializer=Constant(1.0)
         )
     if shift:
-        inputs["Bias"] = helper.create_parameter(
-            helper.bias_attr, [math.prod(inner)], input.dtype, is_bias=True
-        )
-    mean, variance = (
-        helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)
-    )
+        inputs["Bias"] = helper.create_parameter(helper.bias_attr, [math.prod(inner)], input.dtype, is_bias=True)
+    mean, variance = (helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1))
     out = helper.create_variable_for_type_inference(input.dtype)
     helper.append_op(
         type="layer_norm",
@@ -307,18 +290,12 @@ def instance_norm(
     parameters.
     """
     if param_attr is False or bias_attr is False:
-        raise errors.ProgramError(
-            "layers.instance_norm: param_attr and bias_attr must not be False"
-        )
+        raise errors.ProgramError("layers.instance_norm: param_attr and bias_attr must not be False")
     channels = _known_channels("instance_norm", input, "NCHW")
     helper = LayerHelper("instance_norm", param_attr=param_attr, bias_attr=bias_attr, name=name)
-    scale = helper.create_parameter(
-        helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0)
-    )
+    scale = helper.create_parameter(helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0))
     bias = helper.create_parameter(helper.bias_attr, [channels], input.dtype, is_bias=True)
-    saved = [
-        helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)
-    ]
+    saved = [helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)]
     out = helper.create_variable_for_type_inference(input.dtype)
     helper.append_op(
         type="instance_norm",
@@ -352,21 +329,15 @@ def group_norm(
     """
     channels = _known_channels("group_norm", input, data_layout)
     if groups < 1 or channels % groups:
-        raise errors.ShapeError(
-            f"layers.group_norm: groups {groups} does not divide the {channels} channels"
-        )
-    helper = LayerHelper(
-        "group_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+        raise errors.ShapeError(f"layers.group_norm: groups {groups} does not divide the {channels} channels")
+    helper = LayerHelper("group_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     inputs: dict[str, Any] = {"X": input}
     if param_attr:
         inputs["Scale"] = helper.create_parameter(
             helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0)
         )
     if bias_attr:
-        inputs["Bias"] = helper.create_parameter(
-            helper.bias_attr, [channels], input.dtype, is_bias=True
-        )
+        inputs["Bias"] = helper.create_parameter(helper.bias_attr, [channels], input.dtype, is_bias=True)
     mean, variance = (helper.create_variable(dtype=input.dtype, stop_gradient=True) for _ in (0, 1))
     out = helper.create_variable(dtype=input.dtype)
     helper.append_op(
@@ -398,9 +369,7 @@ def lrn(
     if len(input.shape) != 4:
         raise errors.ShapeError(f"layers.lrn: input has 4 dimensions, found {list(input.shape)}")
     if data_format not in ("NCHW", "NHWC"):
-        raise errors.ProgramError(
-            f'layers.lrn: data_format {data_format!r}, expected "NCHW" or "NHWC"'
-        )
+        raise errors.ProgramError(f'layers.lrn: data_format {data_format!r}, expected "NCHW" or "NHWC"')
     return emit(
         "lrn",
         {"X": input},
@@ -426,9 +395,7 @@ def affine_channel(
         act: the name of an activation; None for none.
     """
     if scale is None or bias is None:
-        raise errors.ProgramError(
-            "layers.affine_channel: scale and bias are needed, each of shape [channels]"
-        )
+        raise errors.ProgramError("layers.affine_channel: scale and bias are needed, each of shape [channels]")
     return emit(
         "affine_channel",
         {"X": x, "Scale": scale, "Bias": bias},
@@ -457,9 +424,7 @@ def spectral_norm(
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]
     vectors = [
-        helper.create_parameter(
-            ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True
-        )
+        helper.create_parameter(ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True)
         for n in (rows, math.prod(weight.shape) // rows)
     ]
     out = helper.create_variable(dtype=weight.dtype)

@@ -58,15 +58,11 @@ def space_to_depth(x: Variable, blocksize: int, name: str | None = None) -> Vari
     ShapeError is raised otherwise.
     """
     if not isinstance(blocksize, int):
-        raise errors.AttributeTypeError(
-            f"layers.space_to_depth: blocksize is an integer, found {blocksize!r}"
-        )
+        raise errors.AttributeTypeError(f"layers.space_to_depth: blocksize is an integer, found {blocksize!r}")
     return emit("space_to_depth", {"X": x}, {"blocksize": blocksize}, name=name)
 
 
-def similarity_focus(
-    input: Variable, axis: int, indexes: Sequence[int], name: str | None = None
-) -> Variable:
+def similarity_focus(input: Variable, axis: int, indexes: Sequence[int], name: str | None = None) -> Variable:
     """Mark the largest elements of planes of [N, A, B, C].
 
     Args:

@@ -15,9 +15,7 @@ Size = int | Sequence[int]
 
 def _check_type(layer: str, pool_type: str) -> None:
     if pool_type not in ("max", "avg"):
-        raise errors.ProgramError(
-            f'layers.{layer}: pool_type {pool_type!r}, expected "max" or "avg"'
-        )
+        raise errors.ProgramError(f'layers.{layer}: pool_type {pool_type!r}, expected "max" or "avg"')
 
 
 def _pool(
@@ -38,9 +36,7 @@ def _pool(
     _check_type(layer, pool_type)
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
     if data_format not in formats:
-        raise errors.ProgramError(
-            f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}"
-        )
+        raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
     sizes = each(pool_size, rank, layer, "pool_size")
     if not global_pooling and any(n < 1 for n in sizes):
         raise errors.ProgramError(
@@ -48,9 +44,7 @@ def _pool(
         )
     pads, algorithm = paddings_of(pool_padding, rank, data_format == formats[1], layer)
     if algorithm == "VALID" and ceil_mode:
-        raise errors.ProgramError(
-            f'layers.{layer}: ceil_mode cannot be used with pool_padding "VALID"'
-        )
+        raise errors.ProgramError(f'layers.{layer}: ceil_mode cannot be used with pool_padding "VALID"')
     return emit(
         layer,
         {"X": input},
@@ -132,8 +126,9 @@ def pool3d(
     exclusive: bool = True,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Take the maximum or the mean over windows of [N, C, D, H, W], or of [N, D, H, W, C] with
-    data_format "NDHWC". Otherwise it is as `pool2d`.
+    """Take the maximum or the mean over windows of [N, C, D, H, W], or of [N, D, H, W, C] with data_format "NDHWC".
+
+    Otherwise it is as `pool2d`.
     """
     return _pool(
         3,
@@ -166,9 +161,7 @@ def _adaptive(
     attrs = {"ksize": each(pool_size, rank, layer, "pool_size"), "adaptive": True}
     if pool_type == "avg":
         return emit(f"pool{rank}d", {"X": input}, attrs | {"pooling_type": pool_type}, name=name)
-    out, index = emit(
-        f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name
-    )
+    out, index = emit(f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name)
     return (out, index) if require_index else out
 
 
@@ -202,7 +195,8 @@ def adaptive_pool3d(
     require_index: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Take the maximum or the mean over windows that divide each volume [N, C, D, H, W] as evenly
-    as possible. Otherwise it is as `adaptive_pool2d`.
+    """Take the maximum or the mean over windows that divide each volume [N, C, D, H, W] as evenly as possible.
+
+    Otherwise it is as `adaptive_pool2d`.
     """
     return _adaptive(3, input, pool_size, pool_type, require_index, name)

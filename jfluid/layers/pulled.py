@@ -26,10 +26,7 @@ def _pulled(op_type: str, layer: str, ids: Ids, size: int, name: str, padding: i
     check_variable(ids, layer, "input")
     table = ParamAttr(name=name, initializer=Uniform(-_RANGE, _RANGE))
     several = [ids] if isinstance(ids, Variable) else list(ids)
-    found = [
-        look_up(op_type, one, [_ROWS, size], True, True, padding, table, "float32")
-        for one in several
-    ]
+    found = [look_up(op_type, one, [_ROWS, size], True, True, padding, table, "float32") for one in several]
     return found[0] if isinstance(ids, Variable) else found
 
 
@@ -94,8 +91,9 @@ def _pull_sparse_v2(
 
 
 def _pull_box_sparse(input: Ids, size: int, dtype: str = "float32") -> Any:
-    """Look up rows of width `size` of the one table that all calls share. Arguments and result are
-    otherwise those of `_pull_sparse`; no id is a padding.
+    """Look up rows of width `size` of the one table that all calls share.
+
+    Arguments and result are otherwise those of `_pull_sparse`; no id is a padding.
 
     Raises ValueError for another dtype.
     """

@@ -47,9 +47,7 @@ def _drawn(
     name: str | None = None,
 ) -> Variable:
     layer = layer or op_type
-    inputs, dims = integers(
-        shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape", dtype
-    )
+    inputs, dims = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape", dtype)
     return into(out, op_type, inputs, attrs | dims, layer=layer, name=name)
 
 
@@ -93,8 +91,7 @@ def uniform_random_batch_size_like(
     max: float = 1.0,
     seed: int = 0,
 ) -> Variable:
-    """Draw numbers evenly from [min, max), in a tensor one of whose dimensions is a dimension of
-    `input`.
+    """Draw numbers evenly from [min, max), in a tensor one of whose dimensions is a dimension of `input`.
 
     Args:
         shape: integers; the one at `output_dim_idx` is replaced.
@@ -123,8 +120,7 @@ def gaussian_random_batch_size_like(
     seed: int = 0,
     dtype: Any = "float32",
 ) -> Variable:
-    """Draw normally distributed numbers, in a tensor one of whose dimensions is a dimension of
-    `input`.
+    """Draw normally distributed numbers, in a tensor one of whose dimensions is a dimension of `input`.
 
     Args:
         shape: integers; the one at `output_dim_idx` is replaced.
@@ -170,9 +166,7 @@ def randint(
     low, high = (0, low) if high is None else (low, high)
     kind = var_type("int64" if dtype is None else dtype)
     if kind not in (VarType.INT32, VarType.INT64):
-        raise errors.AttributeTypeError(
-            f"randint: expected dtype to be int32 or int64, found {dtype!r}"
-        )
+        raise errors.AttributeTypeError(f"randint: expected dtype to be int32 or int64, found {dtype!r}")
     if low >= high:
         raise errors.AttributeTypeError(f"randint: expected low < high, found {low} and {high}")
     attrs = {"low": low, "high": high, "seed": seed, "dtype": int(kind)}
@@ -229,16 +223,12 @@ def randperm(
     check_device(device, "randperm")
     if n < 1:
         raise errors.AttributeTypeError(f"randperm: expected n of at least 1, found {n}")
-    result = into(
-        out, "randperm", {}, {"n": n, "seed": seed, "dtype": int(var_type(dtype))}, layer="randperm"
-    )
+    result = into(out, "randperm", {}, {"n": n, "seed": seed, "dtype": int(var_type(dtype))}, layer="randperm")
     result.stop_gradient = stop_gradient
     return result
 
 
-def sampling_id(
-    x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32"
-) -> Variable:
+def sampling_id(x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32") -> Variable:
     """Draw a column for each row of probabilities: int64 [rows].
 
     Args:

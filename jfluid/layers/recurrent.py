@@ -22,21 +22,18 @@ _NUMBERS = {"identity": 0, "sigmoid": 1, "tanh": 2, "relu": 3}
 
 
 def activation_number(layer: str, argument: str, name: str) -> int:
-    """Return the number that recurrent operators know an activation by. Raises ProgramError for
-    another name.
+    """Return the number that recurrent operators know an activation by.
+
+    Raises ProgramError for another name.
     """
     if name not in _NUMBERS:
-        raise errors.ProgramError(
-            f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}"
-        )
+        raise errors.ProgramError(f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}")
     return _NUMBERS[name]
 
 
 def _divided(layer: str, size: int, by: int) -> int:
     if size <= 0 or size % by:
-        raise errors.ShapeError(
-            f"{layer}, size: expected a positive multiple of {by}, found {size}"
-        )
+        raise errors.ShapeError(f"{layer}, size: expected a positive multiple of {by}, found {size}")
     return size // by
 
 
@@ -96,8 +93,7 @@ def dynamic_lstm(
     if c_0 is not None and h_0 is None:
         raise errors.ProgramError("dynamic_lstm: c_0 needs h_0")
     outs = {
-        s: helper.create_variable_for_type_inference(dtype)
-        for s in ("Hidden", "Cell", "BatchGate", "BatchCellPreAct")
+        s: helper.create_variable_for_type_inference(dtype) for s in ("Hidden", "Cell", "BatchGate", "BatchCellPreAct")
     }
     helper.append_op(
         type="lstm",
@@ -137,8 +133,7 @@ def dynamic_lstmp(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
 ) -> tuple[Variable, Variable]:
-    """Run an LSTM over each sequence whose recurrent state is a projection of the hidden one (Sak
-    et al. 2014).
+    """Run an LSTM over each sequence whose recurrent state is a projection of the hidden one (Sak et al. 2014).
 
     Args:
         input, size, use_peepholes, is_reverse, gate_activation, cell_activation,
@@ -158,12 +153,8 @@ def dynamic_lstmp(
     check_variable(input, "dynamic_lstmp", "input")
     helper = LayerHelper("lstmp", param_attr=param_attr, bias_attr=bias_attr, name=name)
     width = _divided("dynamic_lstmp", size, 4)
-    weight = helper.create_parameter(
-        attr=helper.param_attr, shape=[proj_size, 4 * width], dtype=dtype
-    )
-    projection = helper.create_parameter(
-        attr=helper.param_attr, shape=[width, proj_size], dtype=dtype
-    )
+    weight = helper.create_parameter(attr=helper.param_attr, shape=[proj_size, 4 * width], dtype=dtype)
+    projection = helper.create_parameter(attr=helper.param_attr, shape=[width, proj_size], dtype=dtype)
     bias = helper.create_parameter(
         attr=helper.bias_attr,
         shape=[1, (7 if use_peepholes else 4) * width],
@@ -237,9 +228,7 @@ def dynamic_gru(
     helper = LayerHelper("gru", input=input, param_attr=param_attr, bias_attr=bias_attr)
     dtype = helper.input_dtype()
     weight = helper.create_parameter(attr=helper.param_attr, shape=[size, 3 * size], dtype=dtype)
-    bias = helper.create_parameter(
-        attr=helper.bias_attr, shape=[1, 3 * size], dtype=dtype, is_bias=True
-    )
+    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, 3 * size], dtype=dtype, is_bias=True)
     outs = {
         s: helper.create_variable_for_type_inference(dtype)
         for s in ("Hidden", "BatchGate", "BatchResetHiddenPrev", "BatchHidden")
@@ -295,9 +284,7 @@ def gru_unit(
     width = _divided("gru_unit", size, 3)
     weight = helper.create_parameter(attr=helper.param_attr, shape=[width, 3 * width], dtype=dtype)
     gate, reset, new = (helper.create_variable_for_type_inference(dtype) for _ in range(3))
-    bias = helper.create_parameter(
-        attr=helper.bias_attr, shape=[1, 3 * width], dtype=dtype, is_bias=True
-    )
+    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, 3 * width], dtype=dtype, is_bias=True)
     helper.append_op(
         type="gru_unit",
         inputs=_given({"Input": input, "HiddenPrev": hidden, "Weight": weight, "Bias": bias}),
@@ -337,13 +324,10 @@ def lstm_unit(
         ("cell_t_prev", cell_t_prev),
     ):
         if len(value.shape) != 2:
-            raise errors.ShapeError(
-                f"lstm_unit, {argument}: expected two dimensions, found {list(value.shape)}"
-            )
+            raise errors.ShapeError(f"lstm_unit, {argument}: expected two dimensions, found {list(value.shape)}")
     if hidden_t_prev.shape[1] != cell_t_prev.shape[1]:
         raise errors.ShapeError(
-            f"lstm_unit: hidden_t_prev has {hidden_t_prev.shape[1]} columns, cell_t_prev "
-            f"{cell_t_prev.shape[1]}"
+            f"lstm_unit: hidden_t_prev has {hidden_t_prev.shape[1]} columns, cell_t_prev {cell_t_prev.shape[1]}"
         )
     helper = LayerHelper("lstm_unit", name=name)
     joined = concat(input=[x_t, hidden_t_prev], axis=1)
@@ -429,8 +413,7 @@ def lstm(
 
 
 def gather_tree(ids: Variable, parents: Variable) -> Variable:
-    """Return the whole sequences of a beam search, by following `parents` from the last step to the
-    first.
+    """Return the whole sequences of a beam search, by following `parents` from the last step to the first.
 
     Args:
         ids, parents: integers [time, batch, beam]: the token that each step chose, and the beam of

@@ -33,9 +33,7 @@ def _check(
 ) -> None:
     check_variable(input, layer, "input")
     if resample not in methods:
-        raise errors.ProgramError(
-            f"layers.{layer}: resample {resample!r}, expected one of {', '.join(methods)}"
-        )
+        raise errors.ProgramError(f"layers.{layer}: resample {resample!r}, expected one of {', '.join(methods)}")
     rank = len(input.shape)
     if rank != _DIMENSIONS[resample]:
         raise errors.ShapeError(
@@ -57,13 +55,9 @@ def _sizes(layer: str, rank: int, out_shape: Any) -> tuple[dict[str, Any], list[
     if isinstance(out_shape, Variable):
         return {"OutSize": out_shape}, [-1] * 3
     if not isinstance(out_shape, (list, tuple)):
-        raise TypeError(
-            f"layers.{layer}: out_shape is a list, a tuple or a Variable, found {out_shape!r:.60}"
-        )
+        raise TypeError(f"layers.{layer}: out_shape is a list, a tuple or a Variable, found {out_shape!r:.60}")
     sizes = [-1 if isinstance(n, Variable) else int(n) for n in out_shape]
-    if len(sizes) != rank - 2 or any(
-        n < 1 for n, given in zip(sizes, out_shape) if not isinstance(given, Variable)
-    ):
+    if len(sizes) != rank - 2 or any(n < 1 for n, given in zip(sizes, out_shape) if not isinstance(given, Variable)):
         raise errors.ProgramError(
             f"layers.{layer}: out_shape {out_shape!r}, expected {rank - 2} positive sizes for an "
             f"input of {rank} dimensions"
@@ -255,9 +249,7 @@ def resize_nearest(
     """Resize images by taking the nearest pixel: with `align_corners` the place is rounded, else
     rounded down; see `image_resize`.
     """
-    return image_resize(
-        input, out_shape, scale, name, "NEAREST", actual_shape, align_corners, 1, data_format
-    )
+    return image_resize(input, out_shape, scale, name, "NEAREST", actual_shape, align_corners, 1, data_format)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:

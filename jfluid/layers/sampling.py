@@ -87,27 +87,22 @@ def nce(
 
 
 def sampler_number(sampler: str) -> int:
-    """Return the number that the operator `nce` knows a sampler by. Raises ProgramError for another
-    name.
+    """Return the number that the operator `nce` knows a sampler by.
+
+    Raises ProgramError for another name.
     """
     if sampler not in _SAMPLERS:
-        raise errors.ProgramError(
-            f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}"
-        )
+        raise errors.ProgramError(f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}")
     return _SAMPLERS[sampler]
 
 
-def class_distribution(
-    helper: LayerHelper, custom_dist: Any, classes: int
-) -> dict[str, Variable | None]:
+def class_distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable | None]:
     """Return persistable variables with the probabilities and with Walker's alias table of them,
     which Fluid's kernel draws by.
     """
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
-        raise errors.ProgramError(
-            f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}"
-        )
+        raise errors.ProgramError(f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}")
     alias, shares = np.full(classes, -1, np.int32), probabilities * classes
     small, large = deque(np.flatnonzero(shares < 1)), deque(np.flatnonzero(shares > 1))
     while small and large:
@@ -165,16 +160,12 @@ def hsigmoid(
     """
     check_variable(input, "hsigmoid", "input")
     if num_classes < 2 and not is_custom:
-        raise errors.ProgramError(
-            f"hsigmoid, num_classes: expected at least 2, found {num_classes}"
-        )
+        raise errors.ProgramError(f"hsigmoid, num_classes: expected at least 2, found {num_classes}")
     if is_custom and (path_table is None or path_code is None):
         raise errors.ProgramError("hsigmoid: is_custom needs path_table and path_code")
     if not is_custom and (path_table is not None or path_code is not None):
         raise errors.ProgramError("hsigmoid: path_table and path_code need is_custom=True")
-    helper = LayerHelper(
-        "hierarchical_sigmoid", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name
-    )
+    helper = LayerHelper("hierarchical_sigmoid", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name)
     nodes = num_classes if is_custom else num_classes - 1
     out, pre = (helper.create_variable_for_type_inference(input.dtype) for _ in range(2))
     weight = helper.create_parameter(
@@ -237,15 +228,9 @@ def sampled_softmax_with_cross_entropy(
         )
     helper = LayerHelper("sample_logits")
     inputs: dict[str, Any] = {"Logits": logits, "Labels": label}
-    samples = (
-        customized_samples
-        if use_customized_samples
-        else helper.create_variable_for_type_inference("int64")
-    )
+    samples = customized_samples if use_customized_samples else helper.create_variable_for_type_inference("int64")
     chances = (
-        customized_probabilities
-        if use_customized_samples
-        else helper.create_variable_for_type_inference(logits.dtype)
+        customized_probabilities if use_customized_samples else helper.create_variable_for_type_inference(logits.dtype)
     )
     if use_customized_samples:
         inputs |= {
@@ -253,8 +238,7 @@ def sampled_softmax_with_cross_entropy(
             "CustomizedProbabilities": customized_probabilities,
         }
     sampled, labels, logits_dim, labels_dim = (
-        helper.create_variable_for_type_inference(d)
-        for d in (logits.dtype, "int64", logits.dtype, label.dtype)
+        helper.create_variable_for_type_inference(d) for d in (logits.dtype, "int64", logits.dtype, label.dtype)
     )
     helper.append_op(
         type="sample_logits",

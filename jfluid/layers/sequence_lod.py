@@ -1,5 +1,6 @@
-"""Layers on sequences: rows that a LoD groups. They raise OpError when a feed has no LoD where one
-is needed.
+"""Layers on sequences: rows that a LoD groups.
+
+They raise OpError when a feed has no LoD where one is needed.
 """
 
 from collections.abc import Sequence
@@ -48,8 +49,7 @@ def sequence_conv(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Apply a convolution within each sequence: row t of the output sees `filter_size` rows, and
-    zeros beyond the ends.
+    """Apply a convolution within each sequence: row t of the output sees `filter_size` rows, and zeros beyond the ends.
 
     Args:
         input: rows [rows, width] with a LoD of one level.
@@ -68,9 +68,7 @@ def sequence_conv(
     Raises UnsupportedError for another stride.
     """
     check_variable(input, "sequence_conv", "input")
-    helper = LayerHelper(
-        "sequence_conv", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+    helper = LayerHelper("sequence_conv", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = helper.input_dtype()
     weight = helper.create_parameter(
         attr=helper.param_attr, shape=[filter_size * input.shape[1], num_filters], dtype=dtype
@@ -87,15 +85,14 @@ def sequence_conv(
 
 
 def sequence_softmax(input: Variable, use_cudnn: bool = False, name: str | None = None) -> Variable:
-    """Apply softmax over the rows of each sequence, which have one number each. `use_cudnn` has no
-    effect.
+    """Apply softmax over the rows of each sequence, which have one number each.
+
+    `use_cudnn` has no effect.
     """
     return emit("sequence_softmax", {"X": input}, {"use_cudnn": use_cudnn}, name=name)
 
 
-def sequence_pool(
-    input: Variable, pool_type: str, is_test: bool = False, pad_value: float = 0.0
-) -> Variable:
+def sequence_pool(input: Variable, pool_type: str, is_test: bool = False, pad_value: float = 0.0) -> Variable:
     """Reduce each sequence of the last level to one row.
 
     Args:
@@ -143,9 +140,7 @@ def sequence_concat(input: Sequence[Variable], name: str | None = None) -> Varia
     return emit("sequence_concat", {"X": list(input)}, name=name)
 
 
-def sequence_slice(
-    input: Variable, offset: Variable, length: Variable, name: str | None = None
-) -> Variable:
+def sequence_slice(input: Variable, offset: Variable, length: Variable, name: str | None = None) -> Variable:
     """Return a part of each sequence.
 
     Args:
@@ -158,11 +153,8 @@ def sequence_slice(
     return emit("sequence_slice", {"X": input, "Offset": offset, "Length": length}, name=name)
 
 
-def sequence_expand(
-    x: Variable, y: Variable, ref_level: int = -1, name: str | None = None
-) -> Variable:
-    """Repeat rows: row i of `x` (or sequence i, where `x` has a LoD) as often as sequence i of `y`
-    has entries.
+def sequence_expand(x: Variable, y: Variable, ref_level: int = -1, name: str | None = None) -> Variable:
+    """Repeat rows: row i of `x` (or sequence i, where `x` has a LoD) as often as sequence i of `y` has entries.
 
     Args:
         x: rows, or sequences of one level.
@@ -217,17 +209,16 @@ def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Va
 
 
 def sequence_reshape(input: Variable, new_dim: int) -> Variable:
-    """Put the numbers of each sequence into rows of width `new_dim`. `input` is [rows, width] with
-    a LoD. A step raises OperandError where the numbers of a sequence make no whole rows.
+    """Put the numbers of each sequence into rows of width `new_dim`.
+
+    `input` is [rows, width] with a LoD. A step raises OperandError where the numbers of a sequence make no
+    whole rows.
     """
     return emit("sequence_reshape", {"X": input}, {"new_dim": new_dim})
 
 
-def sequence_scatter(
-    input: Variable, index: Variable, updates: Variable, name: str | None = None
-) -> Variable:
-    """Add updates to elements of rows: those of sequence i to row i, at the columns that `index`
-    names.
+def sequence_scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
+    """Add updates to elements of rows: those of sequence i to row i, at the columns that `index` names.
 
     Args:
         input: [number of sequences, width].
@@ -237,9 +228,7 @@ def sequence_scatter(
     return emit("sequence_scatter", {"X": input, "Ids": index, "Updates": updates}, name=name)
 
 
-def sequence_enumerate(
-    input: Variable, win_size: int, pad_value: int = 0, name: str | None = None
-) -> Variable:
+def sequence_enumerate(input: Variable, win_size: int, pad_value: int = 0, name: str | None = None) -> Variable:
     """Return, for each id of a sequence, the `win_size` ids from there on, with `pad_value` after
     the end: [rows, win_size].
     """
@@ -277,9 +266,7 @@ def sequence_reverse(x: Variable, name: str | None = None) -> Variable:
     return emit("sequence_reverse", {"X": x}, outs=("Y",), name=name)
 
 
-def lod_reset(
-    x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None
-) -> Variable:
+def lod_reset(x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None) -> Variable:
     """Give `x` another LoD.
 
     Args:
@@ -307,17 +294,11 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
     if isinstance(level, Variable):
         return emit("lod_reset", {"X": x, "Y": level}, {"append": True}, layer="lod_append")
     if not isinstance(level, (list, tuple)):
-        raise errors.ProgramError(
-            f"lod_append, level: expected a list or a Variable, found {type(level).__name__}"
-        )
-    return emit(
-        "lod_reset", {"X": x}, {"append": True, "target_lod": list(level)}, layer="lod_append"
-    )
+        raise errors.ProgramError(f"lod_append, level: expected a list or a Variable, found {type(level).__name__}")
+    return emit("lod_reset", {"X": x}, {"append": True, "target_lod": list(level)}, layer="lod_append")
 
 
-def row_conv(
-    input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None
-) -> Variable:
+def row_conv(input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None) -> Variable:
     """Add up row t and the `future_context_size` rows after it, each multiplied by a row of weights
     (Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks",
     2016).
@@ -337,9 +318,7 @@ def row_conv(
         attr=helper.param_attr, shape=[future_context_size + 1, input.shape[-1]], dtype=dtype
     )
     out = helper.create_variable_for_type_inference(dtype)
-    helper.append_op(
-        type="row_conv", inputs={"X": [input], "Filter": [weight]}, outputs={"Out": [out]}
-    )
+    helper.append_op(type="row_conv", inputs={"X": [input], "Filter": [weight]}, outputs={"Out": [out]})
     return helper.append_activation(out)
 
 
@@ -352,8 +331,7 @@ def im2sequence(
     out_stride: Any = 1,
     name: str | None = None,
 ) -> Variable:
-    """Cut each image into patches, which become a sequence of rows, from left to right and from top
-    to bottom.
+    """Cut each image into patches, which become a sequence of rows, from left to right and from top to bottom.
 
     Args:
         input: images [batch, channels, height, width].
@@ -384,9 +362,7 @@ def im2sequence(
     return emit("im2sequence", inputs, attrs, name=name)
 
 
-def add_position_encoding(
-    input: Variable, alpha: float, beta: float, name: str | None = None
-) -> Variable:
+def add_position_encoding(input: Variable, alpha: float, beta: float, name: str | None = None) -> Variable:
     """Return alpha * input + beta * (sines and cosines of the position) (Vaswani et al., 2017).
 
     Args:
@@ -398,8 +374,9 @@ def add_position_encoding(
 def sequence_topk_avg_pooling(
     input: Variable, row: Variable, col: Variable, topks: Sequence[int], channel_num: int
 ) -> Variable:
-    """Return the means of the k largest entries of each row of matrices (`contrib.layers`). Where a
-    row has fewer entries, all count, and the divisor stays k.
+    """Return the means of the k largest entries of each row of matrices (`contrib.layers`).
+
+    Where a row has fewer entries, all count, and the divisor stays k.
 
     Args:
         input: sequences of channel * row * column numbers in one column, a matrix for each channel

@@ -63,13 +63,9 @@ def reshape(
     inputs, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "reshape, shape")
     fixed = attrs.get("shape", []) if "ShapeTensor" not in inputs else []
     if list(fixed).count(-1) > 1 or any(d < -1 for d in fixed):
-        raise errors.ShapeError(
-            f"reshape: expected a shape with at most one -1, found {list(fixed)}"
-        )
+        raise errors.ShapeError(f"reshape: expected a shape with at most one -1, found {list(fixed)}")
     if any(d == 0 and i >= len(x.shape) for i, d in enumerate(fixed)):
-        raise errors.ShapeError(
-            f"reshape: a 0 in shape {list(fixed)} has no dimension to copy in {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"reshape: a 0 in shape {list(fixed)} has no dimension to copy in {list(x.shape)}")
     if actual_shape is not None and not inputs:
         inputs = {"Shape": actual_shape}
     helper = LayerHelper("reshape2", name=name, act=act)
@@ -92,16 +88,14 @@ def _with_x_shape(
 
 
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """Bring the dimensions of `x` into the order `perm`: dimension i of the result is dimension
-    perm[i] of `x`.
+    """Bring the dimensions of `x` into the order `perm`: dimension i of the result is dimension perm[i] of `x`.
 
     Raises ShapeError where `perm` is no permutation of the dimensions of `x`.
     """
     check_variable(x, "transpose", "x")
     if sorted(perm) != list(range(len(x.shape))):
         raise errors.ShapeError(
-            f"transpose: expected perm to order the {len(x.shape)} dimensions of {list(x.shape)}, "
-            f"found {list(perm)}"
+            f"transpose: expected perm to order the {len(x.shape)} dimensions of {list(x.shape)}, found {list(perm)}"
         )
     return _with_x_shape("transpose2", "transpose", {"X": x}, {"axis": list(perm)}, name)
 
@@ -113,24 +107,21 @@ def t(input: Variable, name: str | None = None) -> Variable:
     """
     check_variable(input, "t", "input")
     if len(input.shape) > 2:
-        raise errors.ShapeError(
-            f"t: expected at most 2 dimensions, found shape {list(input.shape)}; use transpose"
-        )
+        raise errors.ShapeError(f"t: expected at most 2 dimensions, found shape {list(input.shape)}; use transpose")
     if len(input.shape) < 2:
         return input
     return _with_x_shape("transpose2", "t", {"X": input}, {"axis": [1, 0]}, name)
 
 
 def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """Remove the dimensions `axes`, all of which must have size 1; every dimension of size 1 where
-    `axes` is empty.
-    """
+    """Remove the dimensions `axes`, all of which must have size 1; every dimension of size 1 where `axes` is empty."""
     return _with_x_shape("squeeze2", "squeeze", {"X": input}, {"axes": list(axes)}, name)
 
 
 def unsqueeze(input: Variable, axes: int | Integers, name: str | None = None) -> Variable:
-    """Insert dimensions of size 1 at `axes`, one after another. `axes` may be a Variable that
-    follows from shapes and constants.
+    """Insert dimensions of size 1 at `axes`, one after another.
+
+    `axes` may be a Variable that follows from shapes and constants.
     """
     axes = [axes] if isinstance(axes, (int, np.integer)) else axes
     inputs, attrs = integers(axes, "axes", "AxesTensor", "AxesTensorList", "unsqueeze, axes")
@@ -146,9 +137,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
     """
     check_variable(x, "flatten", "x")
     if not isinstance(axis, int) or not 0 <= axis <= len(x.shape):
-        raise errors.ShapeError(
-            f"flatten: expected an axis from 0 to {len(x.shape)}, found {axis!r}"
-        )
+        raise errors.ShapeError(f"flatten: expected an axis from 0 to {len(x.shape)}, found {axis!r}")
     return _with_x_shape("flatten2", "flatten", {"X": x}, {"axis": axis}, name)
 
 
@@ -179,22 +168,16 @@ def split(
         size = input.shape[attrs["axis"]]
     if isinstance(num_or_sections, (int, np.integer)):
         if num_or_sections < 1 or (size > 0 and size % num_or_sections):
-            raise errors.ShapeError(
-                f"split: dimension {dim} of size {size} cannot be cut into {num_or_sections} parts"
-            )
+            raise errors.ShapeError(f"split: dimension {dim} of size {size} cannot be cut into {num_or_sections} parts")
         attrs["num"] = count = int(num_or_sections)
     else:
-        given, sections = integers(
-            list(num_or_sections), "sections", "", "SectionsTensorList", "split, sections"
-        )
+        given, sections = integers(list(num_or_sections), "sections", "", "SectionsTensorList", "split, sections")
         inputs, attrs, count = inputs | given, attrs | sections, len(num_or_sections)
     return emit("split", inputs, attrs, outs={"Out": count}, name=name)
 
 
 def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
-    """Join tensors of the same shape, or the elements of one array (`create_array`), along a new
-    dimension `axis`.
-    """
+    """Join tensors of the same shape, or the elements of one array (`create_array`), along a new dimension `axis`."""
     inputs: list[Any] = list(x) if isinstance(x, (list, tuple)) else [x]
     if is_array(inputs, "stack"):
         return tensor_array_to_tensor(inputs[0], axis, use_stack=True)[0]
@@ -217,9 +200,7 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
     check_variable(x, "unstack", "x")
     num = x.shape[axis] if num is None else num
     if num < 1:
-        raise errors.ShapeError(
-            f"unstack: dimension {axis} of {list(x.shape)} is unknown; give its size as num"
-        )
+        raise errors.ShapeError(f"unstack: dimension {axis} of {list(x.shape)} is unknown; give its size as num")
     return emit("unstack", {"X": x}, {"axis": axis, "num": num}, outs={"Y": num})
 
 
@@ -229,16 +210,12 @@ def expand(x: Variable, expand_times: Integers, name: str | None = None) -> Vari
     Args:
         expand_times: integers, integers and Variables mixed, or a Variable that holds them all.
     """
-    inputs, attrs = integers(
-        expand_times, "expand_times", "ExpandTimes", "expand_times_tensor", "expand, expand_times"
-    )
+    inputs, attrs = integers(expand_times, "expand_times", "ExpandTimes", "expand_times_tensor", "expand, expand_times")
     return emit("expand", {"X": x, **inputs}, attrs, name=name)
 
 
 def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
-    """Repeat `x` until it has the shape of `target_tensor`, each of whose dimensions must be a
-    multiple of that of `x`.
-    """
+    """Repeat `x` until it has the shape of `target_tensor`, each of whose dimensions must be a multiple of that of `x`."""
     return emit("expand_as", {"X": x, "target_tensor": target_tensor}, name=name)
 
 
@@ -252,11 +229,8 @@ def flip(input: Variable, dims: Sequence[int], name: str | None = None) -> Varia
     return emit("flip", {"X": input}, {"dims": list(dims)}, name=name)
 
 
-def roll(
-    input: Variable, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None
-) -> Variable:
-    """Rotate elements: element i moves to place i + shift, and what leaves at the end comes back at
-    the beginning.
+def roll(input: Variable, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Variable:
+    """Rotate elements: element i moves to place i + shift, and what leaves at the end comes back at the beginning.
 
     Args:
         shifts: by how many places, for each of `dims`.
@@ -267,12 +241,8 @@ def roll(
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else dims
     if dims is not None and len(dims) != len(shifts):
-        raise errors.ShapeError(
-            f"roll: expected one shift for each of the dims {list(dims)}, found {shifts}"
-        )
-    return emit(
-        "roll", {"X": input}, {"shifts": shifts, "dims": [] if dims is None else list(dims)}
-    )
+        raise errors.ShapeError(f"roll: expected one shift for each of the dims {list(dims)}, found {shifts}")
+    return emit("roll", {"X": input}, {"shifts": shifts, "dims": [] if dims is None else list(dims)})
 
 
 def meshgrid(input: Sequence[Variable], name: str | None = None) -> list[Variable]:
@@ -280,17 +250,13 @@ def meshgrid(input: Sequence[Variable], name: str | None = None) -> list[Variabl
     return emit("meshgrid", {"X": list(input)}, outs={"Out": len(input)}, name=name)
 
 
-def pad(
-    x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str | None = None
-) -> Variable:
+def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str | None = None) -> Variable:
     """Add values to `x`: `paddings[2i]` before and `paddings[2i + 1]` after it along dimension i.
 
     Args:
         pad_value: the value.
     """
-    return emit(
-        "pad", {"X": x}, {"paddings": list(paddings), "pad_value": float(pad_value)}, name=name
-    )
+    return emit("pad", {"X": x}, {"paddings": list(paddings), "pad_value": float(pad_value)}, name=name)
 
 
 def pad2d(
@@ -313,13 +279,9 @@ def pad2d(
     Raises AttributeTypeError for another mode or format.
     """
     if mode not in ("constant", "reflect", "edge"):
-        raise errors.AttributeTypeError(
-            f"pad2d: expected mode to be constant, reflect or edge, found {mode!r}"
-        )
+        raise errors.AttributeTypeError(f"pad2d: expected mode to be constant, reflect or edge, found {mode!r}")
     if data_format not in ("NCHW", "NHWC"):
-        raise errors.AttributeTypeError(
-            f"pad2d: expected data_format to be NCHW or NHWC, found {data_format!r}"
-        )
+        raise errors.AttributeTypeError(f"pad2d: expected data_format to be NCHW or NHWC, found {data_format!r}")
     given = isinstance(paddings, Variable)
     attrs = {
         "paddings": [] if isinstance(paddings, Variable) else list(paddings),
@@ -330,9 +292,7 @@ def pad2d(
     return emit("pad2d", {"X": input, "Paddings": paddings if given else None}, attrs, name=name)
 
 
-def pad_constant_like(
-    x: Variable, y: Variable, pad_value: float = 0.0, name: str | None = None
-) -> Variable:
+def pad_constant_like(x: Variable, y: Variable, pad_value: float = 0.0, name: str | None = None) -> Variable:
     """Pad `y` after its end, along every dimension, until it has the shape of `x`."""
     return emit("pad_constant_like", {"X": x, "Y": y}, {"pad_value": float(pad_value)}, name=name)
 
@@ -353,9 +313,7 @@ def crop(
     """
     check_variable(x, "crop", "x")
     if shape is None:
-        raise errors.AttributeTypeError(
-            "crop: expected shape to be a list of integers or a Variable, found None"
-        )
+        raise errors.AttributeTypeError("crop: expected shape to be a list of integers or a Variable, found None")
     inputs: dict[str, Any] = {"X": x}
     attrs: dict[str, Any] = {}
     if isinstance(shape, Variable):
@@ -386,9 +344,7 @@ def crop_tensor(
     """
     check_variable(x, "crop_tensor", "x")
     if shape is None:
-        raise errors.AttributeTypeError(
-            "crop_tensor: expected shape to be integers or a Variable, found None"
-        )
+        raise errors.AttributeTypeError("crop_tensor: expected shape to be integers or a Variable, found None")
     offsets = [0] * len(x.shape) if offsets is None else offsets
     at, at_attrs = integers(offsets, "offsets", "Offsets", "OffsetsTensor", "crop_tensor, offsets")
     size, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "crop_tensor, shape")
@@ -396,30 +352,23 @@ def crop_tensor(
 
 
 def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
-    """Move channels into space: [N, C * r * r, H, W] becomes [N, C, H * r, W * r], with r =
-    `upscale_factor`.
+    """Move channels into space: [N, C * r * r, H, W] becomes [N, C, H * r, W * r], with r = `upscale_factor`.
 
     Raises AttributeTypeError where the factor is no positive integer.
     """
     if not isinstance(upscale_factor, int) or upscale_factor < 1:
-        raise errors.AttributeTypeError(
-            f"pixel_shuffle: expected a positive upscale_factor, found {upscale_factor!r}"
-        )
+        raise errors.AttributeTypeError(f"pixel_shuffle: expected a positive upscale_factor, found {upscale_factor!r}")
     return emit("pixel_shuffle", {"X": x}, {"upscale_factor": upscale_factor})
 
 
 def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variable:
     """Interleave the channels of [N, C, H, W], which are divided into `group` groups (ShuffleNet)."""
     if not isinstance(group, int) or group < 1:
-        raise errors.AttributeTypeError(
-            f"shuffle_channel: expected a positive group, found {group!r}"
-        )
+        raise errors.AttributeTypeError(f"shuffle_channel: expected a positive group, found {group!r}")
     return emit("shuffle_channel", {"X": x}, {"group": group}, name=name)
 
 
-def temporal_shift(
-    x: Variable, seg_num: int, shift_ratio: float = 0.25, name: str | None = None
-) -> Variable:
+def temporal_shift(x: Variable, seg_num: int, shift_ratio: float = 0.25, name: str | None = None) -> Variable:
     """Move the first share of channels one time step later, and the next share one earlier (TSM).
 
     Args:

@@ -22,8 +22,7 @@ class _Memory:
 
 
 class StaticRNN:
-    """A recurrent network over sequences of equal length, [time, batch, ...], defined by the
-    operators of one step.
+    """A recurrent network over sequences of equal length, [time, batch, ...], defined by the operators of one step.
 
         rnn = layers.StaticRNN()
         with rnn.step():
@@ -82,9 +81,7 @@ class StaticRNN:
                 raise errors.ProgramError("StaticRNN.memory: give init, or shape and batch_ref")
             outside = self._parent()
             name = unique_name.generate(f"{self.helper.name}@memory_boot")
-            init = outside.create_var(
-                name=name, shape=shape, dtype=batch_ref.dtype, persistable=False
-            )
+            init = outside.create_var(name=name, shape=shape, dtype=batch_ref.dtype, persistable=False)
             reference = outside.var_recursive(batch_ref.name)
             outside.append_op(
                 "fill_constant_batch_size_like",
@@ -108,18 +105,14 @@ class StaticRNN:
         """Return one step, [batch, ...], of the sequences `x` [time, batch, ...]."""
         self._only_inside("step_input")
         if not isinstance(x, Variable):
-            raise TypeError(
-                f"StaticRNN.step_input, x: expected a Variable, found {type(x).__name__}"
-            )
+            raise TypeError(f"StaticRNN.step_input, x: expected a Variable, found {type(x).__name__}")
         if self.seq_len is None:
             self.seq_len = x.shape[0]
         elif x.shape[0] != -1 and self.seq_len != x.shape[0]:
             raise errors.ShapeError(
                 f"StaticRNN.step_input: sequences of {self.seq_len} steps are needed, found {x.shape[0]}"
             )
-        step = self.helper.create_variable(
-            name=x.name, dtype=x.dtype, shape=list(x.shape[1:]), type=x.type
-        )
+        step = self.helper.create_variable(name=x.name, dtype=x.dtype, shape=list(x.shape[1:]), type=x.type)
         self.inputs.append(step)
         return step
 
@@ -134,9 +127,7 @@ class StaticRNN:
             attrs={"dtype": int(o.dtype)},
         )
         shape = [-1 if self.seq_len is None else self.seq_len, *copy.shape]
-        self.outputs.append(
-            self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype)
-        )
+        self.outputs.append(self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype))
 
     def output(self, *outputs: Variable) -> None:
         """Make each of these a result, as `step_output` does."""
@@ -148,9 +139,7 @@ class StaticRNN:
         if not isinstance(mem, Variable) or not isinstance(var, Variable):
             raise TypeError("StaticRNN.update_memory: expected two Variables")
         if mem.name not in self.memories:
-            raise errors.ProgramError(
-                f"StaticRNN.update_memory: {mem.name} is no memory of this StaticRNN"
-            )
+            raise errors.ProgramError(f"StaticRNN.update_memory: {mem.name} is no memory of this StaticRNN")
         self.memories[mem.name].after = var
 
     def _parent(self) -> Any:
@@ -159,8 +148,9 @@ class StaticRNN:
         return block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results: a Variable, or a list of them. Raises ProgramError before the step is
-        complete.
+        """Return the results: a Variable, or a list of them.
+
+        Raises ProgramError before the step is complete.
         """
         if self.status != StaticRNN.AFTER_RNN_BLOCK:
             raise errors.ProgramError("StaticRNN: the results are there after `with rnn.step():`")
@@ -189,9 +179,7 @@ class _Step(Inside):
                 raise errors.ProgramError(
                     f"StaticRNN: memory {memory.before.name} is never updated; call update_memory"
                 )
-            state = inside.create_var(
-                name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype
-            )
+            state = inside.create_var(name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype)
             inside.append_op(
                 "rnn_memory_helper",
                 {"X": [memory.after]},

@@ -1,6 +1,4 @@
-"""Layers that make variables, parameters and counters, join tensors, and tell their shapes and largest
-elements.
-"""
+"""Layers that make variables, parameters and counters, join tensors, and tell their shapes and largest elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -73,9 +71,7 @@ def create_parameter(
         default_initializer,
     )
     if param is None:
-        raise TypeError(
-            "layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter"
-        )
+        raise TypeError("layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter")
     return param
 
 
@@ -87,8 +83,9 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Make a variable of the global block, which the startup program fills with `value`. It gets no
-    gradient.
+    """Make a variable of the global block, which the startup program fills with `value`.
+
+    It gets no gradient.
 
     Args:
         shape: all dimensions, known and positive.
@@ -97,17 +94,13 @@ def create_global_var(
     """
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
-    var = helper.create_global_variable(
-        persistable=persistable, shape=list(shape), dtype=dtype, name=name
-    )
+    var = helper.create_global_variable(persistable=persistable, shape=list(shape), dtype=dtype, name=name)
     var.stop_gradient = True
     helper.set_variable_initializer(var, Constant(value=float(value), force_cpu=force_cpu))
     return var
 
 
-def concat(
-    input: Sequence[Variable] | Variable, axis: int | Variable = 0, name: str | None = None
-) -> Variable:
+def concat(input: Sequence[Variable] | Variable, axis: int | Variable = 0, name: str | None = None) -> Variable:
     """Join tensors along a dimension.
 
     Args:
@@ -170,9 +163,7 @@ def argmin(x: Variable, axis: int = 0) -> Variable:
     return emit("arg_min", {"X": x}, {"axis": axis}, stop_gradient=True)
 
 
-def autoincreased_step_counter(
-    counter_name: str | None = None, begin: int = 1, step: int = 1
-) -> Variable:
+def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Variable:
     """Make a counter, int64 [1], that grows by `step` at the beginning of each run.
 
     Args:

@@ -42,9 +42,7 @@ def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype
         kwargs = part._to_kwargs(with_initializer=suffix == "v")
         helper.startup_program.global_block().create_parameter(shape=dims, dtype=dtype, **kwargs)
         kwargs.pop("initializer", None)
-        made[suffix] = helper.main_program.global_block().create_parameter(
-            shape=dims, dtype=dtype, **kwargs
-        )
+        made[suffix] = helper.main_program.global_block().create_parameter(shape=dims, dtype=dtype, **kwargs)
     start = helper.startup_program.global_block()
     length = _norm_except(helper, start.var(f"{attr.name}_v"), dim, start)
     start.append_op("assign", {"X": length}, {"Out": start.var(f"{attr.name}_g")})

@@ -42,15 +42,14 @@ def call(
     extents = checked(name, ordered)
     for what, arrays, wanted in (("given", given, extents.given), ("made", results, extents.made)):
         _hold_sizes(name, what, arrays, wanted)
-    found: Sequence[Array] = jax.ffi.ffi_call(name, results, **options)(
-        *given, np.array(ordered, np.int32)
-    )
+    found: Sequence[Array] = jax.ffi.ffi_call(name, results, **options)(*given, np.array(ordered, np.int32))
     return found
 
 
 def checked(name: str, numbers: Sequence[int]) -> Extents:
-    """Return what a function reads and writes with these numbers, in its order. Raises ShapeError for numbers
-    that it is not made for.
+    """Return what a function reads and writes with these numbers, in its order.
+
+    Raises ShapeError for numbers that it is not made for.
     """
     found = _checked(name, tuple(numbers))
     if isinstance(found, str):
@@ -75,9 +74,7 @@ def _checked(name: str, numbers: tuple[int, ...]) -> Extents | str:
 
 def _hold_sizes(name: str, what: str, arrays: Sequence[Any], wanted: Sequence[Any]) -> None:
     if len(arrays) != len(wanted):
-        raise errors.ShapeError(
-            f"machine code {name}: expected {len(wanted)} arrays {what}, found {len(arrays)}"
-        )
+        raise errors.ShapeError(f"machine code {name}: expected {len(wanted)} arrays {what}, found {len(arrays)}")
     for i, (array, extent) in enumerate(zip(arrays, wanted)):
         if array.dtype != extent.kind or array.size != extent.size:
             raise errors.ShapeError(

@@ -64,8 +64,7 @@ def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
     f = xla_tasks.begin_chunk(module, name(kind, width), (*KINDS[kind], "out"), GEOMETRY)
     v, b = f.v, f.b
     v["first"], v["end"] = (
-        b.sdiv(f.product(v["rows"], c), v["chunks"])
-        for c in (v["chunk"], f.sum(v["chunk"], I64(1)))
+        b.sdiv(f.product(v["rows"], c), v["chunks"]) for c in (v["chunk"], f.sum(v["chunk"], I64(1)))
     )
     parts = b.sdiv(f.sum(v["channels"], I64(width - 1)), I64(width))
     with f.loop(parts) as i:
@@ -83,10 +82,7 @@ def _over_rows(f: Function, count: int, vectors: int, add: Add) -> list[list[Any
     """Return `count` sums of so many vectors, to which `add` adds those of each row."""
     v, b = f.v, f.b
     lines = _SUMS // vectors
-    sums = [
-        [[f.variable(_FLOATS, _ZERO) for _ in range(vectors)] for _ in range(count)]
-        for _ in range(lines)
-    ]
+    sums = [[[f.variable(_FLOATS, _ZERO) for _ in range(vectors)] for _ in range(count)] for _ in range(lines)]
     for each in [place for line in sums for of_sum in line for place in of_sum]:
         b.store(_ZERO, each)  # it may be that of the part before
     rows = b.sub(v["end"], v["first"])

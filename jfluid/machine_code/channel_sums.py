@@ -20,9 +20,7 @@ _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
 
 
-@functools.partial(
-    jax.jit, static_argnums=1, inline=inlining.EARLY
-)  # traced once for images of one shape
+@functools.partial(jax.jit, static_argnums=1, inline=inlining.EARLY)  # traced once for images of one shape
 def moments(x: Array, groups: int) -> tuple[Array, Array]:
     """Return the mean and the biased variance of each channel of x, [..., channels], in each group of
     rows: [groups, channels].
@@ -51,12 +49,7 @@ def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Ar
 
 def suits(x: Array) -> bool:
     """Return whether sums over x, [..., channels], should be computed here."""
-    return (
-        x.dtype == np.float32
-        and x.shape[-1] >= min(WIDTHS)
-        and x.size >= _FEWEST
-        and functions.images_registered()
-    )
+    return x.dtype == np.float32 and x.shape[-1] >= min(WIDTHS) and x.size >= _FEWEST and functions.images_registered()
 
 
 def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:

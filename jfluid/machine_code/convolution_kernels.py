@@ -61,9 +61,7 @@ def write(module: Module) -> None:
         }
         for kind, counts in (("columns", _COLUMNS), ("numbers", _NUMBERS))
     )
-    for kind, chunk, tiles in zip(
-        KINDS, (_forward, _gradient, _images), (columns, numbers, columns)
-    ):
+    for kind, chunk, tiles in zip(KINDS, (_forward, _gradient, _images), (columns, numbers, columns)):
         xla_tasks.define(module, name(kind), chunk(module, tiles))
 
 
@@ -122,17 +120,11 @@ def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
     )
     f.function.attributes.add("noinline")  # so that the loops have all registers
     vectors = [ir.VectorType(FLOAT, n) for n in lanes]
-    fmas = [
-        module.declare(f"llvm.fma.v{n}f32", vector, [vector] * 3)
-        for n, vector in zip(lanes, vectors)
-    ]
+    fmas = [module.declare(f"llvm.fma.v{n}f32", vector, [vector] * 3) for n, vector in zip(lanes, vectors)]
     v, starts = f.v, [*(I64(i * LANES) for i in range(len(lanes) - 1)), f.v["last"]]
     step, apart = (I64(1), v["apart"]) if kind == "columns" else (v["step"], I64(1))
     offsets = [f.product(I64(i), apart) for i in range(count)]
-    sums = [
-        [f.variable(vector, ir.Constant(vector, [0.0] * vector.count)) for vector in vectors]
-        for _ in range(count)
-    ]
+    sums = [[f.variable(vector, ir.Constant(vector, [0.0] * vector.count)) for vector in vectors] for _ in range(count)]
     everywhere = [
         (place, f.at(v["out"], f.product(I64(i), v["pitch"]), start), vector)
         for i, of_number in enumerate(sums)
@@ -266,9 +258,7 @@ def _forward(module: Module, tiles: Any) -> Any:
             # The last overlaps with the one before.
             column = f.least(f.product(block, count), b.sub(v["columns"], count))
             numbers = f.at(x, f.product(row, v["down"], v["pitch"]), f.product(column, v["step"]))
-            at = f.sum(
-                f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column
-            )
+            at = f.sum(f.product(f.sum(f.product(image, v["rows"]), first, row), v["columns"]), column)
             out = f.at(v["out"], f.product(at, v["filters"]), filters)
             outer = (v["window_height"], v["pitch"], others_outer)
             inner = (v["window"], v["filters"], v["filters"])
@@ -286,9 +276,7 @@ def _gradient(module: Module, tiles: Any) -> Any:
     size = f.product(v["window_height"], v["window"], v["filters"])
     out = f.at(v["out"], f.product(v["chunk"], size))
     f.c("memset", out, I32(0), f.product(size, I64(4)))
-    ends = [
-        b.sdiv(f.product(c, v["images"]), v["chunks"]) for c in (v["chunk"], f.sum(v["chunk"], one))
-    ]
+    ends = [b.sdiv(f.product(c, v["images"]), v["chunks"]) for c in (v["chunk"], f.sum(v["chunk"], one))]
     with f.loop(ends[1], ends[0]) as image, f.loop(v["bands"]) as band:
         first = f.product(band, v["band"])
         rows = f.least(v["band"], b.sub(v["rows"], first))
@@ -310,9 +298,7 @@ def _gradient(module: Module, tiles: Any) -> Any:
                         f.at(x, f.product(row, v["pitch"]), number),
                         f.at(out, place, filters),
                     )
-                    f.call(
-                        tile, numbers, others, target, one, v["step"], *outer, *inner, last, I1(1)
-                    )
+                    f.call(tile, numbers, others, target, one, v["step"], *outer, *inner, last, I1(1))
                 done = f.sum(done, f.product(times, count))
     return f.end()
 

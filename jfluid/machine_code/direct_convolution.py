@@ -38,9 +38,7 @@ _SUMS = 512 << 10  # bytes
 _BYTES_A_POSITION = 2560
 
 
-def forward(
-    x: Array, w: Array, strides: Sequence[int], low: Sequence[int], out: Sequence[int]
-) -> Array:
+def forward(x: Array, w: Array, strides: Sequence[int], low: Sequence[int], out: Sequence[int]) -> Array:
     """Convolve images.
 
     Args:
@@ -55,9 +53,7 @@ def forward(
     return _call(convolution_kernels.name("forward"), x, w, geometry, (images, *out, filters))
 
 
-def gradient(
-    x: Array, grad: Array, kernel: Sequence[int], strides: Sequence[int], low: Sequence[int]
-) -> Array:
+def gradient(x: Array, grad: Array, kernel: Sequence[int], strides: Sequence[int], low: Sequence[int]) -> Array:
     """Return the gradient of a convolution's filter, [height, width, channels, filters].
 
     Args:
@@ -216,9 +212,7 @@ def _call(
     return out
 
 
-@functools.partial(
-    jax.jit, static_argnums=(0, 3, 4, 5), inline=inlining.EARLY
-)  # traced once for each geometry
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=inlining.EARLY)  # traced once for each geometry
 def _called(
     name: str,
     x: Array,

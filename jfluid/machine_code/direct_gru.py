@@ -40,18 +40,14 @@ def _over_places(form: GruForm, x: Array, arrays: GruArrays, places: Array) -> A
     return _kept(form, x, arrays, places)[0]
 
 
-def _kept(
-    form: GruForm, x: Array, arrays: GruArrays, places: Array
-) -> tuple[Array, tuple[Array, ...]]:
+def _kept(form: GruForm, x: Array, arrays: GruArrays, places: Array) -> tuple[Array, tuple[Array, ...]]:
     to_gates, to_candidate, bias, h0 = arrays
     forward = direct_loops.mapped(_forward, form, 3)
     hidden, gates = forward(to_gates, to_candidate, bias, x, h0, places)
     return hidden, (to_gates, to_candidate, h0, places, hidden, gates)
 
 
-def _gradients(
-    form: GruForm, kept: tuple[Array, ...], grad: Array
-) -> tuple[Array, GruArrays, None]:
+def _gradients(form: GruForm, kept: tuple[Array, ...], grad: Array) -> tuple[Array, GruArrays, None]:
     to_gates, to_candidate, h0, places, hidden, gates = kept
     backward = direct_loops.mapped(_backward, form, 2)
     found = backward(to_gates, to_candidate, gates, hidden, h0, grad, places)
@@ -84,9 +80,7 @@ def _forward(
     return direct_loops.call(gru_kernels.FORWARD, arrays, numbers, shapes)
 
 
-def _backward(
-    form: GruForm, to_gates: Array, to_candidate: Array, *others: Array
-) -> Sequence[Array]:
+def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Array) -> Sequence[Array]:
     """Gradients of x, of its gates and of its candidates, states before each row, these as they were
     reset, sums of the bias's gradients, [groups, 3 width] of each batch, the gradient of h0.
     """

@@ -115,9 +115,7 @@ class Sizes:
 
 
 def suits(width: int, x: Array, *others: Array) -> bool:
-    """Return whether a loop over rows x [rows, ...] should run here, by the width of its states and all
-    its arrays.
-    """
+    """Return whether a loop over rows x [rows, ...] should run here, by the width of its states and all its arrays."""
     return (
         all(a.dtype == np.float32 for a in (x, *others))
         and width % LANES == 0
@@ -134,9 +132,7 @@ def offsets(level: Level, rows: int) -> Array:
     """
     if level.uniform:
         if level.uniform * level.longest > rows:
-            raise errors.ShapeError(
-                f"expected {level.uniform} sequences of {level.longest} rows, found {rows} rows"
-            )
+            raise errors.ShapeError(f"expected {level.uniform} sequences of {level.longest} rows, found {rows} rows")
         return jnp.asarray(level.offsets)
     given = level.offsets
     fit = (given[0] == 0) & jnp.all(given[1:] >= given[:-1]) & (given[-1] <= rows)
@@ -184,9 +180,7 @@ def mapped(function: Callable[..., Sequence[Array]], settings: Any, shared: int)
 
     @one.def_vmap
     def all_(size: int, batched: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
-        full = [
-            a if own else jnp.broadcast_to(a, (size, *a.shape)) for a, own in zip(arrays, batched)
-        ]
+        full = [a if own else jnp.broadcast_to(a, (size, *a.shape)) for a, own in zip(arrays, batched)]
         if any(batched[:shared]):
             found = lax.map(lambda own: one(*own), full)
         else:

@@ -28,32 +28,24 @@ def suits(x: Array, arrays: LstmArrays) -> bool:
     return direct_loops.suits(arrays.weight.shape[0], x, *arrays)
 
 
-def over_sequences(
-    x: Array, level: Level, arrays: LstmArrays, form: LstmForm
-) -> tuple[Array, Array]:
+def over_sequences(x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array]:
     """Return hidden states and cells, [rows, width]. Rows of padding are copies of some row."""
     return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0], form.time_major))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_places(
-    form: LstmForm, x: Array, arrays: LstmArrays, places: Array
-) -> tuple[Array, Array]:
+def _over_places(form: LstmForm, x: Array, arrays: LstmArrays, places: Array) -> tuple[Array, Array]:
     return _kept(form, x, arrays, places)[0]
 
 
-def _kept(
-    form: LstmForm, x: Array, arrays: LstmArrays, places: Array
-) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+def _kept(form: LstmForm, x: Array, arrays: LstmArrays, places: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     weight, bias, h0, c0 = arrays
     forward = direct_loops.mapped(_forward, form, 2)
     hidden, cells, gates = forward(weight, bias, x, h0, c0, places)
     return (hidden, cells), (weight, bias, h0, c0, places, hidden, cells, gates)
 
 
-def _gradients(
-    form: LstmForm, kept: tuple[Array, ...], grads: tuple[Array, Array]
-) -> tuple[Array, LstmArrays, None]:
+def _gradients(form: LstmForm, kept: tuple[Array, ...], grads: tuple[Array, Array]) -> tuple[Array, LstmArrays, None]:
     weight, bias, h0, c0, places, hidden, cells, gates = kept
     backward = direct_loops.mapped(_backward, form, 2)
     arrays = (gates, cells, hidden, h0, c0, *grads, places)

@@ -51,9 +51,7 @@ def sloped(x: Array, y: Array, out: Array, activation: str, over: tuple[int, int
     return _call(product_kernels.FINISHED, (x, y, out), over, finish)
 
 
-def updated(
-    x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int], in_place: bool = True
-) -> Array:
+def updated(x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int], in_place: bool = True) -> Array:
     """Return a parameter less a product times a rate [1].
 
     Args:
@@ -103,9 +101,7 @@ def _is_copied(depth: int) -> bool:
 
 
 @functools.cache
-def _divided(
-    rows: int, columns: int, depth: int, over: tuple[int, int], processors: int
-) -> tuple[int, int, int]:
+def _divided(rows: int, columns: int, depth: int, over: tuple[int, int], processors: int) -> tuple[int, int, int]:
     """Into how many parts rows and columns are divided, and how many rows of y are copied at once: so that
     the processor that has most to do is soonest ready.
     """
@@ -133,9 +129,7 @@ def _divided(
     # tile after tile over all its depth, a processor reads rows of x again that lie side by side
     read = columns if x_turned else max(rows, columns)
     whole = 4 * depth * read <= _MOST_HELD * processor.cache_bytes()
-    ways = itertools.product(
-        range(1, most[0] + 1), range(1, most[1] + 1), {some, depth} if whole else {some}
-    )
+    ways = itertools.product(range(1, most[0] + 1), range(1, most[1] + 1), {some, depth} if whole else {some})
     return min(ways, key=cost)
 
 
@@ -154,9 +148,7 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
         and outside <= _MOST_OUTSIDE * rows
         and not LANES < columns < WIDTH
         and rows >= TILE
-        and (
-            depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1)
-        )
+        and (depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1))
         and processor.has_wide_vectors()
         and functions.products_registered()
     )

@@ -161,9 +161,7 @@ def put(table: Array, rows: Array, values: Array) -> Array:
     return _replaced(PUT, numbers, table, rows, values)
 
 
-def _replaced(
-    name: str, numbers: Mapping[str, int], table: Array, rows: Array, values: Array, *others: Array
-) -> Array:
+def _replaced(name: str, numbers: Mapping[str, int], table: Array, rows: Array, values: Array, *others: Array) -> Array:
     arrays = (table, rows.astype(np.int64), values.astype(np.float32), *others)
     return _call(name, [(table.shape, np.float32)], arrays, numbers, {0: 0})[0]
 

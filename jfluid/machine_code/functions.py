@@ -87,9 +87,7 @@ def _register(writers: tuple[Any, ...]) -> bool:
 @functools.cache
 def _made_known(writers: tuple[Any, ...]) -> bool:
     names = [name for writer in writers for name in writer.names()]
-    for name, address in zip(
-        names, llvm_writer.load(_object_file(writers), names) if names else ()
-    ):
+    for name, address in zip(names, llvm_writer.load(_object_file(writers), names) if names else ()):
         try:
             function = jax.ffi.pycapsule(ctypes.c_void_p(address))
             jax.ffi.register_ffi_target(name, function, platform="cpu")

@@ -39,9 +39,7 @@ def extents(name: str, n: Any) -> Extents:
     holds = [
         *sequence_kernels.holds(n),
         vector_functions.fits("weight", shape, n.pitch, n.panel),
-        vector_functions.fits(
-            "candidate", (n.width, n.width), n.candidate_pitch, n.candidate_panel
-        ),
+        vector_functions.fits("candidate", (n.width, n.width), n.candidate_pitch, n.candidate_panel),
     ]
     given = [rows(_ALL), *weights, Array(_ALL * n.width), states, places]
     made = [rows(1), rows(_ALL)]
@@ -59,9 +57,7 @@ class _Gru(Group):
         h, others: [group, width].
     """
 
-    def __init__(
-        self, module: Module, name: str, arrays: str, of_rows: dict[str, int], of_sequences: str
-    ):
+    def __init__(self, module: Module, name: str, arrays: str, of_rows: dict[str, int], of_sequences: str):
         super().__init__(module, name, arrays, of_rows, of_sequences, GEOMETRY)
         self.gates, self.h, *self.others = (self.memory(n) for n in (_GATES, 1, 1, 1, 1))
         self.origin = self.f.b.icmp_signed("!=", self.f.v["origin"], I64(0))
@@ -72,9 +68,7 @@ class _Gru(Group):
         rest = b.fsub(self.vectors.number(1.0), u)
         return b.select(self.origin, u, rest), b.select(self.origin, rest, u)
 
-    def multiply(
-        self, function: Any, x: Any, name: str, out: Any, active: Any, turned: bool
-    ) -> None:
+    def multiply(self, function: Any, x: Any, name: str, out: Any, active: Any, turned: bool) -> None:
         """Multiply states with the weights of gates or candidate, or with these turned round."""
         f, v = self.f, self.f.v
         wide = f.product(v["width"], I64(1 if name else _GATES))
@@ -99,8 +93,7 @@ def _forward(module: Module, multiply: Any) -> Any:
     def activated(part: int, row: Any, here: Any, column: Any, product: Any) -> Any:
         """A gate or a candidate, which is written down, too."""
         x, bias = (
-            load(group.parts(base, column, _ALL)[part])
-            for base in (group.of_row(v["x"], here, _ALL), v["bias"])
+            load(group.parts(base, column, _ALL)[part]) for base in (group.of_row(v["x"], here, _ALL), v["bias"])
         )
         pre = b.fadd(b.fadd(x, bias), load(product))
         found = vectors.activated(v["gate" if part < _GATES else "candidate"], pre)
@@ -177,9 +170,7 @@ def _candidate_gradient(group: _Gru, row: Any, column: Any, here: Any, h_before:
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load = vectors.load
     u, _, c = map(load, group.parts(group.of_row(v["gates"], here, _ALL), column, _ALL))
-    place, product = (
-        f.at(group.of_row(state, row), column) for state in (group.h, group.others[2])
-    )
+    place, product = (f.at(group.of_row(state, row), column) for state in (group.h, group.others[2]))
     given = load(f.at(group.of_row(v["grad_hidden"], here), column))
     dh = b.fadd(b.fadd(load(place), load(product)), given)
     vectors.store(dh, place)

@@ -1,5 +1,6 @@
-"""Writes down functions for LLVM: loops, arrays, variables, and calls of C's functions. Makes machine
-code of them for this machine, and loads it.
+"""Writes down functions for LLVM: loops, arrays, variables, and calls of C's functions.
+
+Makes machine code of them for this machine, and loads it.
 """
 
 import contextlib
@@ -41,8 +42,9 @@ def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
 
 @functools.cache
 def _engine(machine_code: bytes) -> Any:
-    """What holds an object file. Each has one of its own: a second file in what is executable already
-    crashes.
+    """What holds an object file.
+
+    Each has one of its own: a second file in what is executable already crashes.
     """
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
@@ -191,9 +193,7 @@ class Function:
     def prefetch(self, place: Any) -> None:
         """Have what is at a place, if there is anything, brought to the core's second cache."""
         kinds = [POINTER, I32, I32, I32]
-        self.call(
-            self.module.declare("llvm.prefetch.p0", VOID, kinds), place, I32(0), I32(2), I32(1)
-        )
+        self.call(self.module.declare("llvm.prefetch.p0", VOID, kinds), place, I32(0), I32(2), I32(1))
 
     def call(self, function: Any, *arguments: Any) -> Any:
         return self.b.call(function, arguments)

@@ -53,9 +53,7 @@ class _Lstm(Group):
         h, c: [group, width].
     """
 
-    def __init__(
-        self, module: Module, name: str, arrays: str, of_rows: dict[str, int], of_sequences: str
-    ):
+    def __init__(self, module: Module, name: str, arrays: str, of_rows: dict[str, int], of_sequences: str):
         super().__init__(module, name, arrays, of_rows, of_sequences, GEOMETRY)
         self.gates, self.h, self.c = (self.memory(n) for n in (_GATES, 1, 1))
 
@@ -91,9 +89,7 @@ def _cell(group: _Lstm, row: Any, column: Any, here: Any) -> None:
     inputs = group.parts(x, column, _GATES)
     products = group.parts(group.of_row(group.gates, row, _GATES), column, _GATES)
     *biases, by_input, by_forget, by_output = group.parts(v["bias"], column, _GATES + _PEEPHOLES)
-    pre = [
-        b.fadd(b.fadd(load(i), load(bias)), load(p)) for i, bias, p in zip(inputs, biases, products)
-    ]
+    pre = [b.fadd(b.fadd(load(i), load(bias)), load(p)) for i, bias, p in zip(inputs, biases, products)]
     c = load(f.at(group.of_row(group.c, row), column))
     candidate = vectors.activated(v["candidate"], pre[0])
     i = vectors.activated(v["gate"], vectors.fma(load(by_input), c, pre[1]))

@@ -15,9 +15,7 @@ NAME = "jfluid_direct_overlap"
 _LANES = (LANES, 4, 1)  # channels that are added at a time
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [images, rows, columns, window_height,
 # window_width, channels], out [images, height, width, channels]; a chunk is an image.
-GEOMETRY = (
-    "chunks memory height width channels rows columns window_height window_width top left"
-).split()
+GEOMETRY = ("chunks memory height width channels rows columns window_height window_width top left").split()
 
 
 def names() -> list[str]:

@@ -99,9 +99,7 @@ def _forward(module: Module) -> Any:
 
 
 def _backward(module: Module) -> Any:
-    """grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where
-    the rows say.
-    """
+    """grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where the rows say."""
     f, first, end = _chunk(module, BACKWARD, "grad where offsets out", "out")
     v, b = f.v, f.b
 

@@ -47,9 +47,7 @@ BLOCK = 408  # rows, at most, whose products are added up before they are added 
 # panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
 # there are no more. `held` rows of y are copied at once: of all of them, a thread's next chunk of the same columns
 # has them, too. What is done to the sums has a number, `finish`.
-GEOMETRY = (
-    "chunks memory depth rows columns x_turned y_turned x_copied parts groups held finish".split()
-)
+GEOMETRY = "chunks memory depth rows columns x_turned y_turned x_copied parts groups held finish".split()
 _ARRAYS = ("x", "y", "e", "r", "out")  # that a chunk is given, or some of them
 # Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
 # of which the output is given, a parameter less the sum times a rate.
@@ -87,8 +85,7 @@ def extents(name: str, n: Any) -> Extents:
     """Return what a function reads and writes with these numbers."""
     finishes = {NAME: (PLAIN,), FINISHED: range(ACTIVATION, RATE), UPDATE: (RATE,)}[name]
     x, y, out = (
-        Array(first * second)
-        for first, second in ((n.depth, n.rows), (n.depth, n.columns), (n.rows, n.columns))
+        Array(first * second) for first, second in ((n.depth, n.rows), (n.depth, n.columns), (n.rows, n.columns))
     )
     divided = min(n.parts, n.groups, n.held) > 0
     holds = [
@@ -125,11 +122,10 @@ def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
     return f.end()
 
 
-def _tile(
-    module: Module, height: int, width: int, along: bool = False, copies: str | None = None
-) -> Any:
-    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, a product over `depth` rows of `others`
-    [depth, width]. Its other matrix is `numbers`, [depth, pitch], or [height, pitch] where `along`.
+def _tile(module: Module, height: int, width: int, along: bool = False, copies: str | None = None) -> Any:
+    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, a product over `depth` rows of `others` [depth, width].
+
+    Its other matrix is `numbers`, [depth, pitch], or [height, pitch] where `along`.
 
     Args:
         copies: "others", which are read from `beside` [depth, between] then, and written; or "numbers", which
@@ -176,11 +172,7 @@ def _tile(
         for row, place in bases.items():
             f.b.store(f.at(here[row], I64(1) if along else v["pitch"]), place)
         f.b.store(f.at(to, I64(width)), others)
-    everywhere = [
-        (sums[i][j], f.at(v["sums"], I64(WIDTH * i + LANES * j)))
-        for i in range(height)
-        for j in parts
-    ]
+    everywhere = [(sums[i][j], f.at(v["sums"], I64(WIDTH * i + LANES * j))) for i in range(height) for j in parts]
     with f.b.if_then(v["adds"]):
         for place, before in everywhere:
             f.b.store(f.b.fadd(f.load(before, vector), f.load(place, vector)), place)
@@ -220,9 +212,7 @@ def _finish(module: Module) -> Any:
     with f.loop(v["rows"]) as i:
         here = f.product(i, v["pitch"])
         for j, some in enumerate(lanes):
-            place = f.variable(
-                vector, f.load(f.at(v["sums"], f.product(i, I64(WIDTH)), I64(LANES * j)), vector)
-            )
+            place = f.variable(vector, f.load(f.at(v["sums"], f.product(i, I64(WIDTH)), I64(LANES * j)), vector))
             x = f.load(place, vector)
             with case(ACTIVATION, SLOPE - 1):
                 bias = f.load_lanes(f.at(v["e"], I64(LANES * j)), vector, some)
@@ -243,8 +233,9 @@ def _finish(module: Module) -> Any:
 
 
 def _copy(f: Function, target: Any, source: Any, width: int, size: Any) -> None:
-    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector. Those
-    of a tile's row may be followed by nothing, and are where the next row is written.
+    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector.
+
+    Those of a tile's row may be followed by nothing, and are where the next row is written.
     """
     vector = ir.VectorType(FLOAT, LANES)
     if width <= LANES:
@@ -402,9 +393,7 @@ def _chunk(module: Module) -> Any:
             f.at(v[name], at, f.product(done, pitch)),
         ]
         with b.if_else(turned[name]) as cases:
-            for case, copying, place, distance in zip(
-                cases, copies[width], places, (v["depth"], pitch)
-            ):
+            for case, copying, place, distance in zip(cases, copies[width], places, (v["depth"], pitch)):
                 with case:
                     f.call(copying, place, to, depth, distance, size, first, end, apart)
 
@@ -426,9 +415,7 @@ def _chunk(module: Module) -> Any:
         blocks = parts_of(b.sub(copied[1], copied[0]), BLOCK)
         with f.loop(high) as i, f.loop(blocks) as block:
             copies_y = b.and_(b.icmp_signed("==", i, I64(0)), b.not_(b.or_(known, turned["y"])))
-            inside = tuple(
-                part(n, b.sub(copied[1], copied[0]), blocks) for n in (block, f.sum(block, I64(1)))
-            )
+            inside = tuple(part(n, b.sub(copied[1], copied[0]), blocks) for n in (block, f.sum(block, I64(1))))
             these = tuple(f.sum(copied[0], n) for n in inside)
             depth = b.sub(inside[1], inside[0])
             adds = b.icmp_signed(">", these[0], I64(0))

@@ -100,8 +100,9 @@ def _in_strip(f: Function, array: str, i: Any) -> Any:
 
 
 def _strip_by_strip(f: Function, array: str, first: Any) -> tuple[Any, Any]:
-    """A place that is where a row of an array of strips is, from a row on, and how many rows its strip has
-    left. Dividing costs as much as copying a row: once is enough for rows that follow one another.
+    """A place that is where a row of an array of strips is, from a row on, and how many rows its strip has left.
+
+    Dividing costs as much as copying a row: once is enough for rows that follow one another.
     """
     place = f.variable(POINTER, _in_strip(f, array, first))
     done = f.b.srem(first, f.v["batch"])

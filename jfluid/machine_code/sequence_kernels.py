@@ -169,9 +169,7 @@ class Group:
             with self.f.loop(self.f.v["rows"], self.total) as row:
                 yield row
 
-    def states_before(
-        self, row: Any, step: Any, starts: dict[str, str]
-    ) -> tuple[Any, dict[str, Any]]:
+    def states_before(self, row: Any, step: Any, starts: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         """(the row of the arrays, the places of the states before it by name) of a sequence in a step
         of a loop from its end.
 

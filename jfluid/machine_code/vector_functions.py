@@ -153,8 +153,7 @@ def product(module: Module) -> Any:
     numbers = dict.fromkeys(("rows", "depth", "columns", "pitch", "panel"), I64)
     narrower = [PANEL >> i for i in range(1, PANEL.bit_length())]
     tiles = {
-        count: {width: _tile(module, count, width) for width in (PANEL, *narrower)}
-        for count in range(1, MOST_ROWS + 1)
+        count: {width: _tile(module, count, width) for width in (PANEL, *narrower)} for count in range(1, MOST_ROWS + 1)
     }
     f = Function(module, "few_rows", VOID, **pointers, **numbers)
     v, b = f.v, f.b

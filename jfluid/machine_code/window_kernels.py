@@ -1,5 +1,4 @@
-"""The gradient of a convolution's images where its filters fill no vectors, on CPUs as loops over registers,
-for LLVM.
+"""The gradient of a convolution's images where its filters fill no vectors, on CPUs as loops over registers, for LLVM.
 
 A number of the result's gradient gives something to all places of a window: those in a row of it lie side by
 side, and fill vectors together (20 channels of five places are seven vectors of 16, where each place by itself
@@ -22,9 +21,7 @@ ROWS = {4: (5, 4), 5: (4, 3), 6: (4, 3), 7: (3, 2)} if REGISTERS == 32 else {}
 # [images, height, width, channels], y the filter, [window_height, channels, window_width * filters and zeros up
 # to whole vectors, so that few of them lie in two lines of the cache]; its filters are the channels of the
 # images: out is [images, rows, columns, filters]. A chunk is an image.
-GEOMETRY = (
-    "chunks memory height width channels rows columns filters window_height window_width top left"
-).split()
+GEOMETRY = ("chunks memory height width channels rows columns filters window_height window_width top left").split()
 
 
 def names() -> list[str]:
@@ -101,9 +98,7 @@ def _chunk(module: Module, tiles: Any) -> Any:
             f.call(of_rows, numbers, others, out, row_of_x, I64(1), *outer, *inner, last, I1(1))
     size = f.product(v["columns"], v["filters"])
     with f.loop(v["rows"]) as row:
-        source = f.at(
-            made, f.product(f.sum(row, v["top"]), pitch), f.product(v["left"], v["filters"])
-        )
+        source = f.at(made, f.product(f.sum(row, v["top"]), pitch), f.product(v["left"], v["filters"]))
         at = f.product(f.sum(f.product(v["chunk"], v["rows"]), row), size)
         f.c("memcpy", f.at(v["out"], at), source, f.product(size, bytes_))
     return f.end()

@@ -31,9 +31,7 @@ _OF_METADATA = 1  # the type of the extension that asks what a function is
 # What tasks know of a call, 8 bytes each; behind it the arrays. The last task that knows it frees it.
 _HEADER = 64  # bytes before a thread's memory: how much there is, and what it holds of a call
 _HOLDS = 8
-_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _AWAITED, _FAILED, _ARRAYS = (
-    range(11)
-)
+_NEXT, _DONE, _CHUNKS, _USERS, _MEMORY, _NUMBERS, _INTERFACE, _READY, _AWAITED, _FAILED, _ARRAYS = range(11)
 _NO_MEMORY = "machine code of jfluid: no memory for what a thread works with"
 _EXHAUSTED = 8  # the number of such errors
 # Numbers that the processor counts on by some 2 to 4 in a nanosecond: for so long a thread waits, and so long
@@ -61,9 +59,7 @@ def chunk_of(name: str) -> str:
     return f"{name}_chunk"
 
 
-def begin_chunk(
-    module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]
-) -> Function:
+def begin_chunk(module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]) -> Function:
     """Begin the function `chunk_of(name)`, which does a part of the work: `v` has the arrays, "scratch" for memory,
     and the chunk's and a call's numbers.
 
@@ -79,9 +75,7 @@ def begin_chunk(
     return f
 
 
-def define_with_rest(
-    module: Module, name: str, chunk: Any, rest: Any, given: int = 2, made: int = 1
-) -> None:
+def define_with_rest(module: Module, name: str, chunk: Any, rest: Any, given: int = 2, made: int = 1) -> None:
     """Write down a function for XLA of a single chunk, and of a rest, which another thread does and for which the
     step does not wait.
 
@@ -126,8 +120,9 @@ def _leave(module: Module) -> Any:
 
 
 def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
-    """Do chunks of a call that nobody else does, until there is none; gives whether all are done after
-    one of them. A task that begins when there is none reads no array: XLA may have given its memory to others.
+    """Do chunks of a call that nobody else does, until there is none; gives whether all are done after one of them.
+
+    A task that begins when there is none reads no array: XLA may have given its memory to others.
     """
     f = Function(module, name, I1, call=POINTER)
     call = f.v["call"]
@@ -158,8 +153,9 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
 
 
 def _own_memory(module: Module) -> Any:
-    """The memory of the thread that asks, of at least so many bytes, which it keeps; nothing where the system has
-    none. Of memory that goes from hand to hand a core has to fetch what another one has written there.
+    """The memory of the thread that asks, of at least so many bytes, which it keeps; nothing where the system has none.
+
+    Of memory that goes from hand to hand a core has to fetch what another one has written there.
     """
     found = module.find("own_memory")
     if found:
@@ -199,9 +195,7 @@ def _no_memory(f: Function, api: Any) -> Any:
     """The error of XLA's for a call that has no memory to work with."""
     text = f.module.find("no_memory")
     if not text:
-        value = ir.Constant(
-            ir.ArrayType(I8, len(_NO_MEMORY) + 1), bytearray(f"{_NO_MEMORY}\0".encode())
-        )
+        value = ir.Constant(ir.ArrayType(I8, len(_NO_MEMORY) + 1), bytearray(f"{_NO_MEMORY}\0".encode()))
         text = ir.GlobalVariable(f.module.module, value.type, "no_memory")
         text.linkage, text.initializer, text.global_constant = "internal", value, True
     return _called(f, api, _CREATE_ERROR, text, I64(_EXHAUSTED))[0]

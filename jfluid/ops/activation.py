@@ -58,9 +58,7 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @op("selu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
-def selu(
-    x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772
-) -> Array:
+def selu(x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
     """Return scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
@@ -77,9 +75,7 @@ def _soft_relu(x: Array, threshold: float) -> Array:
 
 
 @_soft_relu.defjvp
-def _soft_relu_jvp(
-    threshold: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Array, Array]:
+def _soft_relu_jvp(threshold: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Fluid takes the gradient from the output: it goes on below -threshold, and stops where the
     # output reaches it.
     out = _soft_relu(primals[0], threshold)
@@ -117,9 +113,7 @@ def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
 
 
 @op("hard_swish", ins=("X",), outs=("Out",), rows="map", examples=("X",))
-def hard_swish(
-    x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0
-) -> Array:
+def hard_swish(x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0) -> Array:
     """Return x times (x + offset limited to 0..threshold), divided by scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
@@ -132,9 +126,7 @@ def swish(x: Array, *, beta: float = 1.0) -> Array:
 
 @op("mish", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def mish(x: Array, *, threshold: float = 20.0) -> Array:
-    """Return x * tanh(softplus(x)); above the threshold softplus is taken as x, below its negative
-    as exp(x).
-    """
+    """Return x * tanh(softplus(x)); above the threshold softplus is taken as x, below its negative as exp(x)."""
     low, high = x < -threshold, x > threshold
     # The inner selection keeps exp from overflowing where its result is not used, which would spoil
     # the gradient.
@@ -150,14 +142,11 @@ def stanh(x: Array, *, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
 
 @op("maxout", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis", 1))
 def maxout(x: Array, *, groups: Int, axis: Int = 1) -> Array:
-    """Return the largest of each `groups` neighbouring channels; of equal ones the gradient goes to
-    the first.
-    """
+    """Return the largest of each `groups` neighbouring channels; of equal ones the gradient goes to the first."""
     axis = dimension(axis, x.ndim, "maxout")
     if groups < 1 or x.shape[axis] % groups:
         raise errors.ShapeError(
-            f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into "
-            f"groups of {groups}"
+            f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into groups of {groups}"
         )
     grouped = x.reshape(*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1 :])
     members = (jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(groups))
@@ -170,15 +159,11 @@ def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str 
 
 @op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
 def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
-    """Return x where it is positive, else alpha * x: one alpha for all, for each channel, or for
-    each element of a row.
-    """
+    """Return x where it is positive, else alpha * x: one alpha for all, for each channel, or for each element of a row."""
     if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
     if mode == "element" and alpha.ndim != x.ndim:
-        raise errors.ShapeError(
-            f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}"
-        )
+        raise errors.ShapeError(f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}")
     if mode == "all":
         alpha = alpha.ravel()[0]
     elif mode == "channel":
@@ -198,9 +183,7 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 @_softmax.defjvp
-def _softmax_jvp(
-    axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Array, Array]:
+def _softmax_jvp(axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     out = _softmax(primals[0], axis)
     weighted = out * tangents[0]
     return out, weighted - out * weighted.sum(axis, keepdims=True)
@@ -208,7 +191,5 @@ def _softmax_jvp(
 
 @op("softmax", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"), examples=("X",))
 def softmax(x: Array, *, axis: int = -1, data_format: str = "AnyLayout") -> Array:
-    """Return exp(x) normalised to a sum of one along `axis`; the layout of the data makes no
-    difference.
-    """
+    """Return exp(x) normalised to a sum of one along `axis`; the layout of the data makes no difference."""
     return _softmax(x, axis)

@@ -54,12 +54,8 @@ def lod_array_length(x: Value) -> Value:
 
 
 @op("tensor_array_to_tensor", ins=("X",), outs=("Out", "OutIndex"), rows="sequence")
-def tensor_array_to_tensor(
-    x: Value, *, axis: int = 0, use_stack: bool = False
-) -> tuple[Value, Value]:
-    """Join the elements along an axis (with use_stack a new one); also return the size of each
-    along it.
-    """
+def tensor_array_to_tensor(x: Value, *, axis: int = 0, use_stack: bool = False) -> tuple[Value, Value]:
+    """Join the elements along an axis (with use_stack a new one); also return the size of each along it."""
     if x.buffer is not None:
         return _joined(x, axis, use_stack)
     items = [rows_of(v) for v in x.items]
@@ -171,8 +167,7 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
     if number < table.level.number and static_values.placeholder() is None:
         raise errors.ShapeError(
-            f"reorder_lod_tensor_by_rank: X has {number} rows or sequences, the rank table "
-            f"{table.level.number}"
+            f"reorder_lod_tensor_by_rank: X has {number} rows or sequences, the rank table {table.level.number}"
         )
     if not (isinstance(x, Ragged) and x.levels):
         values = rows_of(x)
@@ -204,17 +199,13 @@ def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, V
     nograd=("X", "Mask"),
     rows="sequence",
 )
-def merge_lod_tensor(
-    x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0
-) -> Value:
+def merge_lod_tensor(x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0) -> Value:
     """Join what split_lod_tensor has split."""
     above = x.levels[:level] if isinstance(x, Ragged) else ()
     branches = [v for v in (in_true, in_false) if isinstance(v, Ragged) and v.levels]
     if branches:
         if len(branches) == 1:
-            raise errors.ShapeError(
-                "merge_lod_tensor: one branch gives sequences, the other rows; pool the sequences"
-            )
+            raise errors.ShapeError("merge_lod_tensor: one branch gives sequences, the other rows; pool the sequences")
         chosen, real = _mask_of(mask, None)
         counted = isinstance(mask, Ragged) and not above
         joined = merged(in_true, in_false, chosen, real, counted)
@@ -240,22 +231,14 @@ op(
 
 
 def _mask_of(mask: Value, x: Value) -> tuple[Array, Array]:
-    """Return which rows (or sequences) of x are chosen, and which are no padding; without x for each
-    row of the mask.
-    """
+    """Return which rows (or sequences) of x are chosen, and which are no padding; without x for each row of the mask."""
     chosen = jnp.asarray(rows_of(mask)).reshape(-1).astype(bool)
     real = mask.mask() if isinstance(mask, Ragged) else jnp.ones(chosen.shape, bool)
     if x is None:
         return chosen, real
     number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
-    if (
-        len(chosen) > number
-        and static_values.placeholder() is None
-        and not isinstance(mask, Ragged)
-    ):
-        raise errors.ShapeError(
-            f"split_lod_tensor: the mask has {len(chosen)} rows, X has {number} rows or sequences"
-        )
+    if len(chosen) > number and static_values.placeholder() is None and not isinstance(mask, Ragged):
+        raise errors.ShapeError(f"split_lod_tensor: the mask has {len(chosen)} rows, X has {number} rows or sequences")
     missing = max(number - len(chosen), 0)
     return jnp.pad(chosen, (0, missing))[:number], jnp.pad(real, (0, missing))[:number]
 
@@ -272,13 +255,9 @@ def select_input(branches: list[Value], mask: Value) -> Value:
             raise static_values.unknown(mask, "the choice between values of different shapes")
         first, *others = map(rows_of, branches)
         shapes = [v.shape for v in others if v.ndim == first.ndim]
-        sizes = (
-            stand_in if {*dims} != {size} else size for size, *dims in zip(first.shape, *shapes)
-        )
+        sizes = (stand_in if {*dims} != {size} else size for size, *dims in zip(first.shape, *shapes))
         return jnp.zeros(tuple(sizes), first.dtype)
-    return jax.tree.map(
-        lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches
-    )
+    return jax.tree.map(lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches)
 
 
 def _rows_of_table(x: Value, table: RankTable, op_type: str) -> Ragged:
@@ -290,7 +269,5 @@ def _rows_of_table(x: Value, table: RankTable, op_type: str) -> Ragged:
             "reset the LoD to two levels with layers.lod_reset"
         )
     if x.levels[0].number != table.level.number and static_values.placeholder() is None:
-        raise errors.ShapeError(
-            f"{op_type}: X has {x.levels[0].number} sequences, the rank table {table.level.number}"
-        )
+        raise errors.ShapeError(f"{op_type}: X has {x.levels[0].number} sequences, the rank table {table.level.number}")
     return x

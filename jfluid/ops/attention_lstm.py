@@ -54,8 +54,7 @@ def attention_lstm(
     for name in names:
         if name not in ACTIVATIONS:
             raise errors.AttributeTypeError(
-                f"attention_lstm: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, "
-                f"found {name!r}"
+                f"attention_lstm: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, found {name!r}"
             )
     gate, cell, candidate = (ACTIVATIONS[n] for n in names)
     width, depth = x.shape[1], lstm_weight.shape[1] // 4
@@ -71,14 +70,9 @@ def attention_lstm(
     fixed = rows @ weight[:width, 0] + (0 if bias is None else bias.reshape(()))
     from_hidden, from_input = lstm_weight[:depth], lstm_weight[depth:]
     shape = (x.last.number, depth)
-    h, c = (
-        initial("attention_lstm", slot, state, shape, x.dtype)
-        for slot, state in (("H0", h0), ("C0", c0))
-    )
+    h, c = (initial("attention_lstm", slot, state, shape, x.dtype) for slot, state in (("H0", h0), ("C0", c0)))
 
-    def step(
-        state: tuple[Array, Array], here: Array
-    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def step(state: tuple[Array, Array], here: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         h, c = state
         score = jax.nn.relu(fixed + (c @ weight[width:]))
         if scalar is not None:

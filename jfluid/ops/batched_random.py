@@ -34,9 +34,7 @@ class Drawn:
 
 
 def possible(key: Any) -> bool:
-    """Return whether numbers for keys that are derived from this one can be drawn together: it must
-    be a threefry key.
-    """
+    """Return whether numbers for keys that are derived from this one can be drawn together: it must be a threefry key."""
     return (
         key is not None
         and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -98,11 +96,8 @@ def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
     return dtype == np.float32 and _LARGE <= math.prod(shape) < 1 << 31 and possible(key)
 
 
-def large(
-    kind: str, key: Any, shape: Sequence[int], scaled: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """Return what the elementwise function `scaled` makes of numbers of a standard distribution, for a
-    threefry key.
+def large(kind: str, key: Any, shape: Sequence[int], scaled: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Return what the elementwise function `scaled` makes of numbers of a standard distribution, for a threefry key.
 
     They are drawn in parts, into the array that they stay in: all at once would take several times its
     memory.
@@ -140,8 +135,7 @@ def _parts(count: int) -> int:
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for the threefry key with
-    data `keys[i]`.
+    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for the threefry key with data `keys[i]`.
 
     It is the exclusive or of the two words that the generator makes of the number (Salmon et al.,
     "Parallel random numbers: as easy as 1, 2, 3", 2011), which are also those of the key folded
@@ -159,9 +153,7 @@ def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def uniform(bits: jax.Array) -> jax.Array:
     """Return float32 numbers in [0, 1), as `jax.random.uniform` makes them of these bits."""
-    return jax.lax.bitcast_convert_type(
-        (bits >> 9) | np.float32(1).view(np.uint32), np.float32
-    ) - np.float32(1)
+    return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
 
 
 def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
@@ -172,15 +164,11 @@ def between(fractions: jax.Array, low: float | np.floating, high: float | np.flo
 
 def normal(bits: jax.Array) -> jax.Array:
     """Return standard normal float32 numbers, as `jax.random.normal` makes them of these bits."""
-    return _ROOT * jax.lax.erf_inv(
-        between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0)
-    )
+    return _ROOT * jax.lax.erf_inv(between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0))
 
 
 def truncated_normal(bits: jax.Array) -> jax.Array:
-    """Return standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` makes
-    them of these bits.
-    """
+    """Return standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` makes them of these bits."""
     most = np.nextafter(np.float32(2), np.float32(0))
     return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)
 

@@ -1,5 +1,4 @@
-"""Beam search, which runs on the host between compiled steps: how many hypotheses continue depends
-on the scores.
+"""Beam search, which runs on the host between compiled steps: how many hypotheses continue depends on the scores.
 
 Hypotheses are rows with a LoD of two levels: source sentences -> prefixes -> the words chosen to
 follow each prefix.
@@ -43,11 +42,7 @@ def beam_search(
     before, before_scores = np.array(pre_ids).reshape(-1), np.array(pre_scores).reshape(-1)
     gain = np.array(scores)
     gain = gain.reshape(len(before), -1) if len(before) else gain.reshape(0, max(gain.shape[-1], 1))
-    words = (
-        np.broadcast_to(np.arange(gain.shape[1]), gain.shape)
-        if ids is None
-        else np.array(ids).reshape(gain.shape)
-    )
+    words = np.broadcast_to(np.arange(gain.shape[1]), gain.shape) if ids is None else np.array(ids).reshape(gain.shape)
     if not is_accumulated:
         gain = before_scores[:, None] + np.log(gain)
     lod = scores.lod() or (ids.lod() if ids is not None else [])
@@ -58,16 +53,12 @@ def beam_search(
         )
     sources = _to_rows(lod, level)
     if sources[-1] != len(before):
-        raise errors.ShapeError(
-            f"beam_search: pre_ids has {len(before)} rows, the LoD of scores {sources[-1]}"
-        )
+        raise errors.ShapeError(f"beam_search: pre_ids has {len(before)} rows, the LoD of scores {sources[-1]}")
     chosen = [
         _best(before, before_scores, words, gain, start, end, beam_size, end_id)
         for start, end in zip(sources, sources[1:])
     ]
-    parents, following, best = (
-        np.concatenate([c[i] for c in chosen]) if chosen else np.zeros(0) for i in range(3)
-    )
+    parents, following, best = (np.concatenate([c[i] for c in chosen]) if chosen else np.zeros(0) for i in range(3))
     counts = np.bincount(parents.astype(np.int64), minlength=len(before))
     lod = [list(sources), [0, *np.cumsum(counts).tolist()]]
     return (
@@ -141,11 +132,7 @@ def beam_search_decode(
     ]
 
     def tensor(part: int, dtype: np.dtype) -> LoDTensor:
-        rows = (
-            np.concatenate([np.asarray(s[part], dtype) for s in flat])
-            if flat
-            else np.zeros(0, dtype)
-        )
+        rows = np.concatenate([np.asarray(s[part], dtype) for s in flat]) if flat else np.zeros(0, dtype)
         return LoDTensor(rows, lod)
 
     return tensor(0, np.dtype(np.int64)), tensor(1, np.array(scores[0]).dtype)
@@ -154,8 +141,9 @@ def beam_search_decode(
 def _sentences(
     ids: LoDTensorArray, scores: LoDTensorArray, source: int, end_id: int
 ) -> list[tuple[list[Any], list[Any]]]:
-    """Return (words, scores) of a source sentence's hypotheses, by falling final score. They are
-    followed from the end to the start.
+    """Return (words, scores) of a source sentence's hypotheses, by falling final score.
+
+    They are followed from the end to the start.
     """
     found: list[tuple[list[Any], list[Any]]] = []
     at: list[int] = []  # the row of each hypothesis in the step that is looked at

@@ -5,8 +5,9 @@ from jax import Array
 
 
 def between_pixels(images: Array, image: Array, y: Array, x: Array) -> Array:
-    """Return values at (y, x), interpolated between the four pixels around, of which those outside
-    are zero. Points have gradients.
+    """Return values at (y, x), interpolated between the four pixels around, of which those outside are zero.
+
+    Points have gradients.
 
     Args:
         images: [images, height, width, channels].
@@ -20,8 +21,7 @@ def between_pixels(images: Array, image: Array, y: Array, x: Array) -> Array:
     top, left = jnp.floor(y), jnp.floor(x)
     # What is far outside, or no number, must fit integers.
     whole_top, whole_left = (
-        jnp.nan_to_num(jnp.clip(v, -2, n + 1), nan=-2).astype(jnp.int32)
-        for v, n in ((top, height), (left, width))
+        jnp.nan_to_num(jnp.clip(v, -2, n + 1), nan=-2).astype(jnp.int32) for v, n in ((top, height), (left, width))
     )
     total = jnp.zeros((), images.dtype)
     for down in (0, 1):

@@ -1,6 +1,4 @@
-"""Operators of click models: counts of shows and clicks as features, and features normalised by
-running summaries.
-"""
+"""Operators of click models: counts of shows and clicks as features, and features normalised by running summaries."""
 
 import functools
 from typing import Any
@@ -30,9 +28,7 @@ def _counts_forward(x: Array, counts: Array, use_cvm: bool) -> tuple[Array, Arra
 def _counts_backward(use_cvm: bool, counts: Array, grad: Array) -> tuple[Array, None]:
     # The gradient of the two counts is the counts themselves: the parameter server keeps them
     # beside the embedding.
-    return jnp.concatenate(
-        [counts.astype(grad.dtype), grad[:, 2:] if use_cvm else grad], axis=1
-    ), None
+    return jnp.concatenate([counts.astype(grad.dtype), grad[:, 2:] if use_cvm else grad], axis=1), None
 
 
 _counts.defvjp(_counts_forward, _counts_backward)
@@ -54,9 +50,7 @@ def cvm(x: Value, counts: Value, *, use_cvm: bool = True) -> Value:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _summaries(
-    x: Array, size: int, total: Array, squares: Array, mask: Array, epsilon: float
-) -> Array:
+def _summaries(x: Array, size: int, total: Array, squares: Array, mask: Array, epsilon: float) -> Array:
     return (x - total / size) * jnp.sqrt(size / squares) * mask
 
 
@@ -66,9 +60,7 @@ def _summaries_forward(
     return _summaries(x, size, total, squares, mask, epsilon), (x, size, total, squares, mask)
 
 
-def _summaries_backward(
-    epsilon: float, kept: tuple[Any, ...], grad: Array
-) -> tuple[Any, Any, Any, Any, None]:
+def _summaries_backward(epsilon: float, kept: tuple[Any, ...], grad: Array) -> tuple[Any, Any, Any, Any, None]:
     # The "gradients" of the summaries are those of this batch, which the optimizer adds to the
     # running ones.
     x, size, total, squares, mask = kept
@@ -87,15 +79,11 @@ _summaries.defvjp(_summaries_forward, _summaries_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _slot_summaries(
-    x: Array, size: int, total: Array, squares: Array, mask: Array, epsilon: float
-) -> Array:
+def _slot_summaries(x: Array, size: int, total: Array, squares: Array, mask: Array, epsilon: float) -> Array:
     return _summaries(x, size, total, squares, mask, epsilon)
 
 
-def _slot_backward(
-    epsilon: float, kept: tuple[Any, ...], grad: Array
-) -> tuple[Array, Array, Array, Array, None]:
+def _slot_backward(epsilon: float, kept: tuple[Any, ...], grad: Array) -> tuple[Array, Array, Array, Array, None]:
     grad_x, count, sums, away, _ = _summaries_backward(epsilon, kept, grad)
     seen = jnp.maximum(count, 1)
     filled = (count > 0).astype(count.dtype)
@@ -136,11 +124,7 @@ def data_norm(
     trains them; sync_stats and summary_decay_rate are for the gradient operator of Fluid's build for
     GPUs, and have no effect here and in Fluid on the CPU (see `layers.data_norm`).
     """
-    mask = (
-        jnp.ones(x.shape, x.dtype)
-        if rows is None
-        else jnp.broadcast_to(rows.mask[:, None], x.shape).astype(x.dtype)
-    )
+    mask = jnp.ones(x.shape, x.dtype) if rows is None else jnp.broadcast_to(rows.mask[:, None], x.shape).astype(x.dtype)
     means, scales = total / size, jnp.sqrt(size / squares)
     if slot_dim > 0:
         groups = x.reshape(x.shape[0], -1, slot_dim)
@@ -151,9 +135,7 @@ def data_norm(
         y = _summaries(x, size, total, squares, mask, epsilon)
     if enable_scale_and_shift:
         if scale_w is None or bias is None:
-            raise errors.ProgramError(
-                "data_norm: enable_scale_and_shift needs the inputs scale_w and bias"
-            )
+            raise errors.ProgramError("data_norm: enable_scale_and_shift needs the inputs scale_w and bias")
         y = (y * scale_w + bias) * mask
     return y if rows is None else rows.refill(y), means, scales
 
@@ -169,9 +151,7 @@ def _columns(op_type: str, xs: list[Array], start: int, length: int) -> list[Arr
     begin = start + width if start < 0 else start
     end = width if length < 0 else begin + length
     if not 0 <= begin < width or end > width:
-        raise errors.ShapeError(
-            f"{op_type}: start_index {start} and length {length} reach beyond {width} columns"
-        )
+        raise errors.ShapeError(f"{op_type}: start_index {start} and length {length} reach beyond {width} columns")
     return [x[:, begin:end] for x in xs]
 
 

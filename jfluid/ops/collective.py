@@ -54,8 +54,9 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def in_group(type_: str) -> bool:
-    """Return whether there are other replicas. Raises OpError where other processes wait but this
-    trace cannot reach them.
+    """Return whether there are other replicas.
+
+    Raises OpError where other processes wait but this trace cannot reach them.
     """
     if among_replicas():
         return True
@@ -138,9 +139,7 @@ def coalesce_tensor(
     unit, parts, outs = _ALIGNMENT // np_dtype(dtype).itemsize, [], []
     for value in values:
         if value.dtype != np_dtype(dtype):
-            raise errors.DtypeError(
-                f"coalesce_tensor: expected tensors of {np_dtype(dtype)}, found {value.dtype}"
-            )
+            raise errors.DtypeError(f"coalesce_tensor: expected tensors of {np_dtype(dtype)}, found {value.dtype}")
         fill = jnp.asarray(constant if set_constant else 0, value.dtype)
         outs.append(value if copy_data else jnp.full(value.shape, fill))
         missing = -value.size % unit
@@ -152,29 +151,19 @@ def coalesce_tensor(
 def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Array:
     """Return the sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
     if not 0 <= reduce_type < len(_REDUCTIONS):
-        raise errors.OpError(
-            f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}"
-        )
+        raise errors.OpError(f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}")
     return _reduced("allreduce", list(_REDUCTIONS)[reduce_type], x)
 
 
 def _broadcast(type_: str, x: Any, root: int) -> Any:
     group = lax.axis_size(AXIS) if in_group(type_) else 1
     if not 0 <= root < group and static_values.placeholder() is None:
-        raise errors.OpError(
-            f"{type_}: root is one of {group} replica(s), counted from 0; found {root}"
-        )
-    return (
-        x
-        if group == 1
-        else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
-    )
+        raise errors.OpError(f"{type_}: root is one of {group} replica(s), counted from 0; found {root}")
+    return x if group == 1 else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
 
 
 @op("c_broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_broadcast(
-    x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False
-) -> Array:
+def c_broadcast(x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
     """Return replica `root`'s x in all replicas."""
     return _broadcast("c_broadcast", x, root)
 
@@ -186,16 +175,12 @@ def broadcast(x: Array, *, root: int = 0, sync_mode: bool = False) -> Array:
 
 
 def _group_of(type_: str, nranks: int) -> int:
-    """Return the number of replicas, which must be `nranks`; while shapes are inferred, `nranks`
-    itself.
-    """
+    """Return the number of replicas, which must be `nranks`; while shapes are inferred, `nranks` itself."""
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
     group = lax.axis_size(AXIS) if in_group(type_) else 1
     if group != nranks and static_values.placeholder() is None:
-        raise errors.OpError(
-            f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)"
-        )
+        raise errors.OpError(f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)")
     return group
 
 
@@ -208,16 +193,12 @@ def c_allgather(x: Array, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Boo
 
 
 @op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_reducescatter(
-    x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False
-) -> Array:
+def c_reducescatter(x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
     """Return this replica's share, along the first dimension, of the sum of all replicas' x."""
     if _group_of("c_reducescatter", nranks) != nranks:
         return x[: x.shape[0] // nranks]
     if x.shape[0] % nranks:
-        raise errors.OpError(
-            f"c_reducescatter: {x.shape[0]} rows do not divide among {nranks} replicas"
-        )
+        raise errors.OpError(f"c_reducescatter: {x.shape[0]} rows do not divide among {nranks} replicas")
     return lax.psum_scatter(x, AXIS, tiled=True) if nranks > 1 else x
 
 
@@ -273,9 +254,7 @@ def _ring(op_: Any) -> tuple[list[str], int]:
     grad=False,
     reaches=Reach("network", ("endpoint", "other_endpoints", "rank")),
 )
-def c_gen_nccl_id(
-    *, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings
-) -> np.ndarray:
+def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings) -> np.ndarray:
     """Connect to the other trainers."""
     return _meet(*_ring(ctx.op))
 

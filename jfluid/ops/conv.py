@@ -17,20 +17,14 @@ _MAX_TAPS = 128
 
 
 def _layout(ndim: int, data_format: str, kernel: str) -> tuple[str, str, str]:
-    """Return the dimension numbers of `lax` for images in `data_format` and filters in `kernel`
-    order.
-    """
+    """Return the dimension numbers of `lax` for images in `data_format` and filters in `kernel` order."""
     space = "DHW"[5 - ndim :]
     image = f"N{space}C" if windows.channels_last(data_format) else f"NC{space}"
     return image, kernel + space, image
 
 
-def _check(
-    op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str
-) -> None:
-    """Raise an error where x and w do not fit; `channels` is the number of input channels of the
-    filter.
-    """
+def _check(op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str) -> None:
+    """Raise an error where x and w do not fit; `channels` is the number of input channels of the filter."""
     if x.ndim != w.ndim or x.ndim not in (4, 5):
         raise errors.ShapeError(
             f"{op_type}: expected Input and Filter of the same rank (4 or 5), "
@@ -57,9 +51,7 @@ def _convolve(
 ) -> jax.Array:
     _check(op_type, x, w, w.shape[1] * groups, groups, data_format)
     if w.shape[0] % groups:
-        raise errors.ShapeError(
-            f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups"
-        )
+        raise errors.ShapeError(f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups")
     if w.dtype == jnp.int8:  # of a quantized model, whose images are integers in floats
         w = w.astype(x.dtype)
     axes = windows.spatial_axes(x.ndim, data_format)
@@ -111,15 +103,9 @@ def _depthwise(
     return sum(part * weights[:, i].reshape(shape) for i, part in enumerate(parts))
 
 
-def _add(
-    y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_format: str
-) -> jax.Array:
+def _add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_format: str) -> jax.Array:
     if bias is not None:
-        y = y + (
-            bias
-            if windows.channels_last(data_format)
-            else bias.reshape((-1,) + (1,) * (y.ndim - 2))
-        )
+        y = y + (bias if windows.channels_last(data_format) else bias.reshape((-1,) + (1,) * (y.ndim - 2)))
     return y if residual is None else y + residual
 
 
@@ -147,8 +133,7 @@ def _finished(
         raise errors.OpError("fuse_residual_connection: the input ResidualData is missing")
     if activation not in _FUSED:
         raise errors.AttributeTypeError(
-            f"fuse_activation: expected one of {', '.join(filter(None, _FUSED))}, "
-            f"found {activation!r}"
+            f"fuse_activation: expected one of {', '.join(filter(None, _FUSED))}, found {activation!r}"
         )
     return _FUSED[activation](_add(y, bias, residual, data_format), alpha)
 
@@ -179,15 +164,9 @@ def conv2d(
     fuse_beta: float = 0.0,
     fuse_residual_connection: bool = False,
 ) -> Array:
-    """Apply a two-dimensional convolution (cross-correlation) with filters [out, in / groups,
-    height, width].
-    """
-    y = _convolve(
-        "conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
-    )
-    return _finished(
-        y, bias, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection
-    )
+    """Apply a two-dimensional convolution (cross-correlation) with filters [out, in / groups, height, width]."""
+    y = _convolve("conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+    return _finished(y, bias, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection)
 
 
 op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
@@ -218,12 +197,8 @@ def conv3d(
     fuse_residual_connection: bool = False,
 ) -> Array:
     """Apply a three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
-    y = _convolve(
-        "conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
-    )
-    return _finished(
-        y, None, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection
-    )
+    y = _convolve("conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+    return _finished(y, None, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection)
 
 
 def _transpose(
@@ -244,9 +219,7 @@ def _transpose(
     """
     _check(op_type, x, w, w.shape[0], groups, data_format)
     if w.shape[0] % groups:
-        raise errors.ShapeError(
-            f"{op_type}: {w.shape[0]} input channels cannot be divided into {groups} groups"
-        )
+        raise errors.ShapeError(f"{op_type}: {w.shape[0]} input channels cannot be divided into {groups} groups")
     axes = windows.spatial_axes(x.ndim, data_format)
     windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
     sizes = [x.shape[a] for a in axes]
@@ -254,9 +227,7 @@ def _transpose(
         dilations = (1,) * len(axes)
     kernel = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations)]
     pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, kernel, strides)
-    smallest = [
-        (n - 1) * s - low - high + k for n, s, k, (low, high) in zip(sizes, strides, kernel, pads)
-    ]
+    smallest = [(n - 1) * s - low - high + k for n, s, k, (low, high) in zip(sizes, strides, kernel, pads)]
     wanted = list(output_size) or smallest
     for size, least, s in zip(wanted, smallest, strides):
         if not least <= size < least + s or len(wanted) != len(axes):
@@ -304,9 +275,7 @@ def _dilated(
     def convolve_groups(x: jax.Array, w: jax.Array) -> jax.Array:
         return convolve(x, w, apart)
 
-    def backward(
-        saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def backward(saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         # XLA forgets the groups in the gradient of filters over dilated images, and cuDNN then
         # refuses it: that gradient has its zeros in memory.
         x, w = saved
@@ -353,9 +322,7 @@ def conv2d_transpose(
     fuse_alpha: float = 0.0,
     fuse_beta: float = 0.0,
 ) -> Array:
-    """Apply a two-dimensional transposed convolution with filters [in, out / groups, height,
-    width].
-    """
+    """Apply a two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
     y = _transpose(
         "conv2d_transpose",
         x,
@@ -394,9 +361,7 @@ def conv3d_transpose(
     data_format: str = "NCHW",
     output_size: Ints = (),
 ) -> Array:
-    """Apply a three-dimensional transposed convolution with filters [in, out / groups, depth,
-    height, width].
-    """
+    """Apply a three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""
     return _transpose(
         "conv3d_transpose",
         x,

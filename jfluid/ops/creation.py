@@ -60,9 +60,7 @@ def fill_constant(
     """Make a tensor with one value everywhere."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
     if any(d < 0 for d in dims):
-        raise errors.ShapeError(
-            f"fill_constant: expected a shape without negative numbers, found {dims}"
-        )
+        raise errors.ShapeError(f"fill_constant: expected a shape without negative numbers, found {dims}")
     elements = np_dtype(dtype)
     if value_tensor is None:
         return _constant(dims, elements, _parsed(str_value, value, elements))
@@ -140,9 +138,7 @@ def assign_value(
     """Make a tensor of the given values in the given shape."""
     values = bool_values or fp32_values or int32_values or int64_values
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise errors.ShapeError(
-            f"assign_value: {len(values)} values do not fit shape {tuple(shape)}"
-        )
+        raise errors.ShapeError(f"assign_value: {len(values)} values do not fit shape {tuple(shape)}")
     return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
 
 
@@ -154,8 +150,9 @@ def assign(x: Array | None) -> Array | None:
 
 @op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
 def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
-    """Convert x to another element type; in_dtype only records the first one. Decimal numbers
-    beyond int8 or uint8 keep their low bits, as they do on processors: -2.5 becomes 254.
+    """Convert x to another element type; in_dtype only records the first one.
+
+    Decimal numbers beyond int8 or uint8 keep their low bits, as they do on processors: -2.5 becomes 254.
     """
     if isinstance(x, SelectedRows):
         return x.map(lambda v: _cast(v, np_dtype(out_dtype)))
@@ -220,9 +217,7 @@ def diag(diagonal: Array) -> Array:
 
 def _diagonal_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     axes = attrs.get("dim1", -2), attrs.get("dim2", -1)
-    return (
-        "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
-    )
+    return "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
 
 
 @op("diag_embed", ins=("Input",), outs=("Out",), grad=False, rows=_diagonal_rows)

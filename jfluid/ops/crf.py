@@ -29,9 +29,7 @@ from jfluid.ops.registry import Int, Ints, String, op
 
 
 def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Array, Ragged | None]:
-    """Return (emission [time, number, tags], lengths [number], the ragged form of the rows) from
-    either form of input.
-    """
+    """Return (emission [time, number, tags], lengths [number], the ragged form of the rows) from either form of input."""
     if length is None:
         x = need(emission, op_type, "Emission")
         return x.pad(time_major=True), x.last.lengths, x
@@ -121,9 +119,7 @@ def _above_tags(label: Value, tags: int, length: Value | None) -> refusals.Found
     rows="sequence",
     refuses=(refusals.lengths("Length", "Emission", 1),),
 )
-def crf_decoding(
-    emission: Value, transition: Value, label: Value | None, length: Value | None
-) -> Value:
+def crf_decoding(emission: Value, transition: Value, label: Value | None, length: Value | None) -> Value:
     """Return the most likely tags of each sequence (Viterbi); with labels, 1 where the tag is the
     label and 0 elsewhere.
     """
@@ -211,9 +207,7 @@ def chunk_eval(
     chunk_scheme: String,
     excluded_chunk_types: Ints = (),
 ) -> tuple[Array, ...]:
-    """Return precision, recall and F1 of the chunks that tags mark; a chunk is correct when both
-    ends and its type are.
-    """
+    """Return precision, recall and F1 of the chunks that tags mark; a chunk is correct when both ends and its type are."""
     if chunk_scheme not in _SCHEMES:
         raise errors.AttributeTypeError(
             f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}"
@@ -225,16 +219,12 @@ def chunk_eval(
         dense = rows_of(inference)
         number, steps = dense.shape[:2]
         level = Level(offsets_of(within(length, steps)), steps)
-        values = [
-            unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0]
-            for v in (inference, label)
-        ]
+        values = [unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0] for v in (inference, label)]
         x = Ragged(values[0], (level,))
     sequence, position, real = positions(x.last, x.capacity)
     last = position == x.last.lengths[sequence] - 1
     found, wanted = (
-        _chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types)
-        for v in values
+        _chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types) for v in values
     )
     both = found[0] & wanted[0] & (found[1] == wanted[1]) & (found[2] == wanted[2])
     counts = [jnp.sum(v, dtype=jnp.int64).reshape(1) for v in (found[0], wanted[0], both)]
@@ -254,9 +244,7 @@ def _chunks(
     scheme: str,
     excluded: tuple[int, ...],
 ) -> tuple[Array, Array, Array]:
-    """Return for each row: whether a chunk that counts begins there, its type, and the row where it
-    ends.
-    """
+    """Return for each row: whether a chunk that counts begins there, its type, and the row where it ends."""
     number, begin, inside, end, single = _SCHEMES[scheme]
     kind, tag = tags // number, tags % number
     outside = (kind >= types) | ~real
@@ -270,16 +258,9 @@ def _chunks(
     fresh = first | jnp.roll(outside, 1) | (before_kind != kind)
     begins = ~outside & (fresh | opens | ((is_(tag, inside) | is_(tag, end)) & closed))
     after_kind, after_tag = jnp.roll(kind, -1), jnp.roll(tag, -1)
-    reopened = (is_(tag, begin) | is_(tag, inside)) & (
-        is_(after_tag, begin) | is_(after_tag, single)
-    )
+    reopened = (is_(tag, begin) | is_(tag, inside)) & (is_(after_tag, begin) | is_(after_tag, single))
     ends = ~outside & (
-        last
-        | jnp.roll(outside, -1)
-        | (after_kind != kind)
-        | reopened
-        | is_(tag, end)
-        | is_(tag, single)
+        last | jnp.roll(outside, -1) | (after_kind != kind) | reopened | is_(tag, end) | is_(tag, single)
     )
     rows = jnp.arange(tags.shape[0], dtype=jnp.int32)
     until = lax.cummin(jnp.where(ends, rows, tags.shape[0]), reverse=True)

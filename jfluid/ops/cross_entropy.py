@@ -36,9 +36,7 @@ def _bounded_log_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
 
 
 def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Array:
-    """Return labels for scores of `shape`, with size 1 at `axis`; the last such dimension may be
-    left out.
-    """
+    """Return labels for scores of `shape`, with size 1 at `axis`; the last such dimension may be left out."""
     if not jnp.issubdtype(label.dtype, jnp.integer):
         raise errors.DtypeError(f"{name}: expected labels of an integer type, found {label.dtype}")
     one_class = tuple(1 if i == axis else d for i, d in enumerate(shape))
@@ -60,17 +58,16 @@ def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
 
 
 def take_class(scores: Array, label: Array, axis: int) -> Array:
-    """Return the scores at the labels, NaN where a label is no class. The gradient is a comparison,
-    not a scatter.
+    """Return the scores at the labels, NaN where a label is no class.
+
+    The gradient is a comparison, not a scatter.
     """
     shape = scores.shape
 
     @jax.custom_vjp
     def take(scores: Array, label: Array) -> Array:
         valid = (label >= 0) & (label < shape[axis])
-        picked = jnp.take_along_axis(
-            scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip"
-        )
+        picked = jnp.take_along_axis(scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip")
         return jnp.where(valid, picked, jnp.asarray(jnp.nan, scores.dtype))
 
     def backward(label: Array, cotangent: Array) -> tuple[Array, np.ndarray]:
@@ -81,38 +78,24 @@ def take_class(scores: Array, label: Array, axis: int) -> Array:
     return take(scores, label)
 
 
-def at_label(
-    scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int
-) -> tuple[Array, Array]:
-    """Return (the scores at the labels, or `ignored` where the label is `ignore_index`; the mask of
-    those).
-    """
+def at_label(scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int) -> tuple[Array, Array]:
+    """Return (the scores at the labels, or `ignored` where the label is `ignore_index`; the mask of those)."""
     skip = label == ignore_index
-    return jnp.where(
-        skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)
-    ), skip
+    return jnp.where(skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)), skip
 
 
 def soft_labels(label: Array, shape: Sequence[int], name: str) -> Array:
     """Raise ShapeError unless soft labels have the shape of the scores."""
     if label.shape != shape:
-        raise errors.ShapeError(
-            f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}"
-        )
+        raise errors.ShapeError(f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}")
     return label
 
 
 @op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def cross_entropy(
-    x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100
-) -> Array:
-    """Return -log of the probability of the label, or -sum(label * log(x)) for soft labels, along
-    the last axis.
-    """
+def cross_entropy(x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100) -> Array:
+    """Return -log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last axis."""
     if soft_label:
-        return -jnp.sum(
-            soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True
-        )
+        return -jnp.sum(soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True)
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy")
     match, _ = at_label(x, labels, ignore_index, -1, 1)
     return (-bounded_log(match)).reshape(label.shape)
@@ -125,9 +108,7 @@ def cross_entropy(
     nograd=("Label",),
     rows="map",
 )
-def cross_entropy2(
-    x: Array, label: Array, *, ignore_index: int = -100
-) -> tuple[Array, Array, Array]:
+def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple[Array, Array, Array]:
     """Return the cross entropy of hard labels, and the probability at the label (0 where ignored)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
     match, skip = at_label(x, labels, ignore_index, -1, 1)
@@ -163,9 +144,7 @@ def _wide(x: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _softmax_loss(
-    logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array
-) -> tuple[Any, ...]:
+def _softmax_loss(logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array) -> tuple[Any, ...]:
     return _softmax_loss_forward(logits, label, axis, soft_label, ignore_index)[0]
 
 
@@ -248,9 +227,7 @@ def nll_loss(
     reduction: str = "mean",
     rows: RowMask | None = None,
 ) -> tuple[Array, Array]:
-    """Return the negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted
-    by class.
-    """
+    """Return the negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
     labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
     picked, skip = at_label(x, labels, ignore_index, 1, 0)
     classes = jnp.ones((x.shape[1],), x.dtype) if weight is None else weight
@@ -265,7 +242,5 @@ def nll_loss(
     if reduction == "mean":
         loss = jnp.where(total == 0, 0, loss / jnp.where(total == 0, 1, total))
     elif reduction != "sum":
-        raise errors.ShapeError(
-            f"nll_loss: reduction: expected none, mean or sum, found {reduction!r}"
-        )
+        raise errors.ShapeError(f"nll_loss: reduction: expected none, mean or sum, found {reduction!r}")
     return loss.reshape(1), total.reshape(1)

@@ -55,9 +55,7 @@ def _forward(emitted: Array, skips: Array, steps: Array) -> Array:
 
     def advance(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         now, t = at
-        new = now + _log_sum(
-            alpha, moved_by(alpha, 1), jnp.where(skips, moved_by(alpha, 2), _NEVER)
-        )
+        new = now + _log_sum(alpha, moved_by(alpha, 1), jnp.where(skips, moved_by(alpha, 2), _NEVER))
         alpha = jnp.where((t < steps)[:, None], jnp.maximum(new, _NEVER), alpha)
         return alpha, alpha
 
@@ -67,9 +65,7 @@ def _forward(emitted: Array, skips: Array, steps: Array) -> Array:
 
 
 def _reversed(values: Array, lengths: Array, axis: int) -> Array:
-    """Return each of a batch (axis 1 of [time, number, ...]) backwards along an axis, in its own
-    length.
-    """
+    """Return each of a batch (axis 1 of [time, number, ...]) backwards along an axis, in its own length."""
     size = values.shape[axis]
     places = jnp.arange(size, dtype=jnp.int32)
     source = jnp.clip(lengths[:, None] - 1 - places, 0, size - 1)  # [number, size]
@@ -77,9 +73,7 @@ def _reversed(values: Array, lengths: Array, axis: int) -> Array:
     return jnp.take_along_axis(values, index, axis=axis)
 
 
-def _loss_and_slope(
-    logits: Array, labels: Array, steps: Array, symbols: Array, blank: int
-) -> tuple[Array, Array]:
+def _loss_and_slope(logits: Array, labels: Array, steps: Array, symbols: Array, blank: int) -> tuple[Array, Array]:
     """Return (losses [number], their gradients by the logits [time, number, classes]).
 
     A sequence that is too short for its label has the loss 0 and no gradient, as in Fluid.
@@ -105,9 +99,7 @@ def _loss_and_slope(
     last = jnp.take_along_axis(alpha[-1], jnp.maximum(count - 1, 0)[:, None], axis=1)
     before_last = jnp.take_along_axis(alpha[-1], jnp.maximum(count - 2, 0)[:, None], axis=1)
     total = _log_sum(last, jnp.where(symbols[:, None] > 0, before_last, _NEVER))[:, 0]
-    repeats = (states[:, 3::2] == states[:, 1:-2:2]) & (
-        jnp.arange(1, most, dtype=jnp.int32) < symbols[:, None]
-    )
+    repeats = (states[:, 3::2] == states[:, 1:-2:2]) & (jnp.arange(1, most, dtype=jnp.int32) < symbols[:, None])
     fits = (steps > 0) & (symbols + jnp.sum(repeats, axis=1) <= steps)
     beta = _reversed(_reversed(beta, count, 2), steps, 0)
     visits = jnp.exp(jnp.minimum(alpha + beta - emitted - total[:, None], 0))
@@ -124,9 +116,7 @@ def _loss_and_slope(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _ctc_loss(
-    logits: Array, labels: Array, steps: Array, symbols: Array, blank: int, by_times: bool
-) -> Array:
+def _ctc_loss(logits: Array, labels: Array, steps: Array, symbols: Array, blank: int, by_times: bool) -> Array:
     return _loss_and_slope(logits, labels, steps, symbols, blank)[0]
 
 
@@ -173,9 +163,7 @@ def warpctc(
     """
     classes = rows_of(logits).shape[-1]
     if not 0 <= blank < classes and not is_unknown(classes):
-        raise errors.AttributeTypeError(
-            f"warpctc: blank is one of the {classes} classes of Logits, found {blank}"
-        )
+        raise errors.AttributeTypeError(f"warpctc: blank is one of the {classes} classes of Logits, found {blank}")
     if logits_length is None or label_length is None:
         x, y = (_one_level(v, "warpctc", s) for v, s in ((logits, "Logits"), (label, "Label")))
         dense, steps = x.pad(time_major=True), x.last.lengths
@@ -208,9 +196,7 @@ def _one_level(x: Value, op_type: str, slot: str) -> Ragged:
 
 def _same_number(op_type: str, a: str, number: int, b: str, other: int) -> None:
     if number != other and static_values.placeholder() is None:
-        raise errors.ShapeError(
-            f"{op_type}: one sequence of {b} for each of {a} is needed, found {other} and {number}"
-        )
+        raise errors.ShapeError(f"{op_type}: one sequence of {b} for each of {a} is needed, found {other} and {number}")
 
 
 @op(

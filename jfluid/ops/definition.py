@@ -93,8 +93,9 @@ class Attr:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a definition says beside slots and function. Each option is described here and nowhere
-    else.
+    """What a definition says beside slots and function.
+
+    Each option is described here and nowhere else.
 
     Attributes:
         grad: whether `append_backward` goes through the operator.
@@ -178,9 +179,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(Options):
-    """The arguments of `registry.op`: the options, and the slots in order, as text (see
-    `Slot.parse`).
-    """
+    """The arguments of `registry.op`: the options, and the slots in order, as text (see `Slot.parse`)."""
 
     ins: tuple[str, ...] = ()
     outs: tuple[str, ...] = ()
@@ -221,9 +220,7 @@ class OpDef(Options):
     def function(self) -> Callable[..., Any]:
         """The function. Raises TypeError for an operator that has none."""
         if self.fn is None:
-            raise TypeError(
-                f"operator {self.type} has no function: the lowering treats it by structure"
-            )
+            raise TypeError(f"operator {self.type} has no function: the lowering treats it by structure")
         return self.fn
 
     def on_host(self, op: Any) -> bool:

@@ -1,6 +1,4 @@
-"""Convolutions whose filters sample the image at points that are computed (arXiv:1703.06211,
-arXiv:1811.11168).
-"""
+"""Convolutions whose filters sample the image at points that are computed (arXiv:1703.06211, arXiv:1811.11168)."""
 
 import math
 
@@ -26,18 +24,13 @@ def _convolve(
     deformable_groups: int,
 ) -> Array:
     windows.check_lengths(op_type, 2, strides=strides, paddings=paddings, dilations=dilations)
-    out = _check(
-        op_type, x, offset, mask, weight, strides, paddings, dilations, groups, deformable_groups
-    )
+    out = _check(op_type, x, offset, mask, weight, strides, paddings, dilations, groups, deformable_groups)
     n, channels = x.shape[:2]
     taps, parts = math.prod(weight.shape[2:]), deformable_groups
     row, column = (
         axis.reshape(-1, 1, 1)
         for axis in jnp.meshgrid(
-            *(
-                jnp.arange(k, dtype=x.dtype) * d - p
-                for k, d, p in zip(weight.shape[2:], dilations, paddings)
-            ),
+            *(jnp.arange(k, dtype=x.dtype) * d - p for k, d, p in zip(weight.shape[2:], dilations, paddings)),
             indexing="ij",
         )
     )
@@ -86,9 +79,7 @@ def _check(
     for slot, value, each in (("Offset", offset, 2), ("Mask", mask, 1)):
         wanted = (x.shape[0], each * parts * taps, *out)
         if value is not None and value.shape != wanted:
-            raise errors.ShapeError(
-                f"{op_type}: expected {slot} of shape {list(wanted)}, found {list(value.shape)}"
-            )
+            raise errors.ShapeError(f"{op_type}: expected {slot} of shape {list(wanted)}, found {list(value.shape)}")
     return out
 
 

@@ -95,9 +95,7 @@ def dgc(
     grad=False,
     inplace={"Out": "X"},
 )
-def dgc_clip_by_norm(
-    step: Array, x: Array, *, max_norm: Float, rampup_begin_step: Float = -1.0
-) -> Array:
+def dgc_clip_by_norm(step: Array, x: Array, *, max_norm: Float, rampup_begin_step: Float = -1.0) -> Array:
     """Scale x down to `max_norm` where its norm is larger, from step `rampup_begin_step` on; never
     where that is negative.
     """

@@ -24,9 +24,7 @@ _wire = functools.partial(
     op,
     host=True,
     grad=False,
-    absent=(
-        "operators of parameter servers run in the global block of programs that DistributeTranspiler has made"
-    ),
+    absent=("operators of parameter servers run in the global block of programs that DistributeTranspiler has made"),
 )
 
 
@@ -63,9 +61,7 @@ def recv(
 def send_barrier(
     after: Array, *, endpoints: Strings = (_LOCAL,), half_async: bool = False, trainer_id: int = 0
 ) -> None:
-    """Tell the servers that all gradients of this step are sent: they update when all trainers say
-    so.
-    """
+    """Tell the servers that all gradients of this step are sent: they update when all trainers say so."""
 
 
 @_wire("fetch_barrier", ins=("X*?",), outs=("Out*",), reaches=_AT_ENDPOINTS)
@@ -92,9 +88,7 @@ def listen_and_serv(
     rpc_prefetch_thread_num: int = 1,
     rpc_send_thread_num: int = 1,
 ) -> None:
-    """Serve trainers until all have left: update the parameters by the given blocks when gradients
-    come.
-    """
+    """Serve trainers until all have left: update the parameters by the given blocks when gradients come."""
 
 
 @_wire(
@@ -150,8 +144,7 @@ def merge_ids(ids: list[Array], rows: list[Array], values: list[Array]) -> list[
     """
     if len(rows) != len(values):
         raise errors.ShapeError(
-            f"merge_ids: expected values for each part, found {len(rows)} parts of ids and "
-            f"{len(values)} of values"
+            f"merge_ids: expected values for each part, found {len(rows)} parts of ids and {len(values)} of values"
         )
     every = jnp.concatenate([r.reshape(-1) for r in rows])
     order = jnp.argsort(every)
@@ -172,12 +165,8 @@ def ref_by_trainer_id(values: list[Array], trainer_id: Array) -> Array:
 
 
 @_wire("checkpoint_notify", reaches=Reach("network", ("epmap", "dir")))
-def checkpoint_notify(
-    *, epmap: Strings = (), dir: String = "", lookup_table: String = "", trainer_id: int = 0
-) -> None:
-    """Have the servers in `epmap` save their rows of a table into a folder of its name in the
-    folder `dir`.
-    """
+def checkpoint_notify(*, epmap: Strings = (), dir: String = "", lookup_table: String = "", trainer_id: int = 0) -> None:
+    """Have the servers in `epmap` save their rows of a table into a folder of its name in the folder `dir`."""
 
 
 # PSLib and BoxPS, which these belong to, were never published: Fluid's open build gives whatever is in memory.
@@ -233,9 +222,7 @@ def pull_box_sparse(ids: list[Array], *, size: int = 1) -> None:
 
 
 @_pulled("push_dense", ins=("Ids*",))
-def push_dense(
-    ids: list[Array], *, TableId: int = -1, ScaleDataNorm: float = -1.0, InputNames: Strings = ()
-) -> None:
+def push_dense(ids: list[Array], *, TableId: int = -1, ScaleDataNorm: float = -1.0, InputNames: Strings = ()) -> None:
     """Send gradients of dense parameters to PSLib's servers."""
 
 
@@ -280,9 +267,9 @@ _asks = functools.partial(
 
 @_asks("prefetch", ins=("X*",), outs=("Out*",), reaches=_AT_EPMAP)
 def prefetch(ids: Array, *, epmap: Strings = (_LOCAL,), trainer_id: int = 0) -> None:
-    """Look up rows of the only table that all servers in `epmap` hold, with the width of Out: the
-    operator names none. Each id may be in any X: here hashes of ids say which server has a row, and
-    not the place of X.
+    """Look up rows of the only table that all servers in `epmap` hold, with the width of Out: the operator names none.
+
+    Each id may be in any X: here hashes of ids say which server has a row, and not the place of X.
     """
 
 

@@ -11,8 +11,7 @@ from jfluid.ops.registry import op
 
 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return 32 random bits for each element: its index, hashed with the key (the mixing steps of
-    MurmurHash3).
+    """Return 32 random bits for each element: its index, hashed with the key (the mixing steps of MurmurHash3).
 
     A mask needs no cryptographic generator. This one costs a fifth of `jax.random.bits` on CPUs.
     """
@@ -41,13 +40,10 @@ def _factors(prob: float, is_test: bool, implementation: str) -> float:
     """Return the factor of elements that are kept."""
     if implementation not in ("downgrade_in_infer", "upscale_in_train"):
         raise errors.ProgramError(
-            f"dropout: dropout_implementation {implementation!r}, expected downgrade_in_infer "
-            "or upscale_in_train"
+            f"dropout: dropout_implementation {implementation!r}, expected downgrade_in_infer or upscale_in_train"
         )
     if not 0 <= prob <= 1:
-        raise errors.ProgramError(
-            f"dropout: dropout_prob {prob}, expected a number between 0 and 1"
-        )
+        raise errors.ProgramError(f"dropout: dropout_prob {prob}, expected a number between 0 and 1")
     if implementation == "downgrade_in_infer":
         return 1 - prob if is_test else 1.0
     return 1.0 if is_test or prob == 1 else 1 / (1 - prob)
@@ -65,9 +61,7 @@ def dropout(
     seed: int = 0,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> tuple[Array, Array]:
-    """Set each element of x to zero with probability dropout_prob; Mask is 1 where an element is
-    kept.
-    """
+    """Set each element of x to zero with probability dropout_prob; Mask is 1 where an element is kept."""
     factor = _factors(dropout_prob, is_test, dropout_implementation)
     if is_test or dropout_prob == 0:
         return _times(x, factor), jnp.ones(x.shape, jnp.uint8)
@@ -95,6 +89,4 @@ def dropout_grad(
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Array:
     """Return the gradient of dropout: that of the output where an element was kept."""
-    return jnp.where(
-        mask != 0, _times(grad, _factors(dropout_prob, is_test, dropout_implementation)), 0
-    )
+    return jnp.where(mask != 0, _times(grad, _factors(dropout_prob, is_test, dropout_implementation)), 0)

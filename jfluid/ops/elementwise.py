@@ -1,6 +1,4 @@
-"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor other than
-activations.
-"""
+"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor other than activations."""
 
 import functools
 import operator
@@ -30,23 +28,19 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
         shape = shape[:-1]
     if axis < 0 or axis + len(shape) > rank:
         raise errors.ShapeError(
-            f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor "
-            f"of {rank} dimensions"
+            f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor of {rank} dimensions"
         )
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 
 
 def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
-    """Reshape `x` and `y` so that NumPy's broadcasting does what Fluid's `axis` asks for; `what`
-    names the operator.
+    """Reshape `x` and `y` so that NumPy's broadcasting does what Fluid's `axis` asks for; `what` names the operator.
 
     The tensor with fewer dimensions is placed at `axis` of the other; -1 stands for its last
     dimensions. Raises ShapeError where shapes or dtypes do not fit.
     """
     if x.dtype != y.dtype:
-        raise errors.DtypeError(
-            f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them"
-        )
+        raise errors.DtypeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them")
     rank = max(x.ndim, y.ndim)
     if x.ndim != y.ndim:
         start = abs(x.ndim - y.ndim) if axis == -1 else axis
@@ -66,10 +60,7 @@ def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
                 f"dimension {i} is {a} in the one and {b} in the other"
             )
         shapes[0][i] = shapes[1][i] = b if is_unknown(a) else a
-    return tuple(
-        v if list(v.shape) == s else jnp.zeros(s, v.dtype)
-        for v, s in zip((x, y), shapes, strict=True)
-    )
+    return tuple(v if list(v.shape) == s else jnp.zeros(s, v.dtype) for v, s in zip((x, y), shapes, strict=True))
 
 
 def only(tensor: Any, dtype: Any) -> Any:
@@ -94,9 +85,7 @@ def _divide(x: Array, y: Array) -> Array:
 
 
 def _remainder(x: Array, y: Array) -> Array:
-    """Return the remainder, with the sign of the divisor for floats and of the dividend (as in C)
-    for integers.
-    """
+    """Return the remainder, with the sign of the divisor for floats and of the dividend (as in C) for integers."""
     return x % y if is_float(x) else numpy_of(x, y).fmod(x, y)
 
 
@@ -146,10 +135,7 @@ table(
     examples=_by_example,
 )
 table(
-    {
-        f"elementwise_{n}": binary(f"elementwise_{n}", f)
-        for n, f in {"mod": _remainder, "floordiv": quotient}.items()
-    },
+    {f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
     ins=("X", "Y"),
     outs=("Out",),
     grad=False,
@@ -166,9 +152,7 @@ def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(x, SelectedRows):
             return dense(x, y, axis=axis)
         if y.size != 1:
-            raise errors.ShapeError(
-                f"{name}: sparse rows go with one number, found shape {list(y.shape)}"
-            )
+            raise errors.ShapeError(f"{name}: sparse rows go with one number, found shape {list(y.shape)}")
         return x.map(lambda v: compute(v, y.reshape(()).astype(v.dtype)))
 
     apply.__doc__ = dense.__doc__
@@ -176,10 +160,7 @@ def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 table(
-    {
-        f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f)
-        for n, f in {"mul": operator.mul, "div": _divide}.items()
-    },
+    {f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f) for n, f in {"mul": operator.mul, "div": _divide}.items()},
     ins=("X", "Y"),
     outs=("Out",),
     fold=True,
@@ -234,19 +215,16 @@ def scale(
     bias: float = 0.0,
     bias_after_scale: bool = True,
 ) -> Array | SelectedRows:
-    """Return x * scale + bias, or (x + bias) * scale. Of integers only the whole parts of scale and
-    bias are used.
+    """Return x * scale + bias, or (x + bias) * scale.
+
+    Of integers only the whole parts of scale and bias are used.
     """
     if isinstance(x, SelectedRows):
-        return (x.settled() if bias else x).map(
-            lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale)
-        )
+        return (x.settled() if bias else x).map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
     return _scaled(x, scale_tensor, scale, bias, bias_after_scale)
 
 
-def _scaled(
-    x: Array, scale_tensor: Array | None, scale: float, bias: float, bias_after_scale: bool
-) -> Array:
+def _scaled(x: Array, scale_tensor: Array | None, scale: float, bias: float, bias_after_scale: bool) -> Array:
     if scale_tensor is not None:
         scale = only(scale_tensor, x.dtype)
     elif not is_float(x):
@@ -271,21 +249,15 @@ def between(x: Any, low: Any, high: Any) -> Any:
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
-@op(
-    "clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True
-)
-def clip(
-    x: Array, low: Array | None, high: Array | None, *, min: float, max: float
-) -> Array | SelectedRows:
-    """Limit x to min..max, given as numbers or as tensors of one element. Equal sparse rows are
-    added up first.
+@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True)
+def clip(x: Array, low: Array | None, high: Array | None, *, min: float, max: float) -> Array | SelectedRows:
+    """Limit x to min..max, given as numbers or as tensors of one element.
+
+    Equal sparse rows are added up first.
     """
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
-    bounds = [
-        bound if tensor is None else only(tensor, x.dtype)
-        for tensor, bound in ((low, min), (high, max))
-    ]
+    bounds = [bound if tensor is None else only(tensor, x.dtype) for tensor, bound in ((low, min), (high, max))]
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: between(v, *bounds))
     return between(x, *bounds)
@@ -297,13 +269,9 @@ def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False, reverse: bool =
     axis = dimension(axis, x.ndim, "cumsum")
     if exclusive:
         ahead = (slice(None),) * axis
-        kept, lost = (
-            (slice(1, None), slice(0, 1)) if reverse else (slice(None, -1), slice(-1, None))
-        )
+        kept, lost = (slice(1, None), slice(0, 1)) if reverse else (slice(None, -1), slice(-1, None))
         zero = jnp.zeros_like(x[(*ahead, lost)])
-        x = jnp.concatenate(
-            [x[(*ahead, kept)], zero] if reverse else [zero, x[(*ahead, kept)]], axis
-        )
+        x = jnp.concatenate([x[(*ahead, kept)], zero] if reverse else [zero, x[(*ahead, kept)]], axis)
     return jax.lax.cumsum(x, axis, reverse)
 
 
@@ -317,9 +285,7 @@ def magnitude(x: Any) -> Any:
 
 
 def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `compute` the signature of an operator X -> Out; JAX's functions have parameters that
-    are no attributes.
-    """
+    """Give `compute` the signature of an operator X -> Out; JAX's functions have parameters that are no attributes."""
     return lambda x: compute(x)
 
 

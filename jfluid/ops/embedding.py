@@ -28,9 +28,7 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
             "moved its table to parameter servers"
         )
     if table.ndim != 2:
-        raise errors.ShapeError(
-            f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}"
-        )
+        raise errors.ShapeError(f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}")
     integer_ids("look-up", ids)
     if isinstance(table, SelectedRows):
         return _held_rows_at(table, ids, padding_idx)
@@ -121,9 +119,7 @@ def lookup_table_v2(
 
 
 def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
-    """Return the gradient of a table from that of the rows looked up: as a whole table, or as those
-    rows only.
-    """
+    """Return the gradient of a table from that of the rows looked up: as a whole table, or as those rows only."""
     # Fluid's sparse gradient trains the padding row all the same
     found = gradient_rows(w, ids, grad, -1 if is_sparse else padding_idx)
     return found if is_sparse else found.dense()
@@ -202,14 +198,14 @@ def lookup_table_v2_grad(
 
 @op("lookup_table_dequant", ins=("W", "Ids"), outs=("Out",), grad=False, rows="map")
 def lookup_table_dequant(w: Array, ids: Array, *, padding_idx: Long = -1) -> Array:
-    """Return rows of a table of bytes. A row of W, which is float32, has the smallest and the
-    largest value of the row, then the memory of four bytes in each float: byte b stands for
-    smallest + b * (largest - smallest) / 256.
+    """Return rows of a table of bytes.
+
+    A row of W, which is float32, has the smallest and the largest value of the row, then the memory of four
+    bytes in each float: byte b stands for smallest + b * (largest - smallest) / 256.
     """
     if w.dtype != jnp.float32 or w.ndim != 2 or w.shape[1] < 3:
         raise errors.ShapeError(
-            "lookup_table_dequant: expected a W [rows, 2 + width / 4] of float32, found "
-            f"{w.dtype} {list(w.shape)}"
+            f"lookup_table_dequant: expected a W [rows, 2 + width / 4] of float32, found {w.dtype} {list(w.shape)}"
         )
     ids = last_one("lookup_table_dequant", ids)
     rows = look_up(w, ids, -1, False)
@@ -264,9 +260,7 @@ def fused_embedding_seq_pool_grad(
 ) -> Value:
     """Return the gradient of a table; `SelectedRows` when is_sparse."""
     ids = _pooled_ids(ids, combiner)
-    return _table_grad(
-        w, ids, spread(rows_of(grad), ids.last, ids.capacity), is_sparse, padding_idx
-    )
+    return _table_grad(w, ids, spread(rows_of(grad), ids.last, ids.capacity), is_sparse, padding_idx)
 
 
 def integer_ids(type_: str, ids: Array) -> None:
@@ -285,9 +279,7 @@ def last_one(type_: str, ids: Array) -> Array:
     return ids[..., 0]
 
 
-def hot(
-    ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool
-) -> Array:
+def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool) -> Array:
     """Return vectors of length `depth` with a 1 at each id; one out of range gives zeros if
     allowed, else NaN (for integers, -1).
     """

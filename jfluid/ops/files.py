@@ -51,9 +51,7 @@ def load(
     seek: Long = -1,
     shape: Longs = (),
 ) -> np.ndarray:
-    """Read the variable from a file; with `seek`, a slice of its elements from there on, in the
-    given shape.
-    """
+    """Read the variable from a file; with `seek`, a slice of its elements from there on, in the given shape."""
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
     if seek >= 0:
         flat, count = found.reshape(-1), math.prod(shape)
@@ -78,13 +76,9 @@ def save_combine(
 ) -> None:
     """Write the variables to one file, in order."""
     if save_to_memory:
-        raise errors.UnsupportedError(
-            "save_combine: save_to_memory is not in this release; save to a file"
-        )
+        raise errors.UnsupportedError("save_combine: save_to_memory is not in this release; save to a file")
     _refuse_existing(file_path, overwrite)
-    save_tensors(
-        file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))]
-    )
+    save_tensors(file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))])
 
 
 @op("load_combine", outs=("Out*",), host=True, grad=False, reaches=_FILE)
@@ -97,7 +91,5 @@ def load_combine(
 ) -> list[np.ndarray]:
     """Read the variables from one file, in order."""
     if model_from_memory:
-        raise errors.UnsupportedError(
-            "load_combine: model_from_memory is not in this release; give the path of a file"
-        )
+        raise errors.UnsupportedError("load_combine: model_from_memory is not in this release; give the path of a file")
     return [_narrowed(t.value, load_as_fp16) for t in load_tensors(file_path, ctx.op.output("Out"))]

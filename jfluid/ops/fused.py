@@ -27,8 +27,7 @@ _PADDING = 4  # rows and columns that Fluid adds to weights whose width is a mul
 def _activation(op_type: str, name: str) -> Callable[[Array], Array]:
     if name not in ACTIVATIONS:
         raise errors.AttributeTypeError(
-            f"{op_type}: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, "
-            f"found {name!r}"
+            f"{op_type}: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, found {name!r}"
         )
     return ACTIVATIONS[name]
 
@@ -54,32 +53,22 @@ def fc(
     activation_type: str = "",
     padding_weights: bool = False,
 ) -> Array:
-    """Multiply x, flattened to two dimensions, by the weight; add the bias and apply "relu" or
-    nothing.
-    """
+    """Multiply x, flattened to two dimensions, by the weight; add the bias and apply "relu" or nothing."""
     if activation_type not in ("", "relu"):
-        raise errors.AttributeTypeError(
-            f"fc: expected activation_type '' or 'relu', found {activation_type!r}"
-        )
+        raise errors.AttributeTypeError(f"fc: expected activation_type '' or 'relu', found {activation_type!r}")
     if padding_weights:
         weight = weight[:-_PADDING, :-_PADDING]
     out = mul(x, weight, x_num_col_dims=in_num_col_dims)
     if bias is not None:
         if bias.size != weight.shape[1]:
-            raise errors.ShapeError(
-                f"fc: Bias: expected {weight.shape[1]} numbers, found shape {list(bias.shape)}"
-            )
+            raise errors.ShapeError(f"fc: Bias: expected {weight.shape[1]} numbers, found shape {list(bias.shape)}")
         out = out + bias.reshape(-1)
     return jax.nn.relu(out) if activation_type else out
 
 
 @op("fusion_repeated_fc_relu", ins=("X", "W*", "Bias*"), outs=("ReluOut*~", "Out"), rows="map")
-def fusion_repeated_fc_relu(
-    x: Array, weights: list[Array], biases: list[Array]
-) -> tuple[list[Array], Array]:
-    """Apply relu(x W + b) for each weight and bias in turn; return every result but the last, and
-    the last.
-    """
+def fusion_repeated_fc_relu(x: Array, weights: list[Array], biases: list[Array]) -> tuple[list[Array], Array]:
+    """Apply relu(x W + b) for each weight and bias in turn; return every result but the last, and the last."""
     if len(weights) != len(biases) or not weights:
         raise errors.ShapeError(
             f"fusion_repeated_fc_relu: expected a bias for each weight, found {len(weights)} "
@@ -98,17 +87,13 @@ def fusion_repeated_fc_relu(
     outs=("SquaredX~", "SquaredY~", "SquaredXY~", "Out"),
     rows=row_rules.matrix_product,
 )
-def fusion_squared_mat_sub(
-    x: Array, y: Array, *, scalar: float = 1.0
-) -> tuple[Array, Array, Array, Array]:
+def fusion_squared_mat_sub(x: Array, y: Array, *, scalar: float = 1.0) -> tuple[Array, Array, Array, Array]:
     """Return scalar * ((x y)^2 - x^2 y^2), the second order term of a factorization machine.
 
     Rendle, "Factorization Machines", 2010, equation 5.
     """
     if x.ndim != 2 or y.ndim != 2:
-        raise errors.ShapeError(
-            f"fusion_squared_mat_sub: expected two matrices, found {x.shape} and {y.shape}"
-        )
+        raise errors.ShapeError(f"fusion_squared_mat_sub: expected two matrices, found {x.shape} and {y.shape}")
     squared_x, squared_y, squared_product = jnp.square(x), jnp.square(y), jnp.square(x @ y)
     out = scalar * (squared_product - squared_x @ squared_y)
     return squared_x, squared_y, squared_product, out.astype(x.dtype)
@@ -174,8 +159,9 @@ def fusion_gru(
     use_seq: bool = True,
     origin_mode: bool = False,
 ) -> tuple[None, Value, None, None, Value]:
-    """Project the rows of each sequence, then run a GRU over them. `use_seq` chooses between two
-    kernels of one result. (Fluid's kernels of the CPU pass over `origin_mode`.)
+    """Project the rows of each sequence, then run a GRU over them.
+
+    `use_seq` chooses between two kernels of one result. (Fluid's kernels of the CPU pass over `origin_mode`.)
     """
     x = need(x, "fusion_gru", "X")
     projected = x.like(x.values @ weight_x)
@@ -225,8 +211,9 @@ def fusion_lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value | None, ...]:
-    """Project the rows of each sequence, then run an LSTM over them. `use_seq` chooses between two
-    kernels of one result.
+    """Project the rows of each sequence, then run an LSTM over them.
+
+    `use_seq` chooses between two kernels of one result.
     """
     x = need(x, "fusion_lstm", "X")
     projected = x.like(x.values @ weight_x)
@@ -346,9 +333,7 @@ def fusion_seqexpand_concat_fc(
 
 def _pooled(op_type: str, xs: list[Ragged], pooltype: str, axis: int) -> list[Value]:
     if pooltype not in ("SUM", "AVERAGE", "SQRT"):
-        raise errors.AttributeTypeError(
-            f"{op_type}: expected pooltype SUM, AVERAGE or SQRT, found {pooltype!r}"
-        )
+        raise errors.AttributeTypeError(f"{op_type}: expected pooltype SUM, AVERAGE or SQRT, found {pooltype!r}")
     if axis != 1:
         raise errors.AttributeTypeError(f"{op_type}: expected axis 1, found {axis}")
     if any(len(x.levels) != 1 for x in xs):

@@ -25,9 +25,7 @@ def gradient(forward: OpDef) -> OpDef:
     saved = tuple(s for s in forward.outs if s.name not in forward.unsaved)
     ins = tuple(Slot(s.name, s.many, True) for s in forward.ins + saved)
     ins += tuple(Slot(s.name + GRAD, s.many, True) for s in forward.outs)
-    outs = tuple(
-        Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd
-    )
+    outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd)
     n_in, n_out = len(forward.ins), len(saved)
 
     def run(*values: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -89,9 +87,7 @@ def vjp(
         The outputs, one per slot, and a function from output gradients (None where absent, also
         inside lists) to input gradients (None where none is wanted or possible).
     """
-    return vjp_of(
-        lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used
-    )
+    return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
 
 
 class Traced:
@@ -155,11 +151,7 @@ def vjp_of(
 
     def backward(cotangents: Sequence[Any]) -> list[Any]:
         seeds = [seed for o, c in zip(outs, cotangents) for seed in _seeds(o, c)]
-        it = iter(
-            pull(
-                [_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f]
-            )[0]
-        )
+        it = iter(pull([_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f])[0])
         merged = [(next(it) if f else v) for f, v in zip(flags, leaves)]
         at, result = 0, []
         for value in inputs:
@@ -168,11 +160,7 @@ def vjp_of(
             for part in parts:
                 n = len(jax.tree.leaves(part))
                 flow = any(flags[at : at + n])
-                grads.append(
-                    jax.tree.unflatten(jax.tree.structure(part), merged[at : at + n])
-                    if flow
-                    else None
-                )
+                grads.append(jax.tree.unflatten(jax.tree.structure(part), merged[at : at + n]) if flow else None)
                 at += n
             result.append(grads if isinstance(value, list) else grads[0])
         return result
@@ -181,9 +169,7 @@ def vjp_of(
 
 
 def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list[Any], Any, list[bool]]:
-    """Return all leaves of the slots' values, their structure, and which leaves gradients flow
-    through.
-    """
+    """Return all leaves of the slots' values, their structure, and which leaves gradients flow through."""
     leaves, tree = jax.tree.flatten(list(slots))
     sizes = [len(jax.tree.leaves(v)) for v in slots]
     by_slot = [c for c, n in zip(chosen, sizes) for _ in range(n)]
@@ -207,8 +193,9 @@ def _seeds(out: Any, cotangent: Any) -> list[Any]:
 
 
 def _by_rows(out: Ragged, cotangent: Any) -> Any:
-    """Return the gradient of the values of ragged rows. One that was fed has the rows of another
-    bucket, or no padding at all.
+    """Return the gradient of the values of ragged rows.
+
+    One that was fed has the rows of another bucket, or no padding at all.
     """
     values = ragged.rows_of(cotangent)
     missing = out.capacity - values.shape[0] if values.ndim == out.ndim else 0

@@ -12,8 +12,9 @@ from jfluid.ops.registry import Ints, op
 
 @op("grid_sampler", ins=("X", "Grid"), outs=("Output",), rows="map")
 def grid_sampler(x: Array, grid: Array) -> Array:
-    """Sample each image of x at its points (x, y), -1 and 1 being the centres of its outermost
-    pixels. What lies outside is zero.
+    """Sample each image of x at its points (x, y), -1 and 1 being the centres of its outermost pixels.
+
+    What lies outside is zero.
     """
     if x.ndim != 4 or grid.ndim != 4 or grid.shape[3] != 2 or grid.shape[0] != x.shape[0]:
         raise errors.ShapeError(

@@ -22,9 +22,7 @@ _PRIMES_64 = tuple(
         0x27D4EB2F165667C5,
     )
 )
-_PRIMES_32 = tuple(
-    np.uint32(p) for p in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
-)
+_PRIMES_32 = tuple(np.uint32(p) for p in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1))
 
 
 def _rotated(x: Array, by: int) -> Array:
@@ -43,15 +41,11 @@ def _words(rows: Array) -> Array:
 def _doubles(words: Array) -> list[Array]:
     """Return pairs of 32-bit words as 64-bit ones; an odd last word is left out."""
     wide = words.astype(jnp.uint64)
-    return [
-        wide[..., i] | wide[..., i + 1] << np.uint64(32) for i in range(0, words.shape[-1] - 1, 2)
-    ]
+    return [wide[..., i] | wide[..., i + 1] << np.uint64(32) for i in range(0, words.shape[-1] - 1, 2)]
 
 
 def xxh64(rows: Array, seed: int) -> Array:
-    """Return the 64-bit xxHash, uint64 [...], of the bytes of each row of 32- or 64-bit numbers
-    [..., n].
-    """
+    """Return the 64-bit xxHash, uint64 [...], of the bytes of each row of 32- or 64-bit numbers [..., n]."""
     words = _words(rows)
     p1, p2, p3, p4, p5 = _PRIMES_64
     start, pairs = np.uint64(seed), _doubles(words)

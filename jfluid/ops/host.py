@@ -42,9 +42,7 @@ def _show(
     lines += [f"\tshape: [{','.join(map(str, value.shape))}]"] if with_shape else []
     lines += [f"\tdtype: {value.dtype}"] if with_type else []
     flat = value.ravel() if summarize < 0 else value.ravel()[:summarize]
-    lines.append(
-        f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}"
-    )
+    lines.append(f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}")
     print(printable("\n".join(lines)), flush=True)
 
 
@@ -124,9 +122,7 @@ def print_grad(
 def get_places(*, device_count: int = 0, device_type: str = "AUTO") -> np.ndarray:
     """Return the numbers of the devices of a kind: of `device_count`, or of all there are."""
     if device_type not in ("CPU", "CUDA", "AUTO"):
-        raise errors.AttributeTypeError(
-            f"get_places: device_type: expected CPU, CUDA or AUTO, found {device_type!r}"
-        )
+        raise errors.AttributeTypeError(f"get_places: device_type: expected CPU, CUDA or AUTO, found {device_type!r}")
     gpus = 0 if device_type == "CPU" else _number_of_gpus()
     there = gpus or (0 if device_type == "CUDA" else os.cpu_count() or 1)
     if gpus and device_count > gpus:
@@ -145,8 +141,7 @@ def _call(number: int, arguments: list[Any], names: list[str], what: str) -> lis
     result = list(result) if isinstance(result, (list, tuple)) else [result]
     if len(result) != len(names):
         raise errors.OpError(
-            f"py_func: {what} returned {len(result)} values, expected {len(names)} "
-            f"({', '.join(names)})"
+            f"py_func: {what} returned {len(result)} values, expected {len(names)} ({', '.join(names)})"
         )
     return [None if r is None else np.asarray(r) for r in result]
 
@@ -182,13 +177,9 @@ def py_func_grad(
     backward_callable_id: int = -1,
     backward_skip_vars: Strings = (),
 ) -> list[np.ndarray]:
-    """Call the backward function on the inputs and outputs that it does not skip, and on the output
-    gradients.
-    """
+    """Call the backward function on the inputs and outputs that it does not skip, and on the output gradients."""
     names = ctx.op.input("X") + ctx.op.input("Out")
-    kept = [
-        v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars
-    ]
+    kept = [v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars]
     found: list[Any] = list(grads or ()) or [None] * len(outputs)
     filled = [np.zeros_like(o) if g is None else g for o, g in zip(outputs, found, strict=True)]
     return _call(backward_callable_id, kept + filled, ctx.op.output("X@GRAD"), "backward_func")

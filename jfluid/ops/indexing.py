@@ -35,11 +35,7 @@ def _last_writer(index: Array, rows: int) -> Array:
     does not matter.
     """
     positions = jnp.arange(index.shape[0], dtype=jnp.int32)
-    last = (
-        jnp.zeros((rows,), jnp.int32)
-        .at[index]
-        .max(positions, mode="drop", wrap_negative_indices=False)
-    )
+    last = jnp.zeros((rows,), jnp.int32).at[index].max(positions, mode="drop", wrap_negative_indices=False)
     return last.at[index].get(mode="clip")
 
 
@@ -47,9 +43,7 @@ def _flat_index(index: Array, what: str) -> Array:
     if index.ndim == 2 and index.shape[1] == 1:
         return index[:, 0]
     if index.ndim != 1:
-        raise errors.ShapeError(
-            f"{what}: expected indices of shape [n] or [n, 1], found {index.shape}"
-        )
+        raise errors.ShapeError(f"{what}: expected indices of shape [n] or [n, 1], found {index.shape}")
     return index
 
 
@@ -75,8 +69,9 @@ _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 @op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
 def gather(x: Value, index: Value, *, overwrite: bool = True) -> Value:
-    """Return rows of x at the indices. With overwrite the gradient of equal indices is that of the
-    last one, not the sum.
+    """Return rows of x at the indices.
+
+    With overwrite the gradient of equal indices is that of the last one, not the sum.
     """
     table, at = rows_of(x), _flat_index(rows_of(index), "gather")
     if numpy_of(table, at) is np:
@@ -95,13 +90,9 @@ def _split_index(index: Array) -> tuple[Array, ...]:
 
 @op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=row_rules.unless("X"))
 def gather_nd(x: Array, index: Array) -> Array:
-    """Return slices of x at coordinates: the last dimension of index has one for each leading
-    dimension of x.
-    """
+    """Return slices of x at coordinates: the last dimension of index has one for each leading dimension of x."""
     if index.shape[-1] > x.ndim:
-        raise errors.ShapeError(
-            f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}"
-        )
+        raise errors.ShapeError(f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}")
     return jnp.asarray(x).at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
 
 
@@ -123,15 +114,12 @@ _scatter_like_fluid.defvjp(
 
 @op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
 def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> Array:
-    """Replace rows ids of x by updates: with overwrite by the last one of equal ids, else by their
-    sum.
-    """
+    """Replace rows ids of x by updates: with overwrite by the last one of equal ids, else by their sum."""
     ids = _flat_index(ids, "scatter")
     if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
         if not any(map(is_unknown, (*x.shape, *updates.shape, *ids.shape))):
             raise errors.ShapeError(
-                f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, "
-                f"found {updates.shape}"
+                f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, found {updates.shape}"
             )
         return x
     return _scatter_like_fluid(jnp.asarray(x), ids, jnp.asarray(updates), overwrite)
@@ -143,15 +131,9 @@ def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
     expected = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     if updates.shape != expected:
         if not any(map(is_unknown, (*expected, *updates.shape))):
-            raise errors.ShapeError(
-                f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}"
-            )
+            raise errors.ShapeError(f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}")
         return x
-    return (
-        jnp.asarray(x)
-        .at[_split_index(index)]
-        .add(updates, mode="drop", wrap_negative_indices=False)
-    )
+    return jnp.asarray(x).at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
 
 
 def _select_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
@@ -206,14 +188,10 @@ class _Element(NamedTuple):
 def _one(x: Array, place: _Element, axis: int) -> Array:
     """Return the slice of size 1 at a position that is known only when the program runs."""
     start = place.tensor.reshape(-1)[place.at]
-    return jax.lax.dynamic_slice_in_dim(
-        x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis
-    )
+    return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
 
 
-def _listed(
-    listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int
-) -> list[Any]:
+def _listed(listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int) -> list[Any]:
     """Return a start or end for each axis: a number, or an `_Element`."""
     if listed:
         return [_Element(each, 0) for each in listed]
@@ -223,9 +201,7 @@ def _listed(
 
 
 def _number(value: Any, attr: Sequence[int], i: int, flags: Sequence[int]) -> int | None:
-    """Return the number in value; None while shapes are inferred and it is known only when the
-    program runs.
-    """
+    """Return the number in value; None while shapes are inferred and it is known only when the program runs."""
     if isinstance(value, int):
         return value
     if static_values.placeholder() is None:
@@ -280,9 +256,7 @@ def slice_(
             end = size
         low, high = _bounds(size, start, end)
         if high <= low:
-            raise errors.ShapeError(
-                f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}"
-            )
+            raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}")
         x = x[(slice(None),) * axis + (slice(low, high),)]
     return _decreased(x, decrease_axis)
 
@@ -293,8 +267,7 @@ def _resized(x: Array, axis: int, size: int | None) -> Array:
 
 
 def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
-    """Return the elements of a strided slice in ascending order, as Fluid counts them; None when
-    there are none.
+    """Return the elements of a strided slice in ascending order, as Fluid counts them; None when there are none.
 
     A negative stride takes the elements from the lower bound upwards; they are reversed afterwards.
     So `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to the first)
@@ -364,8 +337,7 @@ def strided_slice(
         part = _strided(x.shape[axis], begin, end, stride)
         if part is None:
             raise errors.ShapeError(
-                f"strided_slice: [{begin}:{end}:{stride}] of dimension {axis} is empty; "
-                f"the input has shape {x.shape}"
+                f"strided_slice: [{begin}:{end}:{stride}] of dimension {axis} is empty; the input has shape {x.shape}"
             )
         x = x[(slice(None),) * axis + (part,)]
         x = numpy_of(x).flip(x, axis) if stride < 0 else x
@@ -381,9 +353,7 @@ def strided_slice(
 def pad(x: Array, *, paddings: Ints, pad_value: float = 0.0) -> Array:
     """Add paddings[2i] values before and paddings[2i+1] after x along dimension i."""
     if len(paddings) != 2 * x.ndim:
-        raise errors.ShapeError(
-            f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}"
-        )
+        raise errors.ShapeError(f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}")
     pairs = list(zip(paddings[::2], paddings[1::2], strict=True))
     return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
 
@@ -400,16 +370,12 @@ def pad2d(
 ) -> Array:
     """Pad a batch of images (top, bottom, left, right) by a value, by reflection or by its edge."""
     if x.ndim != 4:
-        raise errors.ShapeError(
-            f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}"
-        )
+        raise errors.ShapeError(f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}")
     top, bottom, left, right = given_ints(None, paddings_tensor, paddings, "the paddings of pad2d")
     pairs = [(0, 0), (top, bottom), (left, right)]
     pairs.insert(3 if data_format == "NHWC" else 1, (0, 0))
     if static_values.placeholder() is not None:
-        return jnp.zeros(
-            [d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype
-        )
+        return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype)
     if mode == "constant":
         return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
     return jnp.pad(x, pairs, mode=mode)
@@ -421,9 +387,7 @@ def pad_constant_like(x: Array, y: Array, *, pad_value: float = 0.0) -> Array:
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
     if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
-        raise errors.ShapeError(
-            f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}"
-        )
+        raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
     pairs = [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)]
     return jnp.pad(y, pairs, constant_values=jnp.asarray(pad_value, y.dtype))
 
@@ -445,29 +409,19 @@ def _crop(
     ):
         at = jnp.concatenate([o.reshape(-1) for o in tensors])
         return jax.lax.dynamic_slice(x, list(at), dims)
-    offsets = given_ints(
-        offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}"
-    )
+    offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
     if len(dims) != x.ndim or len(offsets) != x.ndim:
-        raise errors.ShapeError(
-            f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}"
-        )
+        raise errors.ShapeError(f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}")
     dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets, strict=True)]
-    if (tensors and static_values.placeholder() is not None) or any(
-        map(is_unknown, (*dims, *x.shape))
-    ):
+    if (tensors and static_values.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
         return jnp.zeros(dims, x.dtype)
     if any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape, strict=True)):
-        raise errors.ShapeError(
-            f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}"
-        )
+        raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
     return x[tuple(slice(o, o + d) for o, d in zip(offsets, dims, strict=True))]
 
 
 @op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
-def crop(
-    x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()
-) -> Array:
+def crop(x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()) -> Array:
     """Return the part of x at offsets, with the given shape or that of y; -1 takes the rest."""
     return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
 
@@ -495,19 +449,13 @@ def crop_tensor(
 
 @op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
 def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array]:
-    """Return the k largest values of each last dimension, largest first, and their positions (of
-    equal ones the first).
-    """
+    """Return the k largest values of each last dimension, largest first, and their positions (of equal ones the first)."""
     if k_tensor is not None:
         k = static_values.ints(k_tensor, "K of top_k")[0]
-    if static_values.placeholder() is not None and (
-        k_tensor is not None or is_unknown(x.shape[-1])
-    ):
+    if static_values.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):
         return _resized(x, x.ndim - 1, k), jnp.zeros((*x.shape[:-1], k), np.int64)
     if not 1 <= k <= x.shape[-1]:
-        raise errors.ShapeError(
-            f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}"
-        )
+        raise errors.ShapeError(f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}")
     values, indices = jax.lax.top_k(jnp.asarray(x), k)
     return values, indices.astype(np.int64)
 
@@ -549,9 +497,7 @@ def where_index(condition: np.ndarray) -> np.ndarray:
 
 
 def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    values, first, inverse, counts = np.unique(
-        np.ravel(x), return_index=True, return_inverse=True, return_counts=True
-    )
+    values, first, inverse, counts = np.unique(np.ravel(x), return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -580,9 +526,7 @@ def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.nda
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False, rows="map")
-def shard_index(
-    x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1
-) -> Array:
+def shard_index(x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1) -> Array:
     """Turn indices, divided into nshards equal ranges of index_num, into those of shard shard_id;
     others become ignore_value.
     """

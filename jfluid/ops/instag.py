@@ -44,9 +44,7 @@ def filter_by_instag(
     else:
         source = Level(jnp.arange(rows.shape[0] + 1, dtype=jnp.int32), 1)
     if source.number != number and static_values.placeholder() is None:
-        raise errors.ShapeError(
-            f"filter_by_instag: Ins has {source.number} instances, Ins_tag {number} lists of tags"
-        )
+        raise errors.ShapeError(f"filter_by_instag: Ins has {source.number} instances, Ins_tag {number} lists of tags")
     found = jnp.isin(tags.values.reshape(-1), rows_of(wanted).reshape(-1))
     instance, _, real = positions(tags.last, tags.capacity)
     kept = jnp.zeros(number, jnp.int32).at[instance].max((found & real).astype(jnp.int32)) > 0

@@ -1,6 +1,4 @@
-"""Inferred shapes, kept on disk: a later process that builds the same program evaluates no
-operator for them.
-"""
+"""Inferred shapes, kept on disk: a later process that builds the same program evaluates no operator for them."""
 
 import hashlib
 import pickle

@@ -15,16 +15,16 @@ from jfluid.ops.shape import is_unknown
 
 
 def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
-    """Return whether two sizes are equal; False where one is unknown and may be. Raises ShapeError
-    where they differ.
+    """Return whether two sizes are equal; False where one is unknown and may be.
+
+    Raises ShapeError where they differ.
     """
     if x_size == y_size:
         return True
     if is_unknown(x_size) or is_unknown(y_size):
         return False
     raise errors.ShapeError(
-        f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, "
-        f"found {x_size} and {y_size}"
+        f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, found {x_size} and {y_size}"
     )
 
 
@@ -99,13 +99,8 @@ def matmul(
 def bmm(x: Array, y: Array) -> Array:
     """Multiply the matrices of two batches."""
     if x.ndim != 3 or y.ndim != 3:
-        raise errors.ShapeError(
-            f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}"
-        )
-    if not (
-        _check_equal("bmm", x, y, x.shape[0], y.shape[0])
-        and _check_equal("bmm", x, y, x.shape[2], y.shape[1])
-    ):
+        raise errors.ShapeError(f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}")
+    if not (_check_equal("bmm", x, y, x.shape[0], y.shape[0]) and _check_equal("bmm", x, y, x.shape[2], y.shape[1])):
         return jnp.zeros((x.shape[0], x.shape[1], y.shape[2]), x.dtype)
     return x @ y
 
@@ -115,8 +110,7 @@ def dot(x: Array, y: Array) -> Array:
     """Return the inner product of two vectors, or of each row of two matrices."""
     if x.ndim not in (1, 2) or x.ndim != y.ndim:
         raise errors.ShapeError(
-            f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
-            f"and {y.shape}"
+            f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} and {y.shape}"
         )
     if not all(_check_equal("dot", x, y, a, b) for a, b in zip(x.shape, y.shape, strict=True)):
         return jnp.zeros((*x.shape[:-1], 1), x.dtype)
@@ -127,9 +121,7 @@ def dot(x: Array, y: Array) -> Array:
 def addmm(addend: Array, x: Array, y: Array, *, Alpha: float = 1.0, Beta: float = 1.0) -> Array:
     """Return Beta * addend + Alpha * x @ y."""
     if {addend.ndim, x.ndim, y.ndim} != {2}:
-        raise errors.ShapeError(
-            f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}"
-        )
+        raise errors.ShapeError(f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}")
     return Beta * addend + Alpha * _batched(x, y)
 
 
@@ -140,44 +132,33 @@ def kron(x: Array, y: Array) -> Array:
 
 
 def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-    """It is a map along a dimension that is named and not that of the rows; the first one of size 3
-    might be that.
-    """
+    """It is a map along a dimension that is named and not that of the rows; the first one of size 3 might be that."""
     dim = attrs.get("dim", 9)
     return "map" if dim != 9 and dim % ins["X"].ndim else None
 
 
 @op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
 def cross(x: Array, y: Array, *, dim: int = 9) -> Array:
-    """Return the cross products of vectors of three elements along `dim`; 9 stands for the first
-    dimension of size 3.
-    """
+    """Return the cross products of vectors of three elements along `dim`; 9 stands for the first dimension of size 3."""
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
         raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
     axis = x.shape.index(3) if dim == 9 and 3 in x.shape else dim
     if not -x.ndim <= axis < x.ndim or x.shape[axis] != 3:
         raise errors.ShapeError(
-            f"cross: expected a dimension of size 3 ({'any' if dim == 9 else f'dim {dim}'}), "
-            f"found shape {x.shape}"
+            f"cross: expected a dimension of size 3 ({'any' if dim == 9 else f'dim {dim}'}), found shape {x.shape}"
         )
     return jnp.cross(x, y, axis=axis) if x.shape == y.shape else x
 
 
 def _trace_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     return (
-        "map"
-        if all(
-            attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))
-        )
-        else None
+        "map" if all(attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))) else None
     )
 
 
 @op("trace", ins=("Input",), outs=("Out",), rows=_trace_rows)
 def trace(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
-    """Return the sum of the diagonal `offset` above the main one, of each matrix along dim1 and
-    dim2.
-    """
+    """Return the sum of the diagonal `offset` above the main one, of each matrix along dim1 and dim2."""
     return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))
 
 

@@ -40,8 +40,7 @@ def _logical(name: str) -> Callable[..., Any]:
             return jnp.zeros(x.shape, bool)
         if x.size != y.size:
             raise errors.ShapeError(
-                f"{name}: both tensors need the same number of elements, found shapes "
-                f"{x.shape} and {y.shape}"
+                f"{name}: both tensors need the same number of elements, found shapes {x.shape} and {y.shape}"
             )
         return getattr(numpy_of(x, y), name)(x, y.reshape(x.shape))
 
@@ -67,6 +66,7 @@ def logical_not(x: Array) -> Array:
 
 def _values(x: Array) -> Array:
     """Return the values to look at: those of sparse rows, which are finite in rows to ignore.
+
     Padding rows need no mask, since they are copies of real ones.
     """
     return x.values if isinstance(x, SelectedRows) else x
@@ -108,16 +108,11 @@ def allclose(
     equal_nan: bool = False,
     rows: RowMask | None = None,
 ) -> Array:
-    """Return whether all elements differ by at most atol + rtol * |other|; infinities are close to
-    nothing.
-    """
+    """Return whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
     if x.ndim != other.ndim or any(
-        a != b and not is_unknown(a) and not is_unknown(b)
-        for a, b in zip(x.shape, other.shape, strict=True)
+        a != b and not is_unknown(a) and not is_unknown(b) for a, b in zip(x.shape, other.shape, strict=True)
     ):
-        raise errors.ShapeError(
-            f"allclose: the shapes must be equal, found {x.shape} and {other.shape}"
-        )
+        raise errors.ShapeError(f"allclose: the shapes must be equal, found {x.shape} and {other.shape}")
     if x.shape != other.shape:
         return jnp.zeros(1, bool)
     close = jnp.abs(jnp.subtract(x, other)) <= atol + rtol * jnp.abs(other)

@@ -56,9 +56,7 @@ def _binary_cross_entropy(x: Array, label: Array) -> Array:
 
 
 @_binary_cross_entropy.defjvp
-def _binary_cross_entropy_jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Array, Array]:
+def _binary_cross_entropy_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     (x, label), (dx, _) = primals, tangents
     return _binary_cross_entropy(x, label), (x - label) / jnp.maximum((1 - x) * x, 1e-12) * dx
 
@@ -77,12 +75,8 @@ def bce_loss(x: Array, label: Array) -> Array:
     nograd=("Target",),
     rows=row_rules.by_reduction,
 )
-def kldiv_loss(
-    x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None
-) -> Array:
-    """Return the Kullback-Leibler divergence of log probabilities x from `target`, 0 where the
-    target is not positive.
-    """
+def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None) -> Array:
+    """Return the Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
     loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
@@ -93,23 +87,17 @@ def kldiv_loss(
         loss, count = rows.zero(loss), jnp.maximum(rows.count, 1).astype(x.dtype)
     scale = {"sum": 1, "mean": count * prod(x.shape[1:]), "batchmean": count}
     if reduction not in scale:
-        raise errors.ShapeError(
-            f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}"
-        )
+        raise errors.ShapeError(f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}")
     return (loss.sum() / scale[reduction]).reshape(1)
 
 
 @op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"), rows="map")
 def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
-    """Return half the squared residual y - x where it is at most `delta`, and a linear function
-    beyond.
-    """
+    """Return half the squared residual y - x where it is at most `delta`, and a linear function beyond."""
     same_shape("huber_loss", X=x, Y=y)
     residual = y - x
     size = jnp.abs(residual)
-    return residual, jnp.where(
-        size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta)
-    )
+    return residual, jnp.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
 
 
 @op(
@@ -178,9 +166,7 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
     nograd=("Label",),
     rows="map",
 )
-def margin_rank_loss(
-    x1: Array, x2: Array, label: Array, *, margin: float = 0.0
-) -> tuple[Array, Array]:
+def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
     """Return max(0, margin - label * (x1 - x2)), and where it is positive."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
@@ -189,14 +175,10 @@ def margin_rank_loss(
 
 @op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def bpr_loss(x: Array, label: Array) -> Array:
-    """Return the mean over the other classes of -log sigmoid(x[label] - x[other]): Bayesian
-    personalized ranking.
-    """
+    """Return the mean over the other classes of -log sigmoid(x[label] - x[other]): Bayesian personalized ranking."""
     label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
     losses = jax.nn.softplus(x - take_class(x, label, -1))
-    return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (
-        x.shape[-1] - 1
-    )
+    return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (x.shape[-1] - 1)
 
 
 @op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",), rows="map")
@@ -209,8 +191,7 @@ def label_smooth(x: Array, prior: Array | None, *, epsilon: float = 0.0) -> Arra
 def teacher_student_sigmoid_loss(
     x: Array, label: Array, *, soft_max_up_bound: float = 15.0, soft_max_lower_bound: float = -15.0
 ) -> Array:
-    """Return the click loss plus, for labels from 0 on, the loss against the teacher's score that
-    the label has.
+    """Return the click loss plus, for labels from 0 on, the loss against the teacher's score that the label has.
 
     A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient
     flows where x is at or beyond the bounds.
@@ -231,16 +212,13 @@ def teacher_student_sigmoid_loss(
     nograd=("Label", "FgNum"),
     rows=row_rules.unless("FgNum"),
 )
-def sigmoid_focal_loss(
-    x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25
-) -> Array:
+def sigmoid_focal_loss(x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25) -> Array:
     """Return the focal loss of x [N, C] with labels [N, 1]: 0 is the background, c the class of
     column c - 1, -1 is ignored.
     """
     if label.shape != (x.shape[0], 1):
         raise errors.ShapeError(
-            f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
-            f"found {list(label.shape)}"
+            f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], found {list(label.shape)}"
         )
     hit = label == jnp.arange(1, x.shape[1] + 1, dtype=label.dtype)
     count = jnp.maximum(foreground.ravel()[0], 1).astype(x.dtype)

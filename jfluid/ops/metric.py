@@ -17,9 +17,7 @@ from jfluid.ops.registry import Int, op
     grad=False,
     rows="mask",
 )
-def accuracy(
-    out: Array, indices: Array, label: Array, *, rows: RowMask | None = None
-) -> tuple[Array, Array, Array]:
+def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Return the share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(
@@ -47,9 +45,7 @@ def _slide(state: Array, batch: Array, slide_steps: int) -> tuple[Array, Array]:
     history = history.reshape(slide_steps, buckets)
     slot = count % slide_steps
     total = total - history[slot] + batch
-    return jnp.concatenate(
-        [history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]
-    ), total
+    return jnp.concatenate([history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]), total
 
 
 def _accumulate(state: Array, batch: Array) -> tuple[Array, Array]:
@@ -118,9 +114,7 @@ def _share(part: Array, rest: Array) -> Array:
 
 
 def _precision_recall_f1(states: Array) -> Array:
-    """Return macro, then micro averages of precision, recall and F1, from [class, (TP, FP, TN,
-    FN)].
-    """
+    """Return macro, then micro averages of precision, recall and F1, from [class, (TP, FP, TN, FN)]."""
 
     def with_f1(precision: Array, recall: Array) -> tuple[Array, Array, Array]:
         both = precision + recall
@@ -156,11 +150,7 @@ def precision_recall(
     """Return macro and micro precision, recall and F1 of the batch and of all batches so far."""
     classes = jnp.arange(class_number)
     found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
-    weight = (
-        jnp.ones((found.shape[0],), jnp.float64)
-        if weights is None
-        else weights.reshape(-1).astype(jnp.float64)
-    )
+    weight = jnp.ones((found.shape[0],), jnp.float64) if weights is None else weights.reshape(-1).astype(jnp.float64)
     weight = weight if rows is None else rows.zero(weight)
     cells = (found & wanted, found & ~wanted, ~found & ~wanted, ~found & wanted)
     batch = jnp.stack([jnp.where(cell, weight[:, None], 0).sum(0) for cell in cells], 1)
@@ -185,9 +175,7 @@ def mean_iou(
     num_classes: Int,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Return the mean over the classes that occur of correct / (correct + wrong), plus the means
-    given.
-    """
+    """Return the mean over the classes that occur of correct / (correct + wrong), plus the means given."""
     if rows is not None:  # a negative class is not counted
         predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
     predicted, label = (
@@ -203,9 +191,7 @@ def mean_iou(
     correct = sum(in_corrects or [], count(label, hit))
     wrong = sum(in_wrongs or [], count(label, ~hit) + count(predicted, ~hit))
     union = (correct + wrong).astype(jnp.float32)
-    share = jnp.where(union > 0, correct / jnp.maximum(union, 1), 0).sum() / jnp.maximum(
-        (union > 0).sum(), 1
-    )
+    share = jnp.where(union > 0, correct / jnp.maximum(union, 1), 0).sum() / jnp.maximum((union > 0).sum(), 1)
     return sum(in_means or [], share.astype(jnp.float32).reshape(1)), wrong, correct
 
 
@@ -244,9 +230,7 @@ def positive_negative_pair(
     """
     width = score.shape[1]
     if not -width <= column < width:
-        raise errors.AttributeTypeError(
-            f"positive_negative_pair: Score has {width} columns, found column {column}"
-        )
+        raise errors.AttributeTypeError(f"positive_negative_pair: Score has {width} columns, found column {column}")
     score, label, query = score[:, column], label.reshape(-1), query.reshape(-1)
     weight = jnp.ones_like(score) if weight is None else weight.reshape(-1)
     if rows is not None:

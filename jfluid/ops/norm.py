@@ -34,15 +34,11 @@ def _along(vector: jax.Array, ndim: int, axis: int) -> jax.Array:
 def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) -> None:
     for name, value in vectors.items():
         if value is not None and math.prod(value.shape) != channels:
-            raise errors.ShapeError(
-                f"{op_type}: {name} needs {channels} elements, found shape {list(value.shape)}"
-            )
+            raise errors.ShapeError(f"{op_type}: {name} needs {channels} elements, found shape {list(value.shape)}")
 
 
 def _spread(vector: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """Shape what channels have, [C], or [groups, C] where groups of rows have their own, so that it
-    is broadcast to x.
-    """
+    """Shape what channels have, [C], or [groups, C] where groups of rows have their own, so that it is broadcast to x."""
     if vector.ndim == 1:
         return _along(vector, x.ndim, axis)
     groups, channels = vector.shape
@@ -51,8 +47,10 @@ def _spread(vector: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 
 
 def _by_channel(reduce: Any, x: jax.Array, axis: int, groups: int) -> Any:
-    """Reduce all dimensions but the channels': [C], or [groups, C]. With groups each row first: a
-    shape that is divided keeps XLA's library from computing what it reduces while it reads it.
+    """Reduce all dimensions but the channels': [C], or [groups, C].
+
+    With groups each row first: a shape that is divided keeps XLA's library from computing what it reduces
+    while it reads it.
     """
     others = tuple(i for i in range(x.ndim) if i != axis)
     if groups == 1:
@@ -62,8 +60,9 @@ def _by_channel(reduce: Any, x: jax.Array, axis: int, groups: int) -> Any:
 
 
 def _of_all_groups(vector: jax.Array) -> jax.Array:
-    """Add up [groups, C]. Not by a reduction, which XLA would join with the one over rows, and then
-    read these twice.
+    """Add up [groups, C].
+
+    Not by a reduction, which XLA would join with the one over rows, and then read these twice.
     """
     return vector if vector.ndim == 1 else functools.reduce(jnp.add, list(vector))
 
@@ -131,9 +130,7 @@ def _batch_norm_backward(
         grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
     slope = scale * inverse
     grad_x = (
-        along(slope) * grad
-        - centred * along(slope * inverse * grad_scale / count)
-        - along(slope * grad_bias / count)
+        along(slope) * grad - centred * along(slope * inverse * grad_scale / count) - along(slope * grad_bias / count)
     )
     return grad_x.astype(x.dtype), _of_all_groups(grad_scale), _of_all_groups(grad_bias)
 
@@ -141,16 +138,12 @@ def _batch_norm_backward(
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
-def _masked_norm(
-    x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask
-) -> tuple[Any, ...]:
+def _masked_norm(x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask) -> tuple[Any, ...]:
     """Do what `_batch_norm` does, by the statistics of the rows that are no padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
-    count = jnp.maximum(rows.count, 1).astype(scale.dtype) * (
-        x.size // (x.shape[axis] * x.shape[0])
-    )
+    count = jnp.maximum(rows.count, 1).astype(scale.dtype) * (x.size // (x.shape[axis] * x.shape[0]))
     mean = rows.zero(wide).sum(others) / count
     variance = rows.zero(jnp.square(wide - along(mean))).sum(others) / count
     inverse = lax.rsqrt(variance + epsilon)
@@ -186,8 +179,7 @@ def batch_norm(
     rows: RowMask | None = None,
     replicas: int = 1,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """Normalise each channel of x by the batch's statistics (in training) or the running ones, then
-    scale and shift.
+    """Normalise each channel of x by the batch's statistics (in training) or the running ones, then scale and shift.
 
     SavedVariance is the inverse standard deviation; the running variance takes the biased one. Where
     rows are those of several `replicas`, each has statistics of its own: [replicas, C].
@@ -202,9 +194,7 @@ def batch_norm(
         y = jnp.maximum(y, 0) if fuse_with_relu else y
         return y.astype(x.dtype), mean, variance, mean, inverse, None
     if fuse_with_relu:
-        raise errors.AttributeTypeError(
-            "batch_norm: fuse_with_relu is for inference (is_test) only"
-        )
+        raise errors.AttributeTypeError("batch_norm: fuse_with_relu is for inference (is_test) only")
     if x.size == x.shape[axis] * replicas:  # Fluid leaves a single element as it is
         return x, mean, variance, mean, variance, None
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
@@ -248,11 +238,7 @@ def sync_batch_norm(
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """Do what batch_norm does, by the statistics of the batch of all replicas."""
-    if (
-        use_global_stats
-        or (is_test and not trainable_statistics)
-        or not collective.among_replicas()
-    ):
+    if use_global_stats or (is_test and not trainable_statistics) or not collective.among_replicas():
         return batch_norm(
             x,
             scale,
@@ -269,16 +255,12 @@ def sync_batch_norm(
             rows=rows,
         )
     axis = _channel_axis(x, data_layout)
-    _check_parameters(
-        "sync_batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance
-    )
+    _check_parameters("sync_batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance)
     others = tuple(a for a in range(x.ndim) if a != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(mean.dtype)
     own = x.shape[0] if rows is None else rows.count
-    count = collective.total(jnp.asarray(own, mean.dtype)) * (
-        x.size // (x.shape[axis] * x.shape[0])
-    )
+    count = collective.total(jnp.asarray(own, mean.dtype)) * (x.size // (x.shape[axis] * x.shape[0]))
 
     def sums(values: Array) -> Array:
         return (values if rows is None else rows.zero(values)).sum(others)
@@ -288,9 +270,7 @@ def sync_batch_norm(
     inverse = lax.rsqrt(batch_variance + epsilon)
     y = ((wide - along(batch_mean)) * along(scale * inverse) + along(bias)).astype(x.dtype)
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
-    batch_mean, batch_variance, inverse = map(
-        lax.stop_gradient, (batch_mean, batch_variance, inverse)
-    )
+    batch_mean, batch_variance, inverse = map(lax.stop_gradient, (batch_mean, batch_variance, inverse))
     return (
         y,
         mean * keep + batch_mean * (1 - keep),
@@ -348,15 +328,11 @@ def inplace_abn(
     elif activation == "elu":
         y = jnp.where(y > 0, y, alpha * jnp.expm1(jnp.minimum(y, 0)))
     elif activation not in ("", "identity"):
-        raise errors.ProgramError(
-            f"inplace_abn: activation {activation!r}, expected identity, leaky_relu or elu"
-        )
+        raise errors.ProgramError(f"inplace_abn: activation {activation!r}, expected identity, leaky_relu or elu")
     return y, *outs[1:]
 
 
-def _moments(
-    x: jax.Array, axes: tuple[int, ...], epsilon: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return x normalised over `axes`, its mean and its biased variance (both with the axes kept)."""
     mean = jnp.mean(x, axes, keepdims=True)
     centred = x - mean
@@ -378,9 +354,7 @@ def layer_norm(
     begin_norm_axis: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Array, Array, Array]:
-    """Normalise x over its dimensions from begin_norm_axis on, then scale and shift element by
-    element.
-    """
+    """Normalise x over its dimensions from begin_norm_axis on, then scale and shift element by element."""
     if not 0 < begin_norm_axis < x.ndim:
         raise errors.ShapeError(
             f"layer_norm: begin_norm_axis {begin_norm_axis} for an input of shape "
@@ -388,9 +362,7 @@ def layer_norm(
         )
     inner = x.shape[begin_norm_axis:]
     _check_parameters("layer_norm", math.prod(inner), Scale=scale, Bias=bias)
-    y, mean, variance = _moments(
-        x.astype(_working(x.dtype)), tuple(range(begin_norm_axis, x.ndim)), epsilon
-    )
+    y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(begin_norm_axis, x.ndim)), epsilon)
     y = y if scale is None else y * scale.reshape(inner)
     y = y if bias is None else y + bias.reshape(inner)
     return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
@@ -402,16 +374,10 @@ def layer_norm(
     outs=("Y", "SavedMean~", "SavedVariance~"),
     rows="map",
 )
-def instance_norm(
-    x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
-) -> tuple[Array, Array, Array]:
-    """Normalise each channel of each sample over its plane; SavedVariance is the inverse standard
-    deviation.
-    """
+def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
+    """Normalise each channel of each sample over its plane; SavedVariance is the inverse standard deviation."""
     if x.ndim < 2:
-        raise errors.ShapeError(
-            f"instance_norm: expected an input of at least 2 dimensions, found {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"instance_norm: expected an input of at least 2 dimensions, found {list(x.shape)}")
     _check_parameters("instance_norm", x.shape[1], Scale=scale, Bias=bias)
     y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(2, x.ndim)), epsilon)
     y = y * _along(scale, x.ndim, 1) + _along(bias, x.ndim, 1)
@@ -432,16 +398,10 @@ def group_norm(
     axis = _channel_axis(x, data_layout)
     channels = x.shape[axis]
     if groups < 1 or channels % groups:
-        raise errors.ShapeError(
-            f"group_norm: {channels} channels cannot be divided into {groups} groups"
-        )
+        raise errors.ShapeError(f"group_norm: {channels} channels cannot be divided into {groups} groups")
     _check_parameters("group_norm", channels, Scale=scale, Bias=bias)
-    split = x.astype(_working(x.dtype)).reshape(
-        *x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :]
-    )
-    y, mean, variance = _moments(
-        split, tuple(i for i in range(1, split.ndim) if i != axis), epsilon
-    )
+    split = x.astype(_working(x.dtype)).reshape(*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :])
+    y, mean, variance = _moments(split, tuple(i for i in range(1, split.ndim) if i != axis), epsilon)
     y = y.reshape(x.shape)
     y = y if scale is None else y * _along(scale, x.ndim, axis)
     y = y if bias is None else y + _along(bias, x.ndim, axis)

@@ -35,9 +35,7 @@ def _norm(value: Array) -> Array:
 
 
 def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> tuple[Any, ...]:
-    """Apply `update(parameter, gradient, state, ...)` to the rows of a sparse gradient, each row
-    once.
-    """
+    """Apply `update(parameter, gradient, state, ...)` to the rows of a sparse gradient, each row once."""
     if not grad.unique:
         found = table_rows.current().update(update, grad.rows, grad.values, tables)
         if found is not None:
@@ -50,9 +48,7 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
 def _descended_rows(param: SelectedRows, rate: Array, grad: Array | SelectedRows) -> SelectedRows:
     """Return the rows of a parameter, less the rate times their gradient."""
     if not isinstance(grad, SelectedRows):
-        raise errors.ShapeError(
-            "sgd: a Param of SelectedRows is updated by a Grad of SelectedRows alone"
-        )
+        raise errors.ShapeError("sgd: a Param of SelectedRows is updated by a Grad of SelectedRows alone")
     step = _scalar(rate, param.values) * grad.values
     values = param.values.at[param.places(grad.rows, "sgd: Grad")].add(-step)
     return replace(param, values=values)
@@ -66,11 +62,10 @@ def _descended_rows(param: SelectedRows, rate: Array, grad: Array | SelectedRows
     inplace={"ParamOut": "Param"},
     sparse=True,
 )
-def sgd(
-    param: Array | SelectedRows, learning_rate: Array, grad: Array | SelectedRows
-) -> Array | SelectedRows:
-    """Return param - learning_rate * grad. A parameter that holds some rows of a table must have
-    those of the gradient.
+def sgd(param: Array | SelectedRows, learning_rate: Array, grad: Array | SelectedRows) -> Array | SelectedRows:
+    """Return param - learning_rate * grad.
+
+    A parameter that holds some rows of a table must have those of the gradient.
     """
     if isinstance(param, SelectedRows):
         return _descended_rows(param, learning_rate, grad)
@@ -237,11 +232,7 @@ def adagrad(
         m = m + jnp.square(g)
         return p - _scalar(learning_rate, param) * g / (jnp.sqrt(m) + _single(epsilon)), m
 
-    return (
-        _by_rows(update, grad, param, moment)
-        if isinstance(grad, SelectedRows)
-        else update(param, grad, moment)
-    )
+    return _by_rows(update, grad, param, moment) if isinstance(grad, SelectedRows) else update(param, grad, moment)
 
 
 @op(
@@ -262,9 +253,7 @@ def decayed_adagrad(
 ) -> tuple[Array, Array]:
     """Update by Adagrad with a decaying average of squared gradients."""
     moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
-    return param - _scalar(learning_rate, param) * grad / (
-        jnp.sqrt(moment) + _single(epsilon)
-    ), moment
+    return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
 
 
 @op(
@@ -288,8 +277,9 @@ def adadelta(
     epsilon: float = 1e-6,
     shared: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Update by steps of the size of earlier steps (Zeiler 2012); there is no learning rate. As in
-    Fluid the step is taken with the average that already contains it where the output is the same
+    """Update by steps of the size of earlier steps (Zeiler 2012); there is no learning rate.
+
+    As in Fluid the step is taken with the average that already contains it where the output is the same
     variable as the input (`shared`), else with the old one, as in the paper.
     """
     rho, epsilon = _single(rho), _single(epsilon)
@@ -327,8 +317,7 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Update at rates that shrink with an average of squared gradients, less the squared average if
-    `centered`.
+    """Update at rates that shrink with an average of squared gradients, less the squared average if `centered`.
 
     Sparse rows move all others, too, as in Fluid.
     """
@@ -372,9 +361,7 @@ def ftrl(
     rate, power = _scalar(learning_rate, param), -_single(lr_power)
     l1, l2 = _single(l1) + 1e-10, _single(l2) + 1e-10
     total = squared + jnp.square(grad)
-    root, old_root = (
-        jnp.sqrt(v) if power == 0.5 else jnp.power(v, power) for v in (total, squared)
-    )
+    root, old_root = (jnp.sqrt(v) if power == 0.5 else jnp.power(v, power) for v in (total, squared))
     linear = linear + grad - (root - old_root) / rate * param
     shrunk = (l1 * jnp.sign(linear) - linear) / (root / rate + 2 * l2)
     return jnp.where(jnp.abs(linear) > l1, shrunk, 0), total, linear
@@ -403,8 +390,7 @@ def lamb(
     beta2: float = 0.999,
     epsilon: float = 1e-6,
 ) -> tuple[Array, Array, Array]:
-    """Update by Adam, from uncorrected moments, at a rate scaled by norm(param) / norm(step), layer
-    by layer.
+    """Update by Adam, from uncorrected moments, at a rate scaled by norm(param) / norm(step), layer by layer.
 
     Sparse rows move all others, too, as in Fluid.
     """
@@ -461,9 +447,7 @@ def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
     grad=False,
     inplace={"ParamOut": "Param"},
 )
-def proximal_gd(
-    param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0
-) -> Array:
+def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0) -> Array:
     """Descend along the gradient, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     return _proximal(param - rate * grad, rate, l1, l2)
@@ -494,8 +478,7 @@ def proximal_adagrad(
 # After so many additions a partial sum is closed, so that small numbers are not lost in a big one.
 _MAX_ACCUMULATES = 16384
 _SUMS = {
-    f"out_{n}": f"in_{n}"
-    for n in ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")
+    f"out_{n}": f"in_{n}" for n in ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")
 }
 
 
@@ -524,9 +507,7 @@ def average_accumulates(
     sum_1 = sum_1 + param
     full = (num_updates % _MAX_ACCUMULATES == 0).reshape(())
     sum_1, sum_2 = jnp.where(full, 0, sum_1), jnp.where(full, sum_2 + sum_1, sum_2)
-    window = jnp.minimum(
-        max_average_window, (num_updates * _single(average_window)).astype(num_updates.dtype)
-    )
+    window = jnp.minimum(max_average_window, (num_updates * _single(average_window)).astype(num_updates.dtype))
     done = (num_accumulates >= min_average_window) & (num_accumulates >= window)
     closed = done.reshape(())
     return (

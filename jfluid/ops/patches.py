@@ -13,15 +13,12 @@ from jfluid.ops.registry import Ints, Long, String, op
 
 
 @op("unfold", ins=("X",), outs=("Y",), rows="map")
-def unfold(
-    x: Array, *, kernel_sizes: Ints, strides: Ints, paddings: Ints, dilations: Ints
-) -> Array:
-    """Return the windows of an image as columns: [N, C * height * width of a window, windows]
-    (im2col). Paddings are top, left, bottom, right.
+def unfold(x: Array, *, kernel_sizes: Ints, strides: Ints, paddings: Ints, dilations: Ints) -> Array:
+    """Return the windows of an image as columns: [N, C * height * width of a window, windows] (im2col).
+
+    Paddings are top, left, bottom, right.
     """
-    windows.check_lengths(
-        "unfold", x.ndim - 2, kernel_sizes=kernel_sizes, strides=strides, dilations=dilations
-    )
+    windows.check_lengths("unfold", x.ndim - 2, kernel_sizes=kernel_sizes, strides=strides, dilations=dilations)
     if x.ndim != 4 or len(paddings) != 4:
         raise errors.ShapeError(
             "unfold: expected X [N, C, H, W] and four paddings (top, left, bottom, right), found "
@@ -64,13 +61,12 @@ def unpool(
     strides: Ints = (1, 1),
     paddings: Ints = (0, 0),
 ) -> Array:
-    """Put each element where a maximum was found (the mask of `max_pool2d_with_index`), zeros
-    elsewhere. An index outside the plane puts nothing.
+    """Put each element where a maximum was found (the mask of `max_pool2d_with_index`), zeros elsewhere.
+
+    An index outside the plane puts nothing.
     """
     if unpooling_type != "max":
-        raise errors.AttributeTypeError(
-            f'unpool: unpooling_type {unpooling_type!r}, expected "max"'
-        )
+        raise errors.AttributeTypeError(f'unpool: unpooling_type {unpooling_type!r}, expected "max"')
     if x.ndim != 4 or indices.shape != x.shape:
         raise errors.ShapeError(
             "unpool: expected X [N, C, H, W] and Indices of the same shape, found "
@@ -91,8 +87,7 @@ def spp(x: Array, *, pyramid_height: int, pooling_type: String) -> Array:
     """
     if x.ndim != 4 or pyramid_height < 1:
         raise errors.ShapeError(
-            "spp: expected X [N, C, H, W] and a positive pyramid_height, found "
-            f"{list(x.shape)} and {pyramid_height}"
+            f"spp: expected X [N, C, H, W] and a positive pyramid_height, found {list(x.shape)} and {pyramid_height}"
         )
     levels = []
     for level in range(pyramid_height):

@@ -19,9 +19,7 @@ _MAX_TAPS = 32
 
 
 def _lowest(dtype: Any) -> Any:
-    """Return the number that padding counts as: Fluid's value of a window that lies outside the
-    input.
-    """
+    """Return the number that padding counts as: Fluid's value of a window that lies outside the input."""
     return jnp.finfo(dtype).min
 
 
@@ -33,8 +31,9 @@ def _max(
     strides: Sequence[int],
     out: Sequence[int],
 ) -> jax.Array:
-    """Return the maximum of each window. Its gradient goes to the first element that attains it, as
-    in Fluid.
+    """Return the maximum of each window.
+
+    Its gradient goes to the first element that attains it, as in Fluid.
 
     On CPUs forward and backward together take a quarter of the time of `lax.reduce_window` and its
     gradient.
@@ -82,9 +81,7 @@ def _max_backward(
     return (total,)
 
 
-def _spread(
-    place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int], shape: Sequence[int]
-) -> Array:
+def _spread(place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int], shape: Sequence[int]) -> Array:
     """Return the gradient of windows side by side: each element finds its window, and whether it is the first maximum
     there. XLA adds up whole arrays otherwise, one for each element of a window.
 
@@ -97,9 +94,7 @@ def _spread(
     inside = [axis + i + 1 for i, axis in enumerate(axes)]
     windows_at = [d for d in range(len(sizes)) if d not in inside]
     number = np.arange(math.prod(kernel), dtype=np.uint8).reshape(kernel)
-    first = lax.eq(
-        lax.broadcast_in_dim(place, sizes, windows_at), lax.broadcast_in_dim(number, sizes, inside)
-    )
+    first = lax.eq(lax.broadcast_in_dim(place, sizes, windows_at), lax.broadcast_in_dim(number, sizes, inside))
     given = lax.broadcast_in_dim(grad, sizes, windows_at)
     return lax.select(first, given, lax.full_like(given, 0)).reshape(shape)
 
@@ -123,15 +118,11 @@ def _max_pool(
     spread = [[1] * x.ndim, [1] * x.ndim]
     for axis, k, s in zip(axes, kernel, strides):
         spread[0][axis], spread[1][axis] = k, s
-    return lax.reduce_window(
-        x, jnp.asarray(-jnp.inf, x.dtype), lax.max, spread[0], spread[1], "VALID"
-    )
+    return lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, spread[0], spread[1], "VALID")
 
 
 def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """Return the maximum of each whole plane; `jnp.max` would divide the gradient between equal
-    elements.
-    """
+    """Return the maximum of each whole plane; `jnp.max` would divide the gradient between equal elements."""
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
     flat = x.reshape(x.shape[: axes[0]] + (-1,) + x.shape[axes[-1] + 1 :])
     first = jnp.argmax(flat, axis=axes[0], keepdims=True)
@@ -242,8 +233,7 @@ def _pool(
     # The last window decides how far the input is padded: further in ceil mode, less where it does
     # not fit.
     pads = tuple(
-        (low, (n - 1) * s + k - size - low)
-        for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes)
+        (low, (n - 1) * s + k - size - low) for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes)
     )
     if pooling_type == "max":
         return _max_pool(x, axes, ksize, strides, pads, out)
@@ -314,12 +304,8 @@ def pool3d(
     )
 
 
-def _max_at(
-    x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> tuple[jax.Array, jax.Array]:
-    """Return the maximum of each region of the last dimensions of `x`, and its index in the
-    flattened plane.
-    """
+def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[jax.Array, jax.Array]:
+    """Return the maximum of each region of the last dimensions of `x`, and its index in the flattened plane."""
     count, sizes = len(regions), x.shape[-len(regions) :]
     lead = x.shape[:-count]
     lengths, out, index = [], [], []
@@ -386,9 +372,7 @@ def _max_pool_with_index(
     axes = tuple(range(2, x.ndim))
     x = windows.pad(x, axes, pads, _lowest(x.dtype))
     place = _first_max(lax.stop_gradient(x), axes, ksize, strides, out)[1]
-    return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(
-        place, ksize, starts, sizes
-    )
+    return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(place, ksize, starts, sizes)
 
 
 @op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
@@ -401,12 +385,8 @@ def max_pool2d_with_index(
     strides: Ints = (1, 1),
     paddings: Ints = (0, 0),
 ) -> tuple[Array, Array]:
-    """Return the maximum over two-dimensional windows, and its index in the flattened plane
-    (int32).
-    """
-    return _max_pool_with_index(
-        "max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
-    )
+    """Return the maximum over two-dimensional windows, and its index in the flattened plane (int32)."""
+    return _max_pool_with_index("max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
 
 
 @op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
@@ -419,9 +399,5 @@ def max_pool3d_with_index(
     strides: Ints = (1, 1, 1),
     paddings: Ints = (0, 0, 0),
 ) -> tuple[Array, Array]:
-    """Return the maximum over three-dimensional windows, and its index in the flattened volume
-    (int32).
-    """
-    return _max_pool_with_index(
-        "max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
-    )
+    """Return the maximum over three-dimensional windows, and its index in the flattened volume (int32)."""
+    return _max_pool_with_index("max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)

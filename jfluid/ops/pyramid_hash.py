@@ -71,10 +71,7 @@ class Runs:
     def places(self, width: int, piece: int, space: int) -> Array:
         """Return where in the table each run finds the elements of its vector: [runs, width]."""
         hashes = jnp.concatenate(
-            [
-                jnp.stack([xxh32(w, seed) for seed in range(0, width, piece)], axis=1)
-                for w in self.words
-            ]
+            [jnp.stack([xxh32(w, seed) for seed in range(0, width, piece)], axis=1) for w in self.words]
         )
         start = (hashes % np.uint32(space)).astype(jnp.int32)
         index = start[:, :, None] + jnp.arange(piece, dtype=jnp.int32)
@@ -125,8 +122,7 @@ def _check(num_emb: int, rand_len: int, space_len: int, longest: int, w: Array) 
         )
     if w.size != space_len + rand_len:
         raise errors.ShapeError(
-            f"pyramid_hash: W is [space_len + rand_len, 1], expected {[space_len + rand_len, 1]}, "
-            f"found {list(w.shape)}"
+            f"pyramid_hash: W is [space_len + rand_len, 1], expected {[space_len + rand_len, 1]}, found {list(w.shape)}"
         )
 
 

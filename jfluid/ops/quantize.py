@@ -20,9 +20,7 @@ from jfluid.ops.registry import Ints, op
 def _largest(op_type: str, bits: int) -> int:
     """Return the largest integer of so many bits."""
     if not 1 <= bits <= 16:
-        raise errors.ProgramError(
-            f"{op_type}: bit_length: expected a number from 1 to 16, found {bits}"
-        )
+        raise errors.ProgramError(f"{op_type}: bit_length: expected a number from 1 to 16, found {bits}")
     return (1 << (bits - 1)) - 1
 
 
@@ -52,9 +50,7 @@ def _integers(x: Array, scale: Array, largest: int) -> Array:
     rows="mask",
     row_outs=("Out",),
 )
-def fake_quantize_abs_max(
-    x: Array, *, bit_length: int = 8, rows: RowMask | None = None
-) -> tuple[Array, Array]:
+def fake_quantize_abs_max(x: Array, *, bit_length: int = 8, rows: RowMask | None = None) -> tuple[Array, Array]:
     """Quantize by the largest |x|, which is the scale [1]."""
     scale = _peak(x, rows)
     return _integers(x, scale, _largest("fake_quantize_abs_max", bit_length)), scale
@@ -88,16 +84,12 @@ def fake_quantize_range_abs_max(
     window_size: int = 10000,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """Quantize by the largest |x| of the last `window_size` steps, which OutScales keeps; in tests
-    by InScale.
-    """
+    """Quantize by the largest |x| of the last `window_size` steps, which OutScales keeps; in tests by InScale."""
     largest = _largest("fake_quantize_range_abs_max", bit_length)
     if is_test:
         return _integers(x, in_scale, largest), in_scale, kept
     if iteration is None:
-        raise errors.ProgramError(
-            "fake_quantize_range_abs_max: training needs the input Iter, the number of the step"
-        )
+        raise errors.ProgramError("fake_quantize_range_abs_max: training needs the input Iter, the number of the step")
     step = iteration.reshape(()).astype(jnp.int32)
     window = jnp.zeros(window_size, x.dtype) if kept is None else kept.reshape(-1)
     place = step % window_size
@@ -115,9 +107,7 @@ def fake_quantize_range_abs_max(
 def _moving_average(
     x: Array, accumulated: Array | None, state: Array | None, rate: float, rows: RowMask | None
 ) -> tuple[Array, Array, Array]:
-    """Return the average of the largest |x| of all steps, later ones weighing more, and the sums
-    that it comes from.
-    """
+    """Return the average of the largest |x| of all steps, later ones weighing more, and the sums that it comes from."""
     zero = jnp.zeros(1, x.dtype)
     state = rate * (zero if state is None else state) + 1
     accumulated = rate * (zero if accumulated is None else accumulated) + _peak(x, rows)
@@ -206,9 +196,7 @@ def fake_dequantize_max_abs(x: Array, scale: Array, *, max_range: float) -> Arra
 
 
 @op("fake_channel_wise_dequantize_max_abs", ins=("X", "Scales*"), outs=("Out",), grad=False)
-def fake_channel_wise_dequantize_max_abs(
-    x: Array, scales: list[Array], *, quant_bits: Ints = (8,)
-) -> Array:
+def fake_channel_wise_dequantize_max_abs(x: Array, scales: list[Array], *, quant_bits: Ints = (8,)) -> Array:
     """Return what integers stand for whose scales are those of their first dimension; with a second
     scale, for all, those of their second dimension.
     """
@@ -254,15 +242,11 @@ def _int8(op_type: str, x: Array) -> None:
 def _saturated(x: Array, dtype: Any) -> Array:
     """Round to even, and return the nearest integers of `dtype`; NaN is the smallest, as on CPUs."""
     limits = jnp.iinfo(dtype)
-    return jnp.clip(
-        jnp.round(jnp.where(jnp.isnan(x), limits.min, x)), limits.min, limits.max
-    ).astype(dtype)
+    return jnp.clip(jnp.round(jnp.where(jnp.isnan(x), limits.min, x)), limits.min, limits.max).astype(dtype)
 
 
 @op("quantize", ins=("Input",), outs=("Output",), grad=False, rows="map")
-def quantize(
-    x: Array, *, Scale: float = 1.0, is_negative_input: bool = False, output_format: str = "NHWC"
-) -> Array:
+def quantize(x: Array, *, Scale: float = 1.0, is_negative_input: bool = False, output_format: str = "NHWC") -> Array:
     """Return Input * Scale as int8, or as uint8 where it is not negative. output_format is how a
     kernel lays the result out in memory, which XLA decides.
     """

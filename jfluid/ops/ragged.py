@@ -52,11 +52,7 @@ class Level:
     @property
     def offsets(self) -> Any:
         """int32 [number + 1]: where each sequence begins, and the end of the last."""
-        return (
-            jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest
-            if self.uniform
-            else self.given
-        )
+        return jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest if self.uniform else self.given
 
     @property
     def starts(self) -> Any:
@@ -66,11 +62,7 @@ class Level:
     @property
     def lengths(self) -> Any:
         """int32 [number]: how many entries each sequence has."""
-        return (
-            jnp.full(self.uniform, self.longest, jnp.int32)
-            if self.uniform
-            else jnp.diff(self.given)
-        )
+        return jnp.full(self.uniform, self.longest, jnp.int32) if self.uniform else jnp.diff(self.given)
 
     def steps(self) -> Any:
         """int32 scalar: the length of the longest sequence of this batch (at most `longest`)."""
@@ -142,11 +134,7 @@ class Ragged:
 
     def zeroed(self) -> Any:
         """Return the values with zeros in padding rows."""
-        return (
-            self.values
-            if self.exact
-            else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
-        )
+        return self.values if self.exact else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
 
     def like(self, values: Any) -> "Ragged":
         """Return other values for the same rows."""
@@ -155,15 +143,11 @@ class Ragged:
     def refilled(self) -> "Ragged":
         """Return the same rows, with copies of the first in padding rows."""
         return (
-            self
-            if self.exact
-            else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
+            self if self.exact else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
         )
 
     def segments(self) -> Any:
-        """Return int32 [capacity]: the sequence that each row belongs to; `last.number` for padding
-        rows.
-        """
+        """Return int32 [capacity]: the sequence that each row belongs to; `last.number` for padding rows."""
         return segments(self.last, self.capacity)
 
     def pad(self, time_major: bool = False) -> Any:
@@ -188,15 +172,11 @@ def column(vector: Any, ndim: int) -> Any:
 
 
 def segments(level: Level, capacity: int) -> Any:
-    """Return int32 [capacity]: the sequence that each row belongs to; `level.number` for rows after
-    the last.
-    """
+    """Return int32 [capacity]: the sequence that each row belongs to; `level.number` for rows after the last."""
     rows = jnp.arange(capacity, dtype=jnp.int32)
     if level.uniform and level.longest:
         return rows // level.longest
-    return jnp.searchsorted(level.offsets[1:], rows, side="right", method="scan_unrolled").astype(
-        jnp.int32
-    )
+    return jnp.searchsorted(level.offsets[1:], rows, side="right", method="scan_unrolled").astype(jnp.int32)
 
 
 def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
@@ -215,9 +195,7 @@ def _row_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]
     sequence = segments(level, capacity)
     sequence = jnp.minimum(jnp.where(real, sequence, sequence[0]), level.number - 1)
     position = jnp.where(real, rows - level.starts[sequence], 0)
-    return (
-        position * level.number + sequence if time_major else sequence * level.longest + position
-    ), real
+    return (position * level.number + sequence if time_major else sequence * level.longest + position), real
 
 
 def _is_reshape(level: Level, capacity: int) -> bool:
@@ -278,9 +256,7 @@ def totals(x: Ragged) -> Any:
     level = x.last
     if _is_reshape(level, x.capacity) or level.number * level.longest <= 4 * x.capacity:
         return x.pad().sum(axis=1)
-    return jax.ops.segment_sum(x.zeroed(), x.segments(), level.number + 1, indices_are_sorted=True)[
-        :-1
-    ]
+    return jax.ops.segment_sum(x.zeroed(), x.segments(), level.number + 1, indices_are_sorted=True)[:-1]
 
 
 def rows_of(x: Any) -> Any:
@@ -289,8 +265,9 @@ def rows_of(x: Any) -> Any:
 
 
 def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
-    """Return `x` as ragged rows of at least `levels` levels. Raises OpError for a value without
-    LoD.
+    """Return `x` as ragged rows of at least `levels` levels.
+
+    Raises OpError for a value without LoD.
 
     While shapes are inferred a variable whose LoD is not declared counts as having one.
     """
@@ -332,8 +309,9 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
-    """Return values[source]. Its gradient takes for each row what arrived at row `back`, where
-    `real` says that something did.
+    """Return values[source].
+
+    Its gradient takes for each row what arrived at row `back`, where `real` says that something did.
     """
     return jnp.take(values, source, axis=0, mode="clip")
 
@@ -383,9 +361,7 @@ def offsets_of(lengths: Any) -> Any:
 
 
 def grouped(x: Ragged, values: Any) -> Any:
-    """Return values, one row for each sequence of the last level of `x`, as rows of the levels
-    above it.
-    """
+    """Return values, one row for each sequence of the last level of `x`, as rows of the levels above it."""
     if len(x.levels) > 1:
         return Ragged(values, x.levels[:-1], exact=x.exact).refilled()
     return values if x.last.count is None else Ragged(values, (), x.last.count).refilled()
@@ -401,8 +377,9 @@ def resized(values: Any, capacity: int) -> Any:
 
 
 def appended(xs: list[Any]) -> Ragged:
-    """Return the rows of all values, ragged or dense, one value after the other. Where all have a
-    LoD of one level the sequences follow each other, too; else the rows are in no sequences.
+    """Return the rows of all values, ragged or dense, one value after the other.
+
+    Where all have a LoD of one level the sequences follow each other, too; else the rows are in no sequences.
     """
     rows = [x if isinstance(x, Ragged) else Ragged(x, exact=True) for x in xs]
     values = jnp.concatenate([x.values for x in rows])

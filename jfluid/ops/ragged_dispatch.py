@@ -25,8 +25,9 @@ from jfluid.ops.tensor_array import TensorArray
 
 
 class NeedsExactRows(errors.OpError):
-    """An operator that does not support padding got padded rows. The step is then compiled again
-    with exact shapes.
+    """An operator that does not support padding got padded rows.
+
+    The step is then compiled again with exact shapes.
     """
 
 
@@ -52,8 +53,9 @@ class RowMask:
 
 
 def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call the operator's function; returns its outputs, one for each slot, for inputs that may be
-    ragged. Raises NeedsExactRows.
+    """Call the operator's function; returns its outputs, one for each slot, for inputs that may be ragged.
+
+    Raises NeedsExactRows.
     """
     if not definition.sparse:
         _refuse_sparse(definition, inputs)
@@ -76,13 +78,10 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
         raise NeedsExactRows(f"operator {definition.type} needs the exact number of rows")
     if any(r.capacity != source.capacity for r in ragged):
         raise errors.ShapeError(
-            f"{definition.type}: inputs of different numbers of rows: "
-            + ", ".join(str(list(r.shape)) for r in ragged)
+            f"{definition.type}: inputs of different numbers of rows: " + ", ".join(str(list(r.shape)) for r in ragged)
         )
     if definition.wants_rows:
-        rows = (
-            RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
-        )
+        rows = RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
         kwargs = {**kwargs, "rows": rows}
     outs = _tuple(definition.function(*plain, **kwargs))
     return tuple(
@@ -95,23 +94,15 @@ def _elements(inputs: Sequence[Any]) -> list[Any]:
     return [v for slot in inputs for v in (slot if isinstance(slot, list) else [slot])]
 
 
-def _over_arrays(
-    definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Apply an operator to whole tensor arrays (their sum, a copy): to each element, or to the
-    buffer of all.
-    """
+def _over_arrays(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Apply an operator to whole tensor arrays (their sum, a copy): to each element, or to the buffer of all."""
     arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
-    if len(definition.outs) != 1 or len(arrays) != len(
-        [v for v in _elements(inputs) if v is not None]
-    ):
+    if len(definition.outs) != 1 or len(arrays) != len([v for v in _elements(inputs) if v is not None]):
         raise errors.UnsupportedError(f"operator {definition.type} does not take arrays of tensors")
 
     def on(part: Callable[..., Any]) -> Any:
         chosen = [
-            [p for v in slot if (p := part(v)) is not None]
-            if isinstance(slot, list)
-            else slot and part(slot)
+            [p for v in slot if (p := part(v)) is not None] if isinstance(slot, list) else slot and part(slot)
             for slot in inputs
         ]
         return call(definition, chosen, kwargs)[0] if _elements(chosen) else None
@@ -132,9 +123,7 @@ def _over_arrays(
 
 def _refuse_sparse(definition: OpDef, inputs: Sequence[Any]) -> None:
     for slot, value in zip(definition.ins, inputs):
-        if any(
-            isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])
-        ):
+        if any(isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])):
             raise errors.UnsupportedError(
                 f"operator {definition.type} does not take sparse rows (input {slot.name}): build "
                 "the embedding with is_sparse=False, or make the rows dense with "

@@ -39,23 +39,17 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
     if isinstance(key, batched_random.Drawn):
         return batched_random.between(key.values.reshape(shape), low, high)
     if batched_random.is_large(key, shape, np_dtype(dtype)):
-        return batched_random.large(
-            "uniform", key, shape, lambda drawn: batched_random.between(drawn, low, high)
-        )
+        return batched_random.large("uniform", key, shape, lambda drawn: batched_random.between(drawn, low, high))
     return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
 
 
 def _with_diagonal(out: Array, number: int, step: int, value: float) -> Array:
-    """Replace every (step + 1)-th element, `number` of them, by value: a diagonal when step is the
-    length of a row.
-    """
+    """Replace every (step + 1)-th element, `number` of them, by value: a diagonal when step is the length of a row."""
     if number <= 0:
         return out
     at = np.arange(number) * (step + 1)
     if at[-1] >= out.size:
-        raise errors.OpError(
-            f"uniform_random: diag_num {number} and diag_step {step} reach outside shape {out.shape}"
-        )
+        raise errors.OpError(f"uniform_random: diag_num {number} and diag_step {step} reach outside shape {out.shape}")
     return out.reshape(-1).at[at].set(value).reshape(out.shape)
 
 
@@ -76,9 +70,7 @@ def uniform_random(
 ) -> Array:
     """Draw numbers evenly from [min, max); diag_* put a constant on a diagonal."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
-    return _with_diagonal(
-        _uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val
-    )
+    return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
 
 
 @op(
@@ -106,11 +98,7 @@ def uniform_random_batch_size_like(
 ) -> Value:
     """Draw as uniform_random does, with one dimension of the shape taken from Input."""
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
-    return wrap(
-        _with_diagonal(
-            _uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val
-        )
-    )
+    return wrap(_with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val))
 
 
 def _gaussian(key: Array, shape: Sequence[int], dtype: Any, mean: float, std: float) -> Array:
@@ -212,12 +200,8 @@ def randperm(*, n: Int, seed: int = 0, dtype: int = 3, key: Array) -> Array:
 
 
 @op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True, rows="map")
-def sampling_id(
-    x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array
-) -> Array:
-    """Return, for each row of probabilities, the first column where their running sum passes a
-    number from [min, max).
-    """
+def sampling_id(x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array) -> Array:
+    """Return, for each row of probabilities, the first column where their running sum passes a number from [min, max)."""
     drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)
     return jnp.minimum((jnp.cumsum(x, 1) <= drawn).sum(1), x.shape[1] - 1).astype(np.int64)
 
@@ -231,28 +215,17 @@ def seed(*, seed: int = 0, key: Array) -> Array:
 
 
 @op("random_crop", ins=("X", "Seed"), outs=("Out", "SeedOut~"), grad=False)
-def random_crop(
-    x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0
-) -> tuple[Array, Array]:
+def random_crop(x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0) -> tuple[Array, Array]:
     """Cut a window of the given shape out of the last dimensions of x, elsewhere for each instance;
     also return the next seed.
     """
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
-        raise errors.ShapeError(
-            f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}"
-        )
+        raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")
     key = jax.random.key(seed.reshape(-1)[0])
     count = prod(x.shape[:kept])
     rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]
-    at = [
-        jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room)
-        for i, room in enumerate(rooms)
-    ]
-    cut: Callable[..., Array] = jax.vmap(
-        lambda one, *start: jax.lax.dynamic_slice(one, start, shape)
-    )
+    at = [jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room) for i, room in enumerate(rooms)]
+    cut: Callable[..., Array] = jax.vmap(lambda one, *start: jax.lax.dynamic_slice(one, start, shape))
     out = cut(x.reshape(count, *x.shape[kept:]), *at).reshape(*x.shape[:kept], *shape)
-    return out, jax.random.randint(
-        jax.random.fold_in(key, len(rooms)), seed.shape, 1, 2**31 - 1, seed.dtype
-    )
+    return out, jax.random.randint(jax.random.fold_in(key, len(rooms)), seed.shape, 1, 2**31 - 1, seed.dtype)

@@ -23,8 +23,7 @@ def _check(op_type: str, *names: str) -> None:
     for name in names:
         if name not in ACTIVATIONS:
             raise errors.AttributeTypeError(
-                f"{op_type}: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, "
-                f"found {name!r}"
+                f"{op_type}: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, found {name!r}"
             )
 
 
@@ -57,8 +56,7 @@ def lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value, Value, Value | None, Value | None]:
-    """Return hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4
-    width].
+    """Return hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4 width].
 
     Gers et al., "Learning Precise Timing with LSTM Recurrent Networks", 2002. The columns are
     candidate, input, forget, output.
@@ -71,10 +69,7 @@ def lstm(
     _sizes("lstm", "Bias", bias.size, (7 if use_peepholes else 4) * width)
     bias = bias.reshape(-1)
     bias = bias if use_peepholes else jnp.pad(bias, (0, 3 * width))
-    h0, c0 = (
-        initial("lstm", slot, state, (x.last.number, width), x.dtype)
-        for slot, state in (("H0", h0), ("C0", c0))
-    )
+    h0, c0 = (initial("lstm", slot, state, (x.last.number, width), x.dtype) for slot, state in (("H0", h0), ("C0", c0)))
     form = LstmForm((gate_activation, cell_activation, candidate_activation), is_reverse)
     hidden, cells = lstm_of_rows(x, LstmArrays(weight, bias, h0, c0), form)
     return x.like(hidden), x.like(cells), None, None
@@ -103,16 +98,14 @@ def lstmp(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
 ) -> tuple[Value, Value, Value | None, Value | None, Value | None]:
-    """Return projections and cells of an LSTM whose recurrent state is a projection of the hidden
-    one.
+    """Return projections and cells of an LSTM whose recurrent state is a projection of the hidden one.
 
     Sak et al., "Long Short-Term Memory Based Recurrent Neural Network Architectures", 2014.
     """
     x = need(x, "lstmp", "Input")
     _check("lstmp", gate_activation, cell_activation, candidate_activation, proj_activation)
     gate, cell, candidate, project = (
-        ACTIVATIONS[n]
-        for n in (gate_activation, cell_activation, candidate_activation, proj_activation)
+        ACTIVATIONS[n] for n in (gate_activation, cell_activation, candidate_activation, proj_activation)
     )
     (width, projected), number = projection.shape, x.last.number
     _sizes("lstmp", "Input", x.shape[1], 4 * width)
@@ -124,9 +117,7 @@ def lstmp(
     )
     dense = x.like(x.values + bias[: 4 * width]).pad(time_major=True)
 
-    def step(
-        state: tuple[Array, Array], at: tuple[Array, Array]
-    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def step(state: tuple[Array, Array], at: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         r, c = state
         pre, here = at[0] + r @ weight, at[1]
         a = candidate(pre[:, :width])
@@ -160,9 +151,7 @@ def _gru_weights(op_type: str, weight: Any) -> tuple[Any, Any]:
     width = weight.shape[0]
     _sizes(op_type, "Weight", weight.shape[1], 3 * width)
     flat = weight.reshape(-1)
-    return flat[: 2 * width * width].reshape(width, 2 * width), flat[2 * width * width :].reshape(
-        width, width
-    )
+    return flat[: 2 * width * width].reshape(width, 2 * width), flat[2 * width * width :].reshape(width, width)
 
 
 @op(
@@ -182,8 +171,7 @@ def gru(
     is_reverse: bool = False,
     origin_mode: bool = False,
 ) -> tuple[Value | None, Value | None, Value | None, Value]:
-    """Return hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update,
-    reset, candidate.
+    """Return hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update, reset, candidate.
 
     Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014 (origin_mode).
     """
@@ -218,9 +206,7 @@ def gru_unit(
     gate_activation: int = 1,
     origin_mode: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Run one step of a GRU; returns gates and candidate [rows, 3 width], the reset state, the new
-    state.
-    """
+    """Run one step of a GRU; returns gates and candidate [rows, 3 width], the reset state, the new state."""
     if not (0 <= activation < 4 and 0 <= gate_activation < 4):
         raise errors.AttributeTypeError(
             "gru_unit: an activation is 0 (identity), 1 (sigmoid), 2 (tanh) or 3 (relu), found "
@@ -240,9 +226,7 @@ def gru_unit(
 
 @op("lstm_unit", ins=("X", "C_prev"), outs=("C", "H"), rows="map")
 def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, Array]:
-    """Run one step of an LSTM from projected inputs [rows, 4 width]: input, forget, output,
-    candidate.
-    """
+    """Run one step of an LSTM from projected inputs [rows, 4 width]: input, forget, output, candidate."""
     _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
     _same_rows("lstm_unit", "C_prev", c.shape[0], x.shape[0])
     i, f, o, a = jnp.split(x, 4, axis=1)
@@ -270,16 +254,12 @@ def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
     ),
 )
 def gather_tree(ids: Array, parents: Array) -> Array:
-    """Return whole sequences [time, batch, beam] from the ids that each step chose and the beams
-    that they continue.
-    """
+    """Return whole sequences [time, batch, beam] from the ids that each step chose and the beams that they continue."""
     beams = jnp.broadcast_to(jnp.arange(ids.shape[2], dtype=parents.dtype), ids.shape[1:])
 
     def step(beam: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         words, came_from = at
-        return jnp.take_along_axis(came_from, beam, axis=1), jnp.take_along_axis(
-            words, beam, axis=1
-        )
+        return jnp.take_along_axis(came_from, beam, axis=1), jnp.take_along_axis(words, beam, axis=1)
 
     return lax.scan(step, beams, (ids, parents), reverse=True)[1]
 
@@ -308,9 +288,7 @@ def cudnn_lstm(
     seed: int = -1,
     key: Array,
 ) -> tuple[Array, Array, Array]:
-    """Run layers of LSTM over x [time, batch, inputs], with all weights in one vector in cuDNN's
-    order.
-    """
+    """Run layers of LSTM over x [time, batch, inputs], with all weights in one vector in cuDNN's order."""
     directions = 2 if is_bidirec else 1
     shapes = [
         (4 * hidden_size, n)
@@ -322,8 +300,7 @@ def cudnn_lstm(
     for slot, state in (("InitH", h0), ("InitC", c0)):
         if state.shape != wanted and not any(map(is_unknown, (*state.shape, x.shape[1]))):
             raise errors.ShapeError(
-                f"cudnn_lstm: {slot}: expected [layers, batch, hidden] {list(wanted)}, found "
-                f"{list(state.shape)}"
+                f"cudnn_lstm: {slot}: expected [layers, batch, hidden] {list(wanted)}, found {list(state.shape)}"
             )
     sizes = [r * c for r, c in shapes] + [4 * hidden_size] * len(shapes)
     if sum(sizes) != weights.size:
@@ -353,12 +330,8 @@ def cudnn_lstm(
     return x, jnp.stack(last_h), jnp.stack(last_c)
 
 
-def _dense_lstm(
-    x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
-) -> tuple[Any, ...]:
-    """Return ((last h, last c), outputs [time, batch, width]); gates are in the order input,
-    forget, candidate, output.
-    """
+def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool) -> tuple[Any, ...]:
+    """Return ((last h, last c), outputs [time, batch, width]); gates are in the order input, forget, candidate, output."""
     found = _dense_lstm_of_rows(x, h, c, matrices, bias, backwards)
     if found is not None:
         return found
@@ -377,9 +350,7 @@ def _dense_lstm(
 def _dense_lstm_of_rows(
     x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
 ) -> tuple[Any, ...] | None:
-    """Return the same by a loop of `sequence_loops`, which has the gates in another order; None if
-    there is none.
-    """
+    """Return the same by a loop of `sequence_loops`, which has the gates in another order; None if there is none."""
 
     def ordered(gates: Array) -> Array:
         i, f, a, o = jnp.split(gates, 4)

@@ -37,11 +37,10 @@ _SLOPES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def initial(
-    op_type: str, slot: str, state: Value | None, shape: tuple[int, int], dtype: Any
-) -> Array:
-    """Return the state [number, width] that sequences begin with: zeros for None. Raises ShapeError for one
-    of another shape: one row is not all sequences' state.
+def initial(op_type: str, slot: str, state: Value | None, shape: tuple[int, int], dtype: Any) -> Array:
+    """Return the state [number, width] that sequences begin with: zeros for None.
+
+    Raises ShapeError for one of another shape: one row is not all sequences' state.
     """
     if state is None:
         return jnp.zeros(shape, dtype)
@@ -70,8 +69,9 @@ def _loop(steps: Any, backwards: bool, body: Any, state: tuple[Any, ...]) -> tup
 
 
 def _over_steps(x: Any, grad: Any) -> Any:
-    """Return the gradient of a weight that all steps share, by one matrix product. It is no einsum,
-    which would transpose both.
+    """Return the gradient of a weight that all steps share, by one matrix product.
+
+    It is no einsum, which would transpose both.
     """
     rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     return lax.dot_general(*rows, (((0,), (0,)), ((), ())))
@@ -101,9 +101,7 @@ def _lstm(
     backwards: bool,
     acts: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """Return hidden states and cells [time, number, width] from x [time, number, 4 width];
-    peepholes are [3, width].
-    """
+    """Return hidden states and cells [time, number, width] from x [time, number, 4 width]; peepholes are [3, width]."""
     return _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts)[0]
 
 
@@ -180,10 +178,7 @@ def _lstm_backward(
     grad_weight = _over_steps(h_before, grad_x)
     _, grad_i, grad_f, grad_o = jnp.split(grad_x, 4, axis=2)
     grad_peepholes = jnp.stack(
-        [
-            jnp.sum(g * c, axis=(0, 1))
-            for g, c in ((grad_i, c_before), (grad_f, c_before), (grad_o, cells))
-        ]
+        [jnp.sum(g * c, axis=(0, 1)) for g, c in ((grad_i, c_before), (grad_f, c_before), (grad_o, cells))]
     )
     return grad_x, grad_weight, grad_peepholes, dh, dc, None
 
@@ -269,9 +264,7 @@ def _gru_backward(
     kept_part, new_part = (u, 1 - u) if origin else (1 - u, u)
     # What the gradient of a step's h' is multiplied with, for all steps at once.
     to_u, to_r = (before - c if origin else c - before) * slope_gate(u), before * slope_gate(r)
-    factors = jnp.where(
-        mask, jnp.concatenate([to_u, to_r, new_part * slope_candidate(c)], axis=2), 0
-    )
+    factors = jnp.where(mask, jnp.concatenate([to_u, to_r, new_part * slope_candidate(c)], axis=2), 0)
     straight = jnp.where(mask, kept_part, 1)
     gates_transposed, candidate_transposed = to_gates.T, to_candidate.T
 

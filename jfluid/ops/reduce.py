@@ -23,9 +23,7 @@ def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
     if everything:
         return tuple(range(x.ndim))
     if not dim or any(not -x.ndim <= d < x.ndim for d in dim):
-        raise errors.ShapeError(
-            f"{what}: dim must name dimensions of a tensor of shape {x.shape}, found {list(dim)}"
-        )
+        raise errors.ShapeError(f"{what}: dim must name dimensions of a tensor of shape {x.shape}, found {list(dim)}")
     return tuple(sorted({d % x.ndim for d in dim}))
 
 
@@ -110,9 +108,7 @@ def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
             return at_least_1d(compute(x, axes, keep_dim))
         out = compute(rows.zero(x, _neutral(name, x.dtype)), axes, keep_dim)
         if name == "reduce_mean":
-            out = quotient(
-                out * np.asarray(x.shape[0], x.dtype), jnp.maximum(rows.count, 1).astype(x.dtype)
-            )
+            out = quotient(out * np.asarray(x.shape[0], x.dtype), jnp.maximum(rows.count, 1).astype(x.dtype))
         return at_least_1d(out)
 
     apply.__doc__ = f"Compute {name} over the dimensions `dim`, or over all of them."
@@ -120,10 +116,7 @@ def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 table(
-    {
-        f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n])
-        for n in ("sum", "mean", "max", "min", "prod")
-    },
+    {f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("sum", "mean", "max", "min", "prod")},
     ins=("X",),
     outs=("Out",),
     fold=True,
@@ -161,11 +154,7 @@ def power(base: Any, exponent: float) -> Any:
 
 
 table(
-    {
-        "frobenius_norm": reduction(
-            "frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep))
-        )
-    },
+    {"frobenius_norm": reduction("frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep)))},
     ins=("X",),
     outs=("Out",),
     rows=row_rules.by_dim,
@@ -182,11 +171,10 @@ def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
 
 
 @op("p_norm", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
-def p_norm(
-    x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False
-) -> Array:
-    """Return the norm of order `porder` along one axis. Where it is zero it has no gradient, so
-    epsilon is not needed.
+def p_norm(x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False) -> Array:
+    """Return the norm of order `porder` along one axis.
+
+    Where it is zero it has no gradient, so epsilon is not needed.
     """
     if not 0 < porder < float("inf"):
         raise errors.ShapeError(f"p_norm: porder must be positive and finite, found {porder}")
@@ -235,8 +223,9 @@ def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     entire=True,
 )
 def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
-    """Scale x to the Euclidean norm `max_norm` where its own is larger. Equal sparse rows are added
-    up first.
+    """Scale x to the Euclidean norm `max_norm` where its own is larger.
+
+    Equal sparse rows are added up first.
     """
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))
@@ -256,9 +245,7 @@ def _rows(x: Any) -> Any:
 
 @op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"), rows="map")
 def squared_l2_distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return the squared Euclidean distance of each row of x from that of y, which may have one
-    row.
-    """
+    """Return the squared Euclidean distance of each row of x from that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
     return x - y, jnp.square(x - y).sum(1, keepdims=True)
 

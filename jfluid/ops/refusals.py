@@ -38,9 +38,7 @@ class Found(NamedTuple):
         if not wrong.size:
             return jnp.zeros(WIDTH, jnp.int64)
         start = jnp.clip(jnp.argmax(wrong) - _SHOWN // 2, 0, max(number - _SHOWN, 0))
-        shown = lax.dynamic_slice(
-            jnp.pad(values, (0, max(_SHOWN - number, 0))), (start,), (_SHOWN,)
-        )
+        shown = lax.dynamic_slice(jnp.pad(values, (0, max(_SHOWN - number, 0))), (start,), (_SHOWN,))
         bad = jnp.any(wrong)
         numbers = [jnp.asarray(n, jnp.int64).reshape(1) for n in (bad, self.limit, number, start)]
         return jnp.where(bad, jnp.concatenate([*numbers, shown]), 0)
@@ -76,9 +74,7 @@ class Rule(NamedTuple):
         shown = ", ".join(map(str, values[: min(number - start, _SHOWN)]))
         before, after = "..., " * (start > 0), ", ..." * (start + _SHOWN < number)
         of = f" ({number} numbers)" if before or after else ""
-        return f"{self.slot}: " + self.text.format(
-            found=f"[{before}{shown}{after}]{of}", limit=limit
-        )
+        return f"{self.slot}: " + self.text.format(found=f"[{before}{shown}{after}]{of}", limit=limit)
 
 
 def count_of(x: Value) -> Any:

@@ -46,9 +46,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fluid_name(parameter: str) -> str:
-    """Return the attribute that a parameter stands for: `lambda_` for `lambda`, which Python
-    reserves.
-    """
+    """Return the attribute that a parameter stands for: `lambda_` for `lambda`, which Python reserves."""
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
@@ -57,9 +55,7 @@ def _with_keywords(fn: Callable[..., Any], parameters: Iterable[str]) -> Callabl
     changed = {_fluid_name(n): n for n in parameters if _fluid_name(n) != n}
     if not changed:
         return fn
-    return functools.wraps(fn)(
-        lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()})
-    )
+    return functools.wraps(fn)(lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()}))
 
 
 def _schema(
@@ -70,20 +66,12 @@ def _schema(
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             positional.append(p.name)
         elif p.kind is p.KEYWORD_ONLY:
-            if (
-                p.name in ("rows", "replicas", "shared")
-                or (rng and p.name == "key")
-                or (host and p.name == "ctx")
-            ):
+            if p.name in ("rows", "replicas", "shared") or (rng and p.name == "key") or (host and p.name == "ctx"):
                 continue
             kind = getattr(p.annotation, "__metadata__", (None,))[0]
-            kind = (
-                kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
-            )
+            kind = kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
             if kind is None:
-                raise TypeError(
-                    f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints"
-                )
+                raise TypeError(f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints")
             name = _fluid_name(p.name)
             attrs[name] = Attr(name, kind, p.default)
         else:
@@ -102,9 +90,7 @@ def _takes(
 
 @_takes(Declaration)
 def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
-    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the
-    keyword arguments.
-    """
+    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the keyword arguments."""
     declaration = Declaration(**fields)
     if declaration.host or declaration.absent:
         _must_say_reach(type_, fields)
@@ -252,8 +238,9 @@ def root(definition: OpDef) -> OpDef:
 
 
 def get(type_: str) -> OpDef:
-    """Return the definition of operator `type_`. Raises `errors.UnsupportedOpError` when there is
-    none.
+    """Return the definition of operator `type_`.
+
+    Raises `errors.UnsupportedOpError` when there is none.
     """
     found = find(type_)
     if found is None:

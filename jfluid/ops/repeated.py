@@ -71,12 +71,8 @@ class Repeated:
                 self._alone.add(key)
         return gradients.vjp_of(function, inputs, wanted, used)
 
-    def _key(
-        self, definition: OpDef, inputs: list[Any], kwargs: Mapping[str, Any], *others: bool
-    ) -> Hashable:
-        """What an operator and its inputs have to have in common with others; None for one that is traced
-        by itself.
-        """
+    def _key(self, definition: OpDef, inputs: list[Any], kwargs: Mapping[str, Any], *others: bool) -> Hashable:
+        """What an operator and its inputs have to have in common with others; None for one that is traced by itself."""
         if definition.collective or definition.rng or set(kwargs) - set(definition.attrs):
             return None
         attributes = _attributes(definition, kwargs)

@@ -48,9 +48,7 @@ class _Taps:
         """How often each element is repeated where that is all there is to do, else 0."""
         times, rest = divmod(self.index.shape[1], self.size)
         whole = not rest and len(self.index) == 1 and bool((self.weight == 1).all())
-        return (
-            times if whole and (self.index[0] == np.arange(times * self.size) // times).all() else 0
-        )
+        return times if whole and (self.index[0] == np.arange(times * self.size) // times).all() else 0
 
     def reversed(self) -> "_Taps":
         """The taps of the gradient: for each element of the input, what it went to."""
@@ -134,8 +132,9 @@ def _sizes(
     scale_tensor: Array | None,
     scale: float,
 ) -> list[int]:
-    """The sizes of the result. Tensors go before attributes: one for each axis, then one for all,
-    then a scale.
+    """The sizes of the result.
+
+    Tensors go before attributes: one for each axis, then one for all, then a scale.
     """
     what = f"the size of {method} interpolation"
     if each_size:
@@ -150,8 +149,7 @@ def _sizes(
             wanted = [int(n * np.float32(scale)) for n in current]
     if len(wanted) != len(current) or min(wanted) < 1:
         raise errors.ShapeError(
-            f"{method} interpolation: expected {len(current)} positive sizes to resize {current} to, "
-            f"found {wanted}"
+            f"{method} interpolation: expected {len(current)} positive sizes to resize {current} to, found {wanted}"
         )
     return wanted
 
@@ -204,9 +202,7 @@ def _interpolate(
 
 
 table(
-    dict.fromkeys(
-        ("nearest_interp", "bilinear_interp", "trilinear_interp", "bicubic_interp"), _interpolate
-    ),
+    dict.fromkeys(("nearest_interp", "bilinear_interp", "trilinear_interp", "bicubic_interp"), _interpolate),
     ins=("X", "OutSize?", "SizeTensor*?", "Scale?"),
     outs=("Out",),
     nograd=("OutSize", "SizeTensor", "Scale"),

@@ -1,5 +1,4 @@
-"""Rules for operators that work along an axis: whether row i of the output depends on row i of the
-input only.
+"""Rules for operators that work along an axis: whether row i of the output depends on row i of the input only.
 
 Each rule takes the attributes and the inputs by slot, and returns "map", "mask", "sequence" or None
 (see `jfluid.ops.ragged_dispatch`).
@@ -42,19 +41,13 @@ def concatenation(attrs: Attrs, ins: Ins) -> str | None:
 
 def last_axis(attrs: Attrs, ins: Ins) -> str | None:
     """A tensor of several dimensions makes it a map: the operator works along the last one."""
-    return (
-        "map"
-        if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged))
-        else None
-    )
+    return "map" if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged)) else None
 
 
 def by_dim(attrs: Attrs, ins: Ins) -> str:
     """A reduction over rows needs a mask; one within each row is a map."""
     x = ins["X"]
-    over_rows = attrs.get("reduce_all", False) or any(
-        d % x.ndim == 0 for d in attrs.get("dim", (0,))
-    )
+    over_rows = attrs.get("reduce_all", False) or any(d % x.ndim == 0 for d in attrs.get("dim", (0,)))
     return "mask" if over_rows else "map"
 
 
@@ -64,9 +57,7 @@ def by_reduction(attrs: Attrs, ins: Ins) -> str:
 
 
 def unless(slot: str) -> Rule:
-    """Return the rule that an operator is a map where the rows of one slot, which all rows read,
-    are not padded.
-    """
+    """Return the rule that an operator is a map where the rows of one slot, which all rows read, are not padded."""
     return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 
@@ -76,9 +67,7 @@ def product(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
-    """`matmul` is a map where rows of X are multiplied by one matrix, or where it multiplies the
-    matrices of batches.
-    """
+    """`matmul` is a map where rows of X are multiplied by one matrix, or where it multiplies the matrices of batches."""
     x, y = ins["X"], ins["Y"]
     if isinstance(y, Ragged):
         return "map" if isinstance(x, Ragged) and min(x.ndim, y.ndim) > 2 else None
@@ -135,10 +124,7 @@ def expand(attrs: Attrs, ins: Ins) -> str | None:
     times = attrs.get("expand_times", ())
     return (
         "map"
-        if times
-        and times[0] == 1
-        and ins.get("ExpandTimes") is None
-        and not ins.get("expand_times_tensor")
+        if times and times[0] == 1 and ins.get("ExpandTimes") is None and not ins.get("expand_times_tensor")
         else None
     )
 

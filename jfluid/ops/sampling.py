@@ -21,9 +21,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def _log_uniform(values: Array, total: int) -> Array:
-    """Return the probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of
-    `total` - 1 classes.
-    """
+    """Return the probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` - 1 classes."""
     values = values.astype(jnp.float32)
     return jnp.log((values + 2) / (values + 1)) / math.log(total)
 
@@ -33,14 +31,10 @@ def _draw_log_uniform(key: Array, shape: Sequence[int], classes: int) -> Array:
     return jnp.clip(draws, 0, classes - 1)
 
 
-def _draw_aliased(
-    key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None
-) -> Array:
+def _draw_aliased(key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None) -> Array:
     """Draw classes by Walker's method: one at random, or with probability 1 - its share its alias."""
     if alias is None or shares is None:
-        raise errors.OpError(
-            "nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs"
-        )
+        raise errors.OpError("nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs")
     which, chance = jax.random.split(key)
     drawn = jax.random.randint(which, shape, 0, alias.shape[0], jnp.int64)
     kept = jax.random.uniform(chance, shape, jnp.float32) < shares[drawn]
@@ -98,9 +92,7 @@ def nce(
     shape, true = (rows, num_neg_samples), label.shape[1]
     key = key_of(key, seed)
     if custom_neg_classes:
-        noise = jnp.broadcast_to(
-            jnp.asarray(custom_neg_classes, jnp.int64), (rows, len(custom_neg_classes))
-        )
+        noise = jnp.broadcast_to(jnp.asarray(custom_neg_classes, jnp.int64), (rows, len(custom_neg_classes)))
     elif sampler == 0:
         noise = jax.random.randint(key, shape, 0, num_total_classes, jnp.int64)
     elif sampler == 1:
@@ -108,9 +100,7 @@ def nce(
     else:
         noise = _draw_aliased(key, shape, alias, alias_probabilities)
     samples = jnp.concatenate([label, noise], axis=1)
-    expected = (
-        _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
-    )
+    expected = _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
     return *_nce_cost(
         x,
         weight[samples],
@@ -121,9 +111,7 @@ def nce(
     ), samples
 
 
-def _expected(
-    samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any
-) -> Array:
+def _expected(samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any) -> Array:
     """Return the probability of each sampled class under the noise."""
     if sampler == 0:
         return jnp.full(samples.shape, 1 / num_total_classes, dtype)
@@ -137,9 +125,7 @@ def _expected(
 def _nce_cost(
     x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any
 ) -> tuple[Array, Array]:
-    """Return (cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of
-    each row's samples.
-    """
+    """Return (cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each row's samples."""
     scores = jnp.einsum("nd,nsd->ns", x, weights)
     out = jax.nn.sigmoid(scores if biases is None else scores + biases)
     is_true = jnp.arange(out.shape[1]) < true
@@ -172,11 +158,7 @@ def _gradient_of_rows(
     if isinstance(x, Ragged) and not x.exact:
         rows = jnp.where(x.mask()[:, None], rows, weight.shape[0])
     found = SelectedRows(rows.reshape(-1), values.reshape(-1, weight.shape[1]), weight.shape[0])
-    grad_bias = (
-        None
-        if bias is None
-        else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
-    )
+    grad_bias = None if bias is None else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
     return (
         x.like(grad_x) if isinstance(x, Ragged) else grad_x,
         found if is_sparse else found.dense(),
@@ -229,23 +211,16 @@ def nce_grad(
     height_sections: Longs = (),
     table_names: Strings = (),
 ) -> tuple[Value, Value, Value | None]:
-    """Return the gradients of nce for the classes that were drawn; `SelectedRows` of the weight
-    when is_sparse.
-    """
+    """Return the gradients of nce for the classes that were drawn; `SelectedRows` of the weight when is_sparse."""
     label = rows_of(label).reshape(rows_of(x).shape[0], -1).astype(jnp.int64)
     if samples is None and not custom_neg_classes:
         raise errors.OpError(
             "nce_grad needs SampleLabels, the noise that nce drew: name that output of nce in the program"
         )
-    noise = jnp.broadcast_to(
-        jnp.asarray(custom_neg_classes, jnp.int64), (label.shape[0], len(custom_neg_classes))
-    )
+    noise = jnp.broadcast_to(jnp.asarray(custom_neg_classes, jnp.int64), (label.shape[0], len(custom_neg_classes)))
     samples = jnp.concatenate([label, noise], axis=1) if samples is None else rows_of(samples)
     true = label.shape[1]
-    expected = (
-        _expected(samples, probabilities, sampler, num_total_classes, weight.dtype)
-        * num_neg_samples
-    )
+    expected = _expected(samples, probabilities, sampler, num_total_classes, weight.dtype) * num_neg_samples
     weights = None if sample_weight is None else rows_of(sample_weight)
     return _gradient_of_rows(
         lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0],
@@ -296,9 +271,7 @@ def hierarchical_sigmoid(
     Morin & Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
     """
     node, bit, on_path = _path(label, path_table, path_code, num_classes)
-    out, pre = _path_loss(
-        x, weight[node], None if bias is None else bias.reshape(-1)[node], bit, on_path
-    )
+    out, pre = _path_loss(x, weight[node], None if bias is None else bias.reshape(-1)[node], bit, on_path)
     return out, jax.lax.stop_gradient(pre), None
 
 
@@ -321,12 +294,8 @@ def _path(
     return jnp.where(on_path, node, 0), bit, on_path
 
 
-def _path_loss(
-    x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array
-) -> tuple[Array, Array]:
-    """Return (loss, softplus of the scores) from the weights [rows, depth, width] and biases of the
-    nodes on the path.
-    """
+def _path_loss(x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array) -> tuple[Array, Array]:
+    """Return (loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes on the path."""
     pre = jnp.einsum("nd,nbd->nb", x, weights)
     pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
     loss = jax.nn.softplus(pre) - jnp.where(on_path, bit, 0) * pre
@@ -376,8 +345,7 @@ def hierarchical_sigmoid_grad(
 
 
 def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tuple[Array, Array]:
-    """Return the labels and `number` different log-uniform classes in each row, and how often each
-    class is expected.
+    """Return the labels and `number` different log-uniform classes in each row, and how often each class is expected.
 
     Fluid draws until it has so many different classes. Here the classes come in the order in which
     they would be drawn first (Gumbel's trick), and the number of draws between two new ones from
@@ -385,16 +353,14 @@ def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tup
     """
     which, waits = jax.random.split(key)
     chances = _log_uniform(jnp.arange(classes), classes + 1)
-    drawn = jax.lax.top_k(
-        jnp.log(chances) + jax.random.gumbel(which, (classes,), jnp.float32), number
-    )[1].astype(jnp.int64)
+    drawn = jax.lax.top_k(jnp.log(chances) + jax.random.gumbel(which, (classes,), jnp.float32), number)[1].astype(
+        jnp.int64
+    )
     met = jnp.cumsum(chances[drawn]) - chances[drawn]
     draws = jax.random.geometric(waits, jnp.clip(1 - met, 1e-6, 1)).sum().astype(jnp.float32)
     samples = jnp.concatenate([labels, jnp.broadcast_to(drawn, (labels.shape[0], number))], axis=1)
     chance = _log_uniform(samples, classes + 1)
-    return samples, jnp.where(
-        draws == number, chance * number, -jnp.expm1(draws * jnp.log1p(-chance))
-    )
+    return samples, jnp.where(draws == number, chance * number, -jnp.expm1(draws * jnp.log1p(-chance)))
 
 
 @op(
@@ -425,8 +391,7 @@ def sample_logits(
     seed: Int = 0,
     key: Array,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return the logits of the labels and of classes drawn log-uniformly, less the logarithm of
-    their expected counts.
+    """Return the logits of the labels and of classes drawn log-uniformly, less the logarithm of their expected counts.
 
     Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for
     all rows, and all different.
@@ -439,14 +404,11 @@ def sample_logits(
             raise errors.ShapeError(
                 f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn"
             )
-        samples, probabilities = _draw_different(
-            key_of(key, seed), labels, classes, min(num_samples, classes)
-        )
+        samples, probabilities = _draw_different(key_of(key, seed), labels, classes, min(num_samples, classes))
         probabilities = probabilities.astype(logits.dtype)
     elif samples is None or probabilities is None:
         raise errors.ProgramError(
-            "sample_logits: use_customized_samples needs the inputs CustomizedSamples and "
-            "CustomizedProbabilities"
+            "sample_logits: use_customized_samples needs the inputs CustomizedSamples and CustomizedProbabilities"
         )
     picked = jnp.take_along_axis(logits, samples, axis=1)
     if remove_accidental_hits:

@@ -28,8 +28,9 @@ _SCALARS = {"INT": int, "LONG": int, "FLOAT": float, "STRING": str, "BOOLEAN": b
 
 
 def _scalar(value: Any, want: type) -> Any:
-    """Return `value` as `want`. Numbers convert as Fluid converts them; text never does. Raises
-    TypeError.
+    """Return `value` as `want`.
+
+    Numbers convert as Fluid converts them; text never does. Raises TypeError.
     """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
@@ -59,9 +60,7 @@ def _block(value: Any) -> Block:
 
 
 def normalise(value: Any, kind: str) -> Any:
-    """Return an attribute's value in the form that the registry's functions take: scalars and
-    tuples.
-    """
+    """Return an attribute's value in the form that the registry's functions take: scalars and tuples."""
     if kind == "BLOCK":
         return _block(value)
     if kind == "BLOCKS":
@@ -113,17 +112,11 @@ class RegistrySchema:
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
         definition = registry.find(op_type)
         found = definition.attrs.get(attr) if definition else None
-        return (
-            (False, None) if found is None or found.default is REQUIRED else (True, found.default)
-        )
+        return (False, None) if found is None or found.default is REQUIRED else (True, found.default)
 
     def defaults(self, op_type: str) -> dict[str, Any]:
         definition = registry.find(op_type)
-        return (
-            {a.name: a.default for a in definition.attrs.values() if a.default is not REQUIRED}
-            if definition
-            else {}
-        )
+        return {a.name: a.default for a in definition.attrs.values() if a.default is not REQUIRED} if definition else {}
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         definition = registry.find(op_type)
@@ -136,9 +129,7 @@ class RegistrySchema:
         if definition is None or not definition.grad:
             return None
         if registry.order(definition) == MOST_GRADIENTS:
-            raise errors.UnsupportedError(
-                f"operator {op.type}: gradients are taken up to order {MOST_GRADIENTS}"
-            )
+            raise errors.UnsupportedError(f"operator {op.type}: gradients are taken up to order {MOST_GRADIENTS}")
         if registry.find(op.type + "_grad") is None:
             return None
         return [s.name for s in definition.reads if s.name not in definition.nograd]
@@ -183,18 +174,13 @@ class RegistrySchema:
                     _like(block.var_recursive(o), block.var_recursive(i))
         if all(s.name in definition.inplace for s in definition.outs if s.name in op.outputs):
             return
-        ins = [
-            [block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME]
-            for s in definition.ins
-        ]
+        ins = [[block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME] for s in definition.ins]
         key = (
             op.type,
             tuple(tuple((v.shape, v.dtype, v.lod_level, v.type) for v in vs) for vs in ins),
             tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)),
         )
-        result = self._inferred.get_or_infer(
-            key, registry.is_built_in(definition), lambda: _infer(op, definition, ins)
-        )
+        result = self._inferred.get_or_infer(key, registry.is_built_in(definition), lambda: _infer(op, definition, ins))
         for slot, specs in zip(definition.outs, result):
             names = op.outputs.get(slot.name, ())
             if specs is None or slot.name in definition.inplace:
@@ -240,9 +226,7 @@ def _normalised(op: Operator, name: str, value: Any, kind: str) -> Any:
 def _check_required(op: Operator, definition: OpDef) -> None:
     for attr in definition.attrs.values():
         if attr.default is REQUIRED and attr.name not in op.attrs:
-            raise errors.AttributeTypeError(
-                f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
-            )
+            raise errors.AttributeTypeError(f"operator {op.type} needs attribute {attr.name} ({attr.kind})")
 
 
 def _hashable(value: Any) -> Any:
@@ -252,19 +236,13 @@ def _hashable(value: Any) -> Any:
 def _kind_of(value: Any) -> str:
     """Return Fluid's type for an attribute that no definition knows, by its value."""
     if isinstance(value, (list, tuple)):
-        return (
-            {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS")
-            if value
-            else "INTS"
-        )
+        return {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS") if value else "INTS"
     if isinstance(value, Block):
         return "BLOCK"
     return {bool: "BOOLEAN", int: "INT", float: "FLOAT"}.get(type(value), "STRING")
 
 
-def _check_slots(
-    op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
-) -> None:
+def _check_slots(op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]) -> None:
     by_name = {s.name: s for s in slots}
     for name in given:
         if name not in by_name:
@@ -275,20 +253,15 @@ def _check_slots(
     _check_counts(op, what, given, slots)
 
 
-def _check_counts(
-    op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
-) -> None:
+def _check_counts(op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]) -> None:
     for slot in slots:
         if not slot.many and len(given.get(slot.name, ())) > 1:
             raise errors.ProgramError(
-                f"operator {op.type}, {what} {slot.name}: expected one variable, found "
-                f"{len(given[slot.name])}"
+                f"operator {op.type}, {what} {slot.name}: expected one variable, found {len(given[slot.name])}"
             )
     if what == "input":
         missing = [
-            s.name
-            for s in slots
-            if not s.optional and not given.get(s.name) and not (s.many and s.name in given)
+            s.name for s in slots if not s.optional and not given.get(s.name) and not (s.many and s.name in given)
         ]
         if missing:
             raise errors.ProgramError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
@@ -299,8 +272,9 @@ def _like(out: Variable, source: Variable) -> None:
 
 
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[Any]:
-    """Infer shapes and dtypes of all output slots. Where something is unknown the operator is
-    evaluated twice; a dimension that differs is -1.
+    """Infer shapes and dtypes of all output slots.
+
+    Where something is unknown the operator is evaluated twice; a dimension that differs is -1.
     """
     try:
         return _twice(op, definition, ins, static_values.PLACEHOLDERS)
@@ -322,11 +296,7 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
             if vs
         )
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
-        cause = (
-            (str(error) or type(error).__name__)
-            .splitlines()[0]
-            .replace(str(static_values.PLACEHOLDERS[0]), "-1")
-        )
+        cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(static_values.PLACEHOLDERS[0]), "-1")
         kind = errors.DtypeError if isinstance(error, errors.DtypeError) else errors.ShapeError
         raise kind(
             f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
@@ -334,15 +304,11 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
         ) from error
 
 
-def _twice(
-    op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]
-) -> list[Any]:
+def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list[Any]:
     """Evaluate the operator twice, each time with another placeholder for unknown numbers and
     another one of `sizes` for unknown dimensions.
     """
-    first, placeholder_was_read = _evaluate(
-        op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0]
-    )
+    first, placeholder_was_read = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0])
     if not placeholder_was_read and all(_is_fixed(v) for vs in ins for v in vs):
         return first
     second, _ = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[1], sizes[1])
@@ -366,28 +332,19 @@ def _evaluate(
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
 
     def run(values: list[Any], key: Any) -> Any:
-        extra = (
-            {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
-        )
+        extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
         return ragged_dispatch.call(definition, values, kwargs | extra)
 
     with jax.enable_x64(True), static_values.inferring(placeholder) as inference:
         outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
     if len(outs) != len(definition.outs):
-        raise TypeError(
-            f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}"
-        )
-    specs = [
-        None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])]
-        for o in outs
-    ]
+        raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")
+    specs = [None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])] for o in outs]
     return specs, inference.was_read
 
 
 def _abstract(v: Variable, size: int) -> Any:
-    """Return what stands for the value of `v` while shapes are inferred; its unknown dimensions are
-    `size`.
-    """
+    """Return what stands for the value of `v` while shapes are inferred; its unknown dimensions are `size`."""
     dtype = np_dtype(v.dtype)
     shape = tuple(size if d == -1 else d for d in v.shape)
 
@@ -396,9 +353,7 @@ def _abstract(v: Variable, size: int) -> Any:
 
     level = Level(array((size + 1,), np.int32), size)
     if v.type == VarType.LOD_RANK_TABLE:
-        return tensor_array.RankTable(
-            array((size,), np.int32), level, size, size, (level,) * v.lod_level
-        )
+        return tensor_array.RankTable(array((size,), np.int32), level, size, size, (level,) * v.lod_level)
     if v.type == VarType.SELECTED_ROWS:
         return SelectedRows(array((size,), np.int64), array((size, *shape[1:])), shape[0])
     levels = (level,) * v.lod_level

@@ -1,5 +1,6 @@
-"""SelectedRows: the gradient of a table of which a step touches few rows. The cost of everything
-here grows with these rows, not with the table.
+"""SelectedRows: the gradient of a table of which a step touches few rows.
+
+The cost of everything here grows with these rows, not with the table.
 """
 
 import functools
@@ -23,8 +24,9 @@ from jfluid.ops.ragged import Ragged
 )
 @dataclass(frozen=True)
 class SelectedRows:
-    """Some rows of a table [height, ...]; all others are zero. Where a row occurs several times,
-    its values are added up.
+    """Some rows of a table [height, ...]; all others are zero.
+
+    Where a row occurs several times, its values are added up.
 
     Attributes:
         rows: integers [n]: which row of the table each value belongs to; `height` for one to
@@ -63,14 +65,14 @@ class SelectedRows:
         return self.added_to(jnp.zeros(self.shape, self.values.dtype))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
-        """Return the same rows with `function` of their values. Where that is not linear, call it
-        on a `settled` gradient.
+        """Return the same rows with `function` of their values.
+
+        Where that is not linear, call it on a `settled` gradient.
         """
         return replace(self, values=function(self.values))
 
     def merged(self) -> "SelectedRows":
-        """Return each row once, with the sum of its values; further occurrences become rows to
-        ignore.
+        """Return each row once, with the sum of its values; further occurrences become rows to ignore.
 
         It is one sort of 64-bit numbers that hold row and position: XLA:CPU sorts one array far
         faster than a pair of them.
@@ -81,18 +83,12 @@ class SelectedRows:
         places = jnp.arange(n, dtype=jnp.int64)
         key = jnp.sort((self.rows.astype(jnp.int64) << 32) | places)
         rows, order = key >> 32, (key & 0xFFFFFFFF).astype(jnp.int32)
-        first = (
-            jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]) if n else jnp.ones(0, bool)
-        )
+        first = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]) if n else jnp.ones(0, bool)
         group = jnp.cumsum(first, dtype=jnp.int32) - 1
         values = jax.ops.segment_sum(self.values[order], group, n, indices_are_sorted=True)
         # each place once, which GPUs need no atomic instructions for
         places = jnp.where(first, group, n)
-        kept = (
-            jnp.full(n, self.height, rows.dtype)
-            .at[places]
-            .set(rows, mode="drop", unique_indices=True)
-        )
+        kept = jnp.full(n, self.height, rows.dtype).at[places].set(rows, mode="drop", unique_indices=True)
         return SelectedRows(kept, values, self.height, unique=True)
 
     def settled(self) -> "SelectedRows":
@@ -100,18 +96,16 @@ class SelectedRows:
         return self.merged() if self.summed else self
 
     def tensor(self) -> Any:
-        """Return the values of the rows that count: an array, or `Ragged` where their number
-        depends on data.
-        """
+        """Return the values of the rows that count: an array, or `Ragged` where their number depends on data."""
         if self.full or not self.rows.shape[0]:
             return self.values
         real = self.rows < self.height
         count = jnp.sum(real, dtype=jnp.int32)
         places = jnp.arange(real.shape[0], dtype=jnp.int32)
         if not self.unique:
-            places = jnp.searchsorted(
-                jnp.cumsum(real, dtype=jnp.int32), places + 1, method="scan_unrolled"
-            ).astype(jnp.int32)
+            places = jnp.searchsorted(jnp.cumsum(real, dtype=jnp.int32), places + 1, method="scan_unrolled").astype(
+                jnp.int32
+            )
         places = jnp.where(jnp.arange(real.shape[0]) < count, places, places[0])
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
@@ -130,9 +124,7 @@ class SelectedRows:
         return order[at] if len(held) else at
 
     def of(self, table: Any) -> Any:
-        """Return [n, ...]: these rows of another table of this height (any row where one is to be
-        ignored).
-        """
+        """Return [n, ...]: these rows of another table of this height (any row where one is to be ignored)."""
         return jnp.take(table, self.rows, axis=0, mode="clip")
 
     def added_to(self, table: Any, scale: Any = None) -> Any:
@@ -145,9 +137,7 @@ class SelectedRows:
         return table.at[self.rows].add(values, mode="drop", unique_indices=self.unique)
 
     def put(self, table: Any, values: Any) -> Any:
-        """Return the table with these rows replaced by `values`; each row must occur once
-        (`merged`).
-        """
+        """Return the table with these rows replaced by `values`; each row must occur once (`merged`)."""
         return table.at[self.rows].set(values.astype(table.dtype), mode="drop", unique_indices=True)
 
 

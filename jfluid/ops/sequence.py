@@ -30,9 +30,7 @@ from jfluid.ops.registry import Bool, Int, Ints, op
 def sequence_pool(
     x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False
 ) -> tuple[Value, Value | None]:
-    """Reduce each sequence to one row: its sum, mean, sum / sqrt(length), maximum, first or last
-    row.
-    """
+    """Reduce each sequence to one row: its sum, mean, sum / sqrt(length), maximum, first or last row."""
     x = need(x, "sequence_pool", "X")
     level, index = x.last, None
     ndim = x.ndim
@@ -58,8 +56,9 @@ def sequence_pool(
 
 
 def _maximum(x: Ragged) -> tuple[Array, Array]:
-    """Return the largest of each column, and its row: of several equal ones the first, which gets
-    the gradient. What is no number is the largest.
+    """Return the largest of each column, and its row: of several equal ones the first, which gets the gradient.
+
+    What is no number is the largest.
     """
     level, values = x.last, jax.lax.stop_gradient(x.values)
     found = sequence_loops.current().maximum(x.values, level)
@@ -128,19 +127,13 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     """Apply softmax over the rows of each sequence, which have one number each."""
     x = need(x, "sequence_softmax", "X")
     if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
-        raise errors.ShapeError(
-            f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}")
     mask = x.last.mask().reshape(x.last.number, x.last.longest, *[1] * (x.ndim - 1))
     dense = x.pad()
-    highest = jax.lax.stop_gradient(
-        jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype))
-    )
+    highest = jax.lax.stop_gradient(jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype)))
     powers = jnp.where(mask, jnp.exp(jnp.where(mask, dense - highest, 0)), 0)
     total = powers.sum(axis=1, keepdims=True)
-    return x.unpad(
-        powers / jnp.where(total == 0, 1, total)
-    )  # a sequence without rows has no powers
+    return x.unpad(powers / jnp.where(total == 0, 1, total))  # a sequence without rows has no powers
 
 
 def shifted(x: Ragged, by: int) -> Array:
@@ -174,8 +167,9 @@ def sequence_conv(
     contextStride: Int = 1,
     paddingTrainable: Bool = False,
 ) -> Value:
-    """Multiply each row, side by side with its neighbours in the sequence, by the filter. What is
-    before and after a sequence is zero, or with `paddingTrainable` the rows of PaddingData.
+    """Multiply each row, side by side with its neighbours in the sequence, by the filter.
+
+    What is before and after a sequence is zero, or with `paddingTrainable` the rows of PaddingData.
     """
     x = need(x, "sequence_conv", "X")
     if not paddingTrainable:
@@ -183,9 +177,7 @@ def sequence_conv(
     elif padding is None:
         raise errors.ProgramError("sequence_conv: paddingTrainable needs the input PaddingData")
     if contextStride != 1:
-        raise errors.UnsupportedError(
-            f"sequence_conv: expected contextStride 1, found {contextStride}"
-        )
+        raise errors.UnsupportedError(f"sequence_conv: expected contextStride 1, found {contextStride}")
     if weight.shape[0] != contextLength * x.shape[1] and not static_values.placeholder():
         raise errors.ShapeError(
             f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
@@ -195,10 +187,7 @@ def sequence_conv(
     if padding is not None:
         before, after = max(-contextStart, 0), max(contextStart + contextLength - 1, 0)
         _check_padding(rows_of(padding), before + after, x)
-        rows = [
-            _with_padding(x, row, contextStart + k, rows_of(padding), before)
-            for k, row in enumerate(rows)
-        ]
+        rows = [_with_padding(x, row, contextStart + k, rows_of(padding), before) for k, row in enumerate(rows)]
     return _real(x, jnp.concatenate(rows, axis=1) @ weight)
 
 
@@ -232,9 +221,7 @@ def _real(x: Ragged, values: Array) -> Ragged:
 
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
 def row_conv(x: Value, weight: Value) -> Value:
-    """Return as row t the sum of the rows t, t + 1, ... of its sequence, each times a row of the
-    filter.
-    """
+    """Return as row t the sum of the rows t, t + 1, ... of its sequence, each times a row of the filter."""
     if not isinstance(x, Ragged) and x.ndim == 3:
         padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
         return sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
@@ -249,10 +236,7 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     ids = x.like(x.values.reshape(x.capacity, 1))
     _, position, _ = positions(x.last, x.capacity)
     left = spread_lengths(x) - position
-    windows = [
-        jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype))
-        for k in range(win_size)
-    ]
+    windows = [jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype)) for k in range(win_size)]
     return _real(x, jnp.concatenate(windows, axis=1))
 
 
@@ -277,14 +261,10 @@ def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
         need(updates, "sequence_scatter", "Updates"),
     )
     if ids.last.number != x.shape[0] and not static_values.placeholder():
-        raise errors.ShapeError(
-            f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences"
-        )
+        raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
     if static_values.placeholder():
         return x
-    return x.at[ids.segments(), ids.values.reshape(-1)].add(
-        updates.values.reshape(-1).astype(x.dtype), mode="drop"
-    )
+    return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
 
 
 @op(
@@ -295,11 +275,10 @@ def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     rows="map",
     host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"),
 )
-def sequence_mask(
-    x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3
-) -> Array:
-    """Return 1 at the first x places of each row and 0 after them: [..., maxlen]. Without maxlen it
-    is the largest x.
+def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3) -> Array:
+    """Return 1 at the first x places of each row and 0 after them: [..., maxlen].
+
+    Without maxlen it is the largest x.
     """
     if longest is not None:
         maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
@@ -345,8 +324,7 @@ def sequence_topk_avg_pooling(
     A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
     """
     x, row, columns = (
-        need(v, "sequence_topk_avg_pooling", s)
-        for v, s in ((x, "X"), (row, "ROW"), (column_, "COLUMN"))
+        need(v, "sequence_topk_avg_pooling", s) for v, s in ((x, "X"), (row, "ROW"), (column_, "COLUMN"))
     )
     most, widest = max(topks), max(columns.last.longest, max(topks))
     sequence, position, _ = positions(row.last, row.capacity)
@@ -372,19 +350,11 @@ def im2sequence(
     paddings: Ints = (0, 0, 0, 0),
     out_stride: Ints = (1, 1),
 ) -> Value:
-    """Return the patches of each image as a sequence of rows [channels * height * width of the
-    kernel].
-    """
+    """Return the patches of each image as a sequence of rows [channels * height * width of the kernel]."""
     top, left, bottom, right = paddings
-    patches = jax.lax.conv_general_dilated_patches(
-        x, kernels, strides, ((top, bottom), (left, right))
-    )
+    patches = jax.lax.conv_general_dilated_patches(x, kernels, strides, ((top, bottom), (left, right)))
     n, width, height, across = patches.shape
-    rows = (
-        patches.reshape(n, width, height * across)
-        .swapaxes(1, 2)
-        .reshape(n * height * across, width)
-    )
+    rows = patches.reshape(n, width, height * across).swapaxes(1, 2).reshape(n * height * across, width)
     if sizes is None:
         return Ragged(rows, (Level(None, height * across, n),), exact=True)
     return _real_patches(rows, sizes, (height, across), kernels, strides, paddings, out_stride)
@@ -403,12 +373,10 @@ def _real_patches(
     before it was padded; sizes are given.
     """
     real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
-    room = jnp.asarray(
-        [paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32
-    ) - jnp.asarray(kernels, jnp.int32)
-    count = jnp.clip(
-        (real + room) // jnp.asarray(strides, jnp.int32) + 1, 0, jnp.asarray(full, jnp.int32)
+    room = jnp.asarray([paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32) - jnp.asarray(
+        kernels, jnp.int32
     )
+    count = jnp.clip((real + room) // jnp.asarray(strides, jnp.int32) + 1, 0, jnp.asarray(full, jnp.int32))
     level = Level(offsets_of(count[:, 0] * count[:, 1]), full[0] * full[1])
     sequence, position, _ = positions(level, rows.shape[0])
     width = jnp.maximum(count[sequence, 1], 1)
@@ -416,6 +384,4 @@ def _real_patches(
     place = jnp.arange(rows.shape[0], dtype=jnp.int32)
     image, down, across = place // (full[0] * full[1]), place // full[1] % full[0], place % full[1]
     inside = (down < count[image, 0]) & (across < count[image, 1])
-    return Ragged(
-        moved(rows, source, level.starts[image] + down * count[image, 1] + across, inside), (level,)
-    )
+    return Ragged(moved(rows, source, level.starts[image] + down * count[image, 1] + across, inside), (level,))

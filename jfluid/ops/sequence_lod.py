@@ -35,9 +35,7 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     """Repeat row (or sequence) i of x as often as sequence i of a level of y has entries."""
     y = need(y, "sequence_expand", "Y")
     if not -1 <= ref_level < len(y.levels):
-        raise errors.AttributeTypeError(
-            f"sequence_expand: ref_level: Y has {len(y.levels)} levels, found {ref_level}"
-        )
+        raise errors.AttributeTypeError(f"sequence_expand: ref_level: Y has {len(y.levels)} levels, found {ref_level}")
     level = y.levels[ref_level]
     below = y.capacity if level is y.last else y.levels[ref_level + 1].number
     exact = bool(level.uniform) or (y.exact and level is y.last)
@@ -55,9 +53,7 @@ def _agree(op_type: str, x: Value, number: int, level: Level, of: str = "Y") -> 
     """Refuse another number of rows (or sequences) than a level has. Ragged ones may have padding."""
     differ = number < level.number if isinstance(x, Ragged) else number != level.number
     if differ and not static_values.placeholder():
-        raise errors.ShapeError(
-            f"{op_type}: X has {number} rows (or sequences), {of} {level.number} sequences"
-        )
+        raise errors.ShapeError(f"{op_type}: X has {number} rows (or sequences), {of} {level.number} sequences")
 
 
 def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
@@ -69,9 +65,7 @@ def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
     level = Level(offsets_of(lengths), x.last.longest, count=times.offsets[-1])
     capacity = max(min(x.capacity * times.longest, copies * x.last.longest), 1)
     copy, position, _ = positions(level, capacity)
-    return Ragged(
-        jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,)
-    )
+    return Ragged(jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,))
 
 
 @op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
@@ -80,9 +74,7 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
     y = need(y, "sequence_expand_as", "Y")
     values = rows_of(x)
     _agree("sequence_expand_as", x, values.shape[0], y.last)
-    return Ragged(
-        spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact
-    )
+    return Ragged(spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact)
 
 
 @op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
@@ -94,9 +86,7 @@ def sequence_concat(xs: list[Value]) -> Value:
         raise errors.ShapeError(
             f"sequence_concat: inputs of one number of sequences are needed, found {sorted(numbers)}"
         )
-    level = Level(
-        sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count
-    )
+    level = Level(sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count)
     capacity = sum(x.capacity for x in xs)
     sequence, position, _ = positions(level, capacity)
     source, base, back, real = jnp.zeros(capacity, jnp.int32), 0, [], []
@@ -120,9 +110,7 @@ def sequence_reverse(x: Value) -> Value:
     """Reverse the order of the rows of each sequence."""
     x = need(x, "sequence_reverse", "X")
     if len(x.levels) != 1:
-        raise errors.ShapeError(
-            f"sequence_reverse: X of one level is needed, found {len(x.levels)}"
-        )
+        raise errors.ShapeError(f"sequence_reverse: X of one level is needed, found {len(x.levels)}")
     sequence, position, real = positions(x.last, x.capacity)
     rows = jnp.arange(x.capacity, dtype=jnp.int32)
     source = jnp.where(real, x.last.offsets[1:][sequence] - 1 - position, rows)
@@ -200,9 +188,7 @@ def _too_long(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
 
 
 def _tight(x: Ragged, what: str) -> Ragged:
-    """The rows with the length of their longest sequence, which must be known; `what` names it in
-    errors.
-    """
+    """The rows with the length of their longest sequence, which must be known; `what` names it in errors."""
     level = x.last
     if x.exact or level.uniform or level.tight:
         return x
@@ -259,8 +245,9 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     refuses=(refusals.lengths("Length", "X", 1),),
 )
 def sequence_unpad(x: Value, length: Value) -> Value:
-    """Return the first `Length` steps of each row of x [number, steps, ...] as sequences. A LoD of x,
-    which ids may have, says nothing.
+    """Return the first `Length` steps of each row of x [number, steps, ...] as sequences.
+
+    A LoD of x, which ids may have, says nothing.
     """
     rows, steps = rows_of(x), x.shape[1]
     lengths, count = within(length, steps), None
@@ -270,9 +257,7 @@ def sequence_unpad(x: Value, length: Value) -> Value:
     if isinstance(x, Ragged) and not x.exact and x.capacity > number:
         rows = rows[:number]  # what follows is padding
     if rows.shape[0] != number and not static_values.placeholder():
-        raise errors.ShapeError(
-            f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths"
-        )
+        raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths")
     dense = rows if rows.ndim > 2 else rows[..., None]
     level = Level(offsets_of(lengths), steps, count=count)
     return Ragged(unpad(dense, level, rows.shape[0] * steps), (level,))
@@ -310,8 +295,7 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     ratio = max(new_dim // width, 1)
     values = resized(x.values, -(-x.capacity // ratio) * ratio).reshape(-1, new_dim)
     scaled = [
-        level.offsets // ratio * max(width // new_dim, 1) if level is x.last else level.offsets
-        for level in x.levels
+        level.offsets // ratio * max(width // new_dim, 1) if level is x.last else level.offsets for level in x.levels
     ]
     levels = tuple(
         Level(
@@ -378,16 +362,13 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
         Rule(
             "X",
             _wrong_above,
-            "append: the LoD of X has to end at the {limit} sequences of the level that is added, found "
-            "{found}",
+            "append: the LoD of X has to end at the {limit} sequences of the level that is added, found {found}",
             lambda op: bool(op.attrs.get("append")),
         ),
     ),
 )
 def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
-    """Give x another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append`
-    adds them as a level.
-    """
+    """Give x another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append` adds them as a level."""
     values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
     levels = x.levels if isinstance(x, Ragged) and append else ()
     if isinstance(y, Ragged) and y.levels:
@@ -405,9 +386,7 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
     if not target_lod and static_values.placeholder() is None:
         raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
     if not exact and static_values.placeholder() is None:
-        raise NeedsExactRows(
-            "lod_reset with target_lod needs the exact number of rows, to hold the offsets against"
-        )
+        raise NeedsExactRows("lod_reset with target_lod needs the exact number of rows, to hold the offsets against")
     offsets = np.asarray(target_lod, np.int32)
     if (
         offsets[0] != 0

@@ -11,8 +11,7 @@ from jfluid.ops.ragged import Level
 
 
 class LstmArrays(NamedTuple):
-    """The arrays of an LSTM over sequences beside its input, rows [rows, 4 width] for candidate, input, forget,
-    output.
+    """The arrays of an LSTM over sequences beside its input, rows [rows, 4 width] for candidate, input, forget, output.
 
     Attributes:
         weight: [width, 4 width].
@@ -72,13 +71,12 @@ class GruForm(NamedTuple):
 
 
 class SequenceLoops(Protocol):
-    """Loops over the rows of sequences where they lie, which `level` groups. Each gives None for arrays
-    that it is not made for.
+    """Loops over the rows of sequences where they lie, which `level` groups.
+
+    Each gives None for arrays that it is not made for.
     """
 
-    def lstm(
-        self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm
-    ) -> tuple[Array, Array] | None:
+    def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:
         """Return hidden states and cells [rows, width]."""
 
     def gru(self, x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array | None:
@@ -108,9 +106,7 @@ class XlaLoops:
 
 
 _NONE = XlaLoops()
-_current: contextvars.ContextVar[SequenceLoops] = contextvars.ContextVar(
-    "sequence_loops", default=_NONE
-)
+_current: contextvars.ContextVar[SequenceLoops] = contextvars.ContextVar("sequence_loops", default=_NONE)
 
 
 @contextlib.contextmanager

@@ -27,9 +27,7 @@ def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
     return _permute(axis, values, order, inverse)
 
 
-def _permute_forward(
-    axis: int, values: Array, order: int, inverse: Array
-) -> tuple[Array, tuple[Any, ...]]:
+def _permute_forward(axis: int, values: Array, order: int, inverse: Array) -> tuple[Array, tuple[Any, ...]]:
     return _permute(axis, values, order, inverse), (order, inverse)
 
 
@@ -61,9 +59,7 @@ def _entries(target: Level, origin: Level, order: Array, number: int) -> Array:
     order[i] of `origin`; padding entries stay.
     """
     sequence, position, real = positions(target, number)
-    return jnp.where(
-        real, origin.starts[order[sequence]] + position, jnp.arange(number, dtype=jnp.int32)
-    )
+    return jnp.where(real, origin.starts[order[sequence]] + position, jnp.arange(number, dtype=jnp.int32))
 
 
 def first_sequences(levels: tuple[Level, ...], count: Array) -> tuple[Level, ...]:
@@ -101,8 +97,7 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
     """
     if len(true.levels) != len(false.levels):
         raise errors.ShapeError(
-            f"merge_lod_tensor: expected branches of as many levels, found {len(true.levels)} and "
-            f"{len(false.levels)}"
+            f"merge_lod_tensor: expected branches of as many levels, found {len(true.levels)} and {len(false.levels)}"
         )
     where = [jnp.clip(jnp.cumsum(m) - 1, 0) for m in (chosen & real, ~chosen & real)]
     from_true, levels = chosen, []
@@ -126,9 +121,7 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
         ]
         from_true, real = from_true[sequence], inside
         levels.append(new)
-    ours, theirs = (
-        jnp.take(v.values, i, axis=0, mode="clip") for v, i in zip((true, false), where)
-    )
+    ours, theirs = (jnp.take(v.values, i, axis=0, mode="clip") for v, i in zip((true, false), where))
     found = jnp.where(column(from_true, true.ndim), ours, theirs)
     wrong = jnp.nan if jnp.issubdtype(found.dtype, jnp.inexact) else jnp.iinfo(found.dtype).min
     found = jnp.where(too_many, jnp.asarray(wrong, found.dtype), found)

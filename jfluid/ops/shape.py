@@ -16,25 +16,18 @@ from jfluid.ops.registry import Int, Ints, Longs, op
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """Return the module to compute with: NumPy where all arrays are NumPy's (the result stays
-    known), else jax.numpy.
-    """
+    """Return the module to compute with: NumPy where all arrays are NumPy's (the result stays known), else jax.numpy."""
     return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
 
 
 def is_unknown(size: int) -> bool:
-    """Return whether the dimension is known only when the program runs; False while a program is
-    lowered.
-    """
+    """Return whether the dimension is known only when the program runs; False while a program is lowered."""
     p = static_values.placeholder()
     return p is not None and size > 0 and size % p == 0
 
 
-def given_ints(
-    listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str
-) -> tuple[int, ...]:
-    """Return integers given as a list of tensors, as one tensor, or as an attribute: the first of
-    these that is there.
+def given_ints(listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
+    """Return integers given as a list of tensors, as one tensor, or as an attribute: the first of these that is there.
 
     While shapes are inferred, a positive number in the attribute tells what the tensors will hold.
     """
@@ -53,9 +46,7 @@ def shaped(x: Array, shape: Sequence[int]) -> Array:
     return x.reshape(shape)
 
 
-def unified(
-    shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None
-) -> tuple[int, ...]:
+def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None) -> tuple[int, ...]:
     """Return the shape that all shapes agree on, apart from the dimension `apart_from`.
 
     While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where
@@ -68,9 +59,7 @@ def unified(
             break
         sizes.append(min(found))
     if len(sizes) != len(shapes[0]) or len({len(s) for s in shapes}) > 1:
-        raise errors.ShapeError(
-            f"{what}: expected inputs of one shape, found {', '.join(map(str, shapes))}"
-        )
+        raise errors.ShapeError(f"{what}: expected inputs of one shape, found {', '.join(map(str, shapes))}")
     return tuple(sizes)
 
 
@@ -78,15 +67,9 @@ def _x_shape(x: Array) -> Array:
     return jnp.zeros((0, *x.shape), x.dtype)
 
 
-def _reshape(
-    x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, target: tuple[int, ...]
-) -> Array:
+def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, target: tuple[int, ...]) -> Array:
     dims = list(given_ints(shape_tensors, shape_tensor, target, "the shape of reshape"))
-    if (
-        dims.count(-1) > 1
-        or any(d < -1 for d in dims)
-        or any(d == 0 and i >= x.ndim for i, d in enumerate(dims))
-    ):
+    if dims.count(-1) > 1 or any(d < -1 for d in dims) or any(d == 0 and i >= x.ndim for i, d in enumerate(dims)):
         raise errors.ShapeError(
             "reshape: the shape may hold one -1, and 0 where the input has a dimension to copy; "
             f"found {dims} for an input of shape {x.shape}"
@@ -98,9 +81,7 @@ def _reshape(
         size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
         dims[dims.index(-1)] = (static_values.placeholder() or size) if left and unknown else size
     if prod(dims) != prod(x.shape) and not unknown:
-        raise errors.ShapeError(
-            f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}"
-        )
+        raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
     return shaped(x, dims)
 
 
@@ -112,9 +93,7 @@ def _reshape(
     fold=True,
     rows=row_rules.reshape,
 )
-def reshape(
-    x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
-) -> Array:
+def reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> Array:
     """Give x another shape: 0 copies a dimension, -1 follows from the others."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
@@ -136,9 +115,7 @@ def reshape2(
 
 def _transpose(x: Array, axis: tuple[int, ...]) -> Array:
     if sorted(a % max(x.ndim, 1) for a in axis) != list(range(x.ndim)):
-        raise errors.ShapeError(
-            f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}"
-        )
+        raise errors.ShapeError(f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}")
     return numpy_of(x).transpose(x, axis)
 
 
@@ -155,16 +132,10 @@ def transpose2(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> tuple
 
 
 def _squeeze(x: Array, axes: Sequence[int]) -> Array:
-    gone = (
-        {dimension(a, x.ndim, "squeeze") for a in axes}
-        if axes
-        else {a for a, d in enumerate(x.shape) if d == 1}
-    )
+    gone = {dimension(a, x.ndim, "squeeze") for a in axes} if axes else {a for a, d in enumerate(x.shape) if d == 1}
     wrong = [a for a in gone if x.shape[a] != 1 and not is_unknown(x.shape[a])]
     if wrong:
-        raise errors.ShapeError(
-            f"squeeze: expected dimensions of size 1 at {tuple(axes)}, found shape {x.shape}"
-        )
+        raise errors.ShapeError(f"squeeze: expected dimensions of size 1 at {tuple(axes)}, found shape {x.shape}")
     return shaped(x, [d for a, d in enumerate(x.shape) if a not in gone])
 
 
@@ -180,9 +151,7 @@ def squeeze2(x: Array, *, axes: Ints = ()) -> tuple[Array, Array]:
     return _squeeze(x, axes), _x_shape(x)
 
 
-def _unsqueeze(
-    x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, axes: Sequence[int]
-) -> Array:
+def _unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, axes: Sequence[int]) -> Array:
     unknown = static_values.placeholder() is not None and (axes_tensors or axes_tensor is not None)
     axes = given_ints(axes_tensors, axes_tensor, axes, "the axes of unsqueeze")
     if unknown:
@@ -190,9 +159,7 @@ def _unsqueeze(
     dims = list(x.shape)
     for axis in axes:
         if not -len(dims) - 1 <= axis <= len(dims):
-            raise errors.ShapeError(
-                f"unsqueeze: axis {axis} is outside a result of {len(dims) + 1} dimensions"
-            )
+            raise errors.ShapeError(f"unsqueeze: axis {axis} is outside a result of {len(dims) + 1} dimensions")
         dims.insert(axis + len(dims) + 1 if axis < 0 else axis, 1)
     return x.reshape(dims)
 
@@ -205,9 +172,7 @@ def _unsqueeze(
     fold=True,
     rows=row_rules.new_axes,
 )
-def unsqueeze(
-    x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
-) -> Array:
+def unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> Array:
     """Insert dimensions of size 1 at axes, one after another."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
@@ -293,14 +258,10 @@ def split(
     num: int = 0,
     sections: Ints = (),
 ) -> list[Array]:
-    """Divide x along axis into num equal parts, or into sections, one of which may be -1 (the
-    rest).
-    """
+    """Divide x along axis into num equal parts, or into sections, one of which may be -1 (the rest)."""
     known = _known_axis(axis_tensor, axis)
     if known is None:
-        return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (
-            num or len(sections)
-        )
+        return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
     axis = dimension(known, x.ndim, "split")
     sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
     total = x.shape[axis]
@@ -335,9 +296,7 @@ def _unstack(x: Array, axis: int) -> list[Any]:
 def unstack(x: Array, *, axis: int = 0, num: Int) -> list[Array]:
     """Return the num slices of x along axis, without that dimension."""
     if x.shape[axis] != num and not is_unknown(x.shape[axis]):
-        raise errors.ShapeError(
-            f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}"
-        )
+        raise errors.ShapeError(f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}")
     return _unstack(x, axis)
 
 
@@ -364,9 +323,7 @@ def expand(
     """Repeat x expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
     if len(times) != x.ndim or min(times, default=1) < 1:
-        raise errors.ShapeError(
-            f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}"
-        )
+        raise errors.ShapeError(f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}")
     return jnp.tile(x, times)
 
 
@@ -376,9 +333,7 @@ def expand_as(x: Array, target: Array) -> Array:
     if any(map(is_unknown, (*x.shape, *target.shape))):
         return jnp.zeros(target.shape, x.dtype)
     if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape, strict=True)):
-        raise errors.ShapeError(
-            f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}"
-        )
+        raise errors.ShapeError(f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}")
     return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape, strict=True)])
 
 
@@ -402,9 +357,7 @@ def roll(x: Array, *, shifts: Longs = (), dims: Longs = ()) -> Array:
 
 @op("meshgrid", ins=("X*",), outs=("Out*",))
 def meshgrid(xs: list[Array]) -> list[Array]:
-    """Return an array for each vector, with one dimension for each of them, that varies along its
-    own only.
-    """
+    """Return an array for each vector, with one dimension for each of them, that varies along its own only."""
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
@@ -429,11 +382,7 @@ def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
     """Move channels of images [N, C*r*r, H, W] into space: [N, C, H*r, W*r]."""
     n, c, h, w = x.shape
     r = upscale_factor
-    return (
-        x.reshape(n, c // r**2, r, r, h, w)
-        .transpose(0, 1, 4, 2, 5, 3)
-        .reshape(n, c // r**2, h * r, w * r)
-    )
+    return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
 
 
 @op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
@@ -445,9 +394,7 @@ def shuffle_channel(x: Array, *, group: int = 1) -> Array:
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
 def temporal_shift(x: Array, *, seg_num: Int, shift_ratio: float = 0.25) -> Array:
-    """Read the first share of channels of [N*T, C, H, W] from the step before, and the next share
-    from the step after.
-    """
+    """Read the first share of channels of [N*T, C, H, W] from the step before, and the next share from the step after."""
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)
     before = jnp.pad(v[:, :-1, :first], ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))

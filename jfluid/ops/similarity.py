@@ -14,13 +14,11 @@ def similarity_focus(x: Array, *, axis: int, indexes: Ints) -> Array:
     """
     if x.ndim != 4 or axis not in (1, 2, 3):
         raise errors.ShapeError(
-            f"similarity_focus: expected X of 4 dimensions and axis 1, 2 or 3, found {list(x.shape)} "
-            f"and {axis}"
+            f"similarity_focus: expected X of 4 dimensions and axis 1, 2 or 3, found {list(x.shape)} and {axis}"
         )
     if not indexes or not all(0 <= i < x.shape[axis] for i in indexes):
         raise errors.AttributeTypeError(
-            f"similarity_focus: indexes must be at least one of 0 to {x.shape[axis] - 1}, found "
-            f"{list(indexes)}"
+            f"similarity_focus: indexes must be at least one of 0 to {x.shape[axis] - 1}, found {list(indexes)}"
         )
     planes = jnp.moveaxis(x, axis, 1)[:, jnp.array(indexes)]
     height, width = planes.shape[2:]

@@ -40,17 +40,13 @@ class Unknown(errors.OpError):
 
 @dataclass
 class Inference:
-    """One evaluation of an operator for its shapes: the number that unknown ones read as, and
-    whether one was read.
-    """
+    """One evaluation of an operator for its shapes: the number that unknown ones read as, and whether one was read."""
 
     placeholder: int
     was_read: bool = False
 
 
-_inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar(
-    "inference", default=None
-)
+_inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar("inference", default=None)
 
 
 @contextlib.contextmanager
@@ -70,9 +66,7 @@ def inference() -> Inference | None:
 
 
 def placeholder() -> int | None:
-    """Return the number that stands for unknown ones while shapes are inferred; None while a
-    program is lowered.
-    """
+    """Return the number that stands for unknown ones while shapes are inferred; None while a program is lowered."""
     current = inference()
     if current is None:
         return None
@@ -112,7 +106,5 @@ def unknown(value: Any, what: str) -> Unknown:
 
 
 def flag(value: float, what: str) -> bool:
-    """Return whether a tensor of one element, which must be known, is true; `what` names it in
-    errors.
-    """
+    """Return whether a tensor of one element, which must be known, is true; `what` names it in errors."""
     return bool(ints(value, what)[0])

@@ -1,6 +1,4 @@
-"""Operators that the lowering treats by their structure: they have slots and attributes, but no
-function.
-"""
+"""Operators that the lowering treats by their structure: they have slots and attributes, but no function."""
 
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare
@@ -31,9 +29,7 @@ declare(  # where no gradient is wanted
         "skip_eager_deletion_vars": ("STRINGS", REQUIRED),
     },
 )
-declare(
-    "select_output", ins=("X", "Mask"), outs=("Out*",), grad=True, nograd=("Mask",), reaches=None
-)
+declare("select_output", ins=("X", "Mask"), outs=("Out*",), grad=True, nograd=("Mask",), reaches=None)
 declare("delete_var", ins=("X*",), reaches=None)
 declare(
     "run_program",

@@ -9,8 +9,9 @@ from jax import Array
 
 
 class TableRows(Protocol):
-    """Rows of tables [height, width] by their numbers, int [n]. Each gives None for arrays that it is not
-    made for.
+    """Rows of tables [height, width] by their numbers, int [n].
+
+    Each gives None for arrays that it is not made for.
     """
 
     def take(self, table: Array, rows: Array) -> Array | None:

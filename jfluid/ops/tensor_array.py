@@ -66,21 +66,18 @@ class TensorArray:
         return len(self.items) if self.buffer is None else self.length
 
     def read(self, index: Any) -> Any:
-        """Return the element at `index`. Raises OpError when a known index is outside, or the
-        element was never written.
+        """Return the element at `index`.
+
+        Raises OpError when a known index is outside, or the element was never written.
         """
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             if not 0 <= at < len(self.items) or self.items[at] is None:
-                raise errors.OpError(
-                    f"the array holds nothing at {at}; it has {len(self.items)} elements"
-                )
+                raise errors.OpError(f"the array holds nothing at {at}; it has {len(self.items)} elements")
             return self.items[at]
         stacked = self.stacked(self.capacity)
         traced = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
-        return jax.tree.map(
-            lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer
-        )
+        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer)
 
     def write(self, index: Any, value: Any) -> "TensorArray":
         """Return the array with `value` at `index`."""
@@ -90,9 +87,7 @@ class TensorArray:
             return TensorArray(items[:at] + (value,) + items[at + 1 :])
         # the first look at a loop's body: what an element is like
         if self.buffer is None and not self.items:
-            return TensorArray(
-                buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1)
-            )
+            return TensorArray(buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1))
         stacked = self.stacked(self.capacity + (not self.fixed))
         place = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
         active = _active.get()
@@ -105,17 +100,13 @@ class TensorArray:
 
         def put(buffer: Any, new: Any) -> Any:
             if active is not None:
-                new = jnp.where(
-                    active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False)
-                )
+                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False))
             if buffer.shape[1:] != jnp.shape(new):
                 raise errors.ShapeError(
                     f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
                     f"found {list(jnp.shape(new))}"
                 )
-            return jax.lax.dynamic_update_index_in_dim(
-                buffer, jnp.asarray(new, buffer.dtype), place, 0
-            )
+            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), place, 0)
 
         length = jnp.maximum(stacked.length, place.astype(jnp.int64) + 1)
         return TensorArray(
@@ -125,8 +116,9 @@ class TensorArray:
         )
 
     def stacked(self, capacity: int) -> "TensorArray":
-        """Return the array as a buffer of at least `capacity` places. Raises OpError when elements
-        differ in shape.
+        """Return the array as a buffer of at least `capacity` places.
+
+        Raises OpError when elements differ in shape.
         """
         if self.buffer is not None:
             missing = capacity - self.capacity
@@ -140,9 +132,7 @@ class TensorArray:
         items = [filled[0] if v is None else v for v in self.items]
         shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in items}
         if len(shapes) > 1:
-            raise errors.OpError(
-                f"a loop reads an array whose elements differ in shape: {sorted(shapes)}"
-            )
+            raise errors.OpError(f"a loop reads an array whose elements differ in shape: {sorted(shapes)}")
         items += [items[-1]] * (capacity - len(items))
         buffer = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *items)
         return TensorArray(buffer=buffer, length=jnp.asarray(len(self.items), jnp.int64))
@@ -160,8 +150,7 @@ def _widen(missing: int, buffer: Any) -> Any:
 )
 @dataclass(frozen=True)
 class RankTable:
-    """A LoDRankTable: the sequences of a level from the longest to the shortest, equal ones in
-    their order.
+    """A LoDRankTable: the sequences of a level from the longest to the shortest, equal ones in their order.
 
     Attributes:
         order: int32 [number], the sequence of each rank.

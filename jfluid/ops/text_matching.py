@@ -144,12 +144,7 @@ def var_conv_2d(
     left = [jnp.where(n > 0, (n - 1) // s + 1, 0) for n, s in zip(sizes, strides)]
     most = [(n - 1) // s + 1 if n else 0 for n, s in zip(bounds, strides)]
     dense = Pictures(InputChannel, sizes[0], sizes[1], *bounds).dense(x.values.reshape(-1))
-    pads = [
-        (k // 2, max((m - 1) * s + k - n - k // 2, 0))
-        for n, m, k, s in zip(bounds, most, kernel, strides)
-    ]
-    out = lax.conv_general_dilated(
-        dense, w.reshape(OutputChannel, InputChannel, *kernel), strides, pads
-    )
+    pads = [(k // 2, max((m - 1) * s + k - n - k // 2, 0)) for n, m, k, s in zip(bounds, most, kernel, strides)]
+    out = lax.conv_general_dilated(dense, w.reshape(OutputChannel, InputChannel, *kernel), strides, pads)
     found = Pictures(OutputChannel, left[0], left[1], *most)
     return found.rows(out[:, :, : most[0], : most[1]], x.last.count), None

@@ -38,9 +38,7 @@ def tree_conv(nodes: Array, edges: Array, weight: Array, *, max_depth: int = 2) 
 
 
 def _shares(edges: Array, number: int, max_depth: int, dtype: jnp.dtype) -> Array:
-    """[nodes, nodes, 3]: with what share of the left, right and top matrix node v is in the sum of
-    node u.
-    """
+    """[nodes, nodes, 3]: with what share of the left, right and top matrix node v is in the sum of node u."""
     real = jnp.cumprod((edges != 0).all(1)).astype(bool)
     parent, child = edges[:, 0] - 1, edges[:, 1] - 1
     outside = jnp.where(real, 0, number + 1)  # an edge that does not count leads nowhere

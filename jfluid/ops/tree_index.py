@@ -23,6 +23,7 @@ from jfluid.ops.registry import Ints, op
 @op("tdm_child", ins=("X", "TreeInfo"), outs=("Child", "LeafMask"), grad=False, rows="map")
 def tdm_child(x: Array, tree: Array, *, child_nums: int, dtype: int = 2) -> tuple[Array, Array]:
     """Return the children of nodes, and which of them are items: two tensors X.shape + [child_nums].
+
     A node that the tree does not have gets children -1.
     """
     integer_ids("tdm_child", x)
@@ -45,8 +46,7 @@ _SMALL = 64  # layers of up to so many nodes are shuffled whole
 
 
 def _hashed(key: Array, value: Array, limit: Array) -> Array:
-    """Return numbers below `limit`, at most 2^16, that follow from key and value (the finalizer of
-    MurmurHash3)."""
+    """Return numbers below `limit`, at most 2^16, that follow from key and value (the finalizer of MurmurHash3)."""
     h = key + value.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -54,8 +54,9 @@ def _hashed(key: Array, value: Array, limit: Array) -> Array:
 
 
 def _scattered(key: Array, rows: int, totals: np.ndarray, index: np.ndarray) -> Array:
-    """Return [rows, columns]: where permutations of 0 ... totals[column] - 1 put index[column]. Each
-    row has a random permutation for each run of columns that `index` counts up from 0.
+    """Return [rows, columns]: where permutations of 0 ... totals[column] - 1 put index[column].
+
+    Each row has a random permutation for each run of columns that `index` counts up from 0.
 
     A permutation is a Feistel network over pairs of numbers, run again while it leads beyond the
     total (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): places are distinct
@@ -115,9 +116,7 @@ def _places(key: Array, rows: int, sizes: Sequence[int], counts: Sequence[int]) 
     return [found.get(i, jnp.zeros((rows, 0), jnp.int32)) for i in range(len(sizes))]
 
 
-def _negatives(
-    key: Array, layer: Array, way: Array, counts: Sequence[int], offsets: Sequence[int]
-) -> list[Array]:
+def _negatives(key: Array, layer: Array, way: Array, counts: Sequence[int], offsets: Sequence[int]) -> list[Array]:
     """Return for each layer [rows, count]: nodes drawn evenly without replacement among those that
     are not on the row's way.
     """
@@ -142,9 +141,7 @@ def _check_layers(travel: Array, layer: Array, counts: Ints, offsets: Ints) -> N
             f"layer_offset_lod ({len(offsets) - 1}) and Travel {list(travel.shape)}"
         )
     if offsets[-1] > layer.size:
-        raise errors.ShapeError(
-            f"tdm_sampler: Layer has {layer.size} nodes, layer_offset_lod ends at {offsets[-1]}"
-        )
+        raise errors.ShapeError(f"tdm_sampler: Layer has {layer.size} nodes, layer_offset_lod ends at {offsets[-1]}")
     for i, (count, begin, end) in enumerate(zip(counts, offsets, offsets[1:], strict=False)):
         if count > end - begin - 1:
             raise errors.ProgramError(
@@ -184,9 +181,7 @@ def tdm_sampler(
     known = (ids >= 0) & (ids < travel.shape[0])
     way = jnp.where(known[:, None], jnp.take(travel, ids, axis=0, mode="clip"), -1)
     nodes, labels = [], []
-    drawn = _negatives(
-        key_of(key, seed), layer.reshape(-1), way, neg_samples_num_list, layer_offset_lod
-    )
+    drawn = _negatives(key_of(key, seed), layer.reshape(-1), way, neg_samples_num_list, layer_offset_lod)
     for i, negatives in enumerate(drawn):
         positive = way[:, i : i + 1]
         if output_positive:

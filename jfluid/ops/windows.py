@@ -34,8 +34,7 @@ def check_lengths(op_type: str, count: int, **attrs: Sequence[int]) -> None:
     for name, value in attrs.items():
         if len(value) != count:
             raise errors.ShapeError(
-                f"{op_type}: {name} needs {count} numbers for an input of {count + 2} dimensions, "
-                f"found {list(value)}"
+                f"{op_type}: {name} needs {count} numbers for an input of {count + 2} dimensions, found {list(value)}"
             )
 
 
@@ -47,8 +46,9 @@ def padding_pairs(
     kernel: Sequence[int],
     strides: Sequence[int],
 ) -> Pairs:
-    """Return the padding before and after each spatial dimension. `paddings` has one number or two
-    for each of them.
+    """Return the padding before and after each spatial dimension.
+
+    `paddings` has one number or two for each of them.
     """
     count = len(sizes)
     if algorithm == "VALID":
@@ -57,16 +57,12 @@ def padding_pairs(
         total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(sizes, kernel, strides)]
         return tuple((t // 2, t - t // 2) for t in total)
     if algorithm != "EXPLICIT":
-        raise errors.ProgramError(
-            f"{op_type}: padding_algorithm {algorithm!r}, expected EXPLICIT, SAME or VALID"
-        )
+        raise errors.ProgramError(f"{op_type}: padding_algorithm {algorithm!r}, expected EXPLICIT, SAME or VALID")
     if len(paddings) == count:
         return tuple((int(p), int(p)) for p in paddings)
     if len(paddings) == 2 * count:
         return tuple((int(low), int(high)) for low, high in zip(paddings[::2], paddings[1::2]))
-    raise errors.ShapeError(
-        f"{op_type}: paddings needs {count} or {2 * count} numbers, found {list(paddings)}"
-    )
+    raise errors.ShapeError(f"{op_type}: paddings needs {count} or {2 * count} numbers, found {list(paddings)}")
 
 
 def output_sizes(
@@ -77,9 +73,7 @@ def output_sizes(
     pads: Pairs,
     ceil_mode: bool = False,
 ) -> tuple[int, ...]:
-    """Return how many windows fit into each dimension; with `ceil_mode` a last one may reach beyond
-    the input.
-    """
+    """Return how many windows fit into each dimension; with `ceil_mode` a last one may reach beyond the input."""
     out = []
     for n, k, s, (low, high) in zip(sizes, kernel, strides, pads):
         count = (n + low + high - k + (s - 1 if ceil_mode else 0)) // s + 1
@@ -97,11 +91,7 @@ def pad(x: jax.Array, axes: Sequence[int], pads: Pairs, value: float) -> jax.Arr
     config = [(0, 0, 0)] * x.ndim
     for axis, (low, high) in zip(axes, pads):
         config[axis] = (low, high, 0)
-    return (
-        lax.pad(x, jnp.asarray(value, x.dtype), config)
-        if any(c != (0, 0, 0) for c in config)
-        else x
-    )
+    return lax.pad(x, jnp.asarray(value, x.dtype), config) if any(c != (0, 0, 0) for c in config) else x
 
 
 def taps(
@@ -112,9 +102,7 @@ def taps(
     out: Sequence[int],
     dilations: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """Return, for each place in a window in row-major order, the elements that all windows have
-    there.
-    """
+    """Return, for each place in a window in row-major order, the elements that all windows have there."""
     found = []
     dilations = dilations or (1,) * len(axes)
     for place in itertools.product(*map(range, kernel)):
@@ -151,6 +139,4 @@ def _reduce_window(x: jax.Array, axis: int, kernel: int, stride: int, out: int) 
     def at_axis(n: int) -> tuple[int, ...]:
         return tuple(n if i == axis else 1 for i in range(x.ndim))
 
-    return lax.reduce_window(
-        x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID"
-    )
+    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID")

@@ -13,8 +13,7 @@ from jfluid.regularizer import WeightDecayRegularizer
 
 
 class AdagradOptimizer(Optimizer):
-    """moment += grad ** 2; param -= learning_rate * grad / (sqrt(moment) + epsilon) (Duchi et al.,
-    2011).
+    """moment += grad ** 2; param -= learning_rate * grad / (sqrt(moment) + epsilon) (Duchi et al., 2011).
 
     Args:
         epsilon: keeps the divisor from zero.
@@ -197,8 +196,7 @@ class AdamaxOptimizer(_BetaPowers):
 
 
 class LambOptimizer(_BetaPowers):
-    """Adam's step plus weight decay, scaled by norm(param) / norm(step), parameter by parameter
-    (You et al., 2019).
+    """Adam's step plus weight decay, scaled by norm(param) / norm(step), parameter by parameter (You et al., 2019).
 
     As in Fluid 1.8, moments are not corrected for starting at zero.
 
@@ -241,16 +239,12 @@ class LambOptimizer(_BetaPowers):
         self._exclude_from_weight_decay_fn = exclude_from_weight_decay_fn
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        spared = (
-            self._exclude_from_weight_decay_fn is not None
-            and self._exclude_from_weight_decay_fn(param)
-        )
+        spared = self._exclude_from_weight_decay_fn is not None and self._exclude_from_weight_decay_fn(param)
         return super()._attributes(param) | {"weight_decay": 0.0 if spared else self._weight_decay}
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Steps as large as earlier steps were (Zeiler, 2012); as in Fluid, `learning_rate` has no
-    effect on them.
+    """Steps as large as earlier steps were (Zeiler, 2012); as in Fluid, `learning_rate` has no effect on them.
 
     Args:
         epsilon: keeps the divisor from zero.
@@ -285,8 +279,7 @@ class AdadeltaOptimizer(Optimizer):
 
 
 class RMSPropOptimizer(Optimizer):
-    """moment = momentum * moment + learning_rate * grad / sqrt(mean_square + epsilon); param -=
-    moment.
+    """moment = momentum * moment + learning_rate * grad / sqrt(mean_square + epsilon); param -= moment.
 
     Args:
         rho: the factor on the old averages.

@@ -28,11 +28,7 @@ from jfluid.regularizer import WeightDecayRegularizer
 
 
 def _averaged_parameters() -> list[Parameter]:
-    return [
-        p
-        for p in default_main_program().global_block().all_parameters()
-        if p.do_model_average is not False
-    ]
+    return [p for p in default_main_program().global_block().all_parameters() if p.do_model_average is not False]
 
 
 def _backup(param: Parameter, name: str) -> Variable:
@@ -46,9 +42,7 @@ def _put_back(pairs: list[tuple[Parameter, Variable]]) -> Program:
     program = Program()
     block = program.global_block()
     for param, backup in pairs:
-        block.append_op(
-            "assign", {"X": block.clone_variable(backup)}, {"Out": block.clone_variable(param)}
-        )
+        block.append_op("assign", {"X": block.clone_variable(backup)}, {"Out": block.clone_variable(param)})
     return program
 
 
@@ -156,8 +150,7 @@ class ModelAverage(_Applied, Optimizer):
 
 
 class ExponentialMovingAverage(_Applied):
-    """average = decay * average + (1 - decay) * param, corrected for its start at zero when it is
-    applied.
+    """average = decay * average + (1 - decay) * param, corrected for its start at zero when it is applied.
 
     Make it after `minimize` and call `update()` once. As in Fluid, `apply` leaves the corrected
     average behind: what follows is averaged with that.
@@ -170,19 +163,13 @@ class ExponentialMovingAverage(_Applied):
         name: put before the names of the averages.
     """
 
-    def __init__(
-        self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None
-    ):
-        refuse_eagerly(
-            "ExponentialMovingAverage", "average the parameters' arrays, or build a Program"
-        )
+    def __init__(self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None):
+        refuse_eagerly("ExponentialMovingAverage", "average the parameters' arrays, or build a Program")
         self._decay = decay
         self._name = name or ""
         self._step_counter_name = "@EMA_STEP_COUNTER@"
         self._decay_var = self._decay_variable(thres_steps)
-        self._params_tmps = [
-            (p, _backup(p, f"{self._name}{p.name}.ema_tmp")) for p in _averaged_parameters()
-        ]
+        self._params_tmps = [(p, _backup(p, f"{self._name}{p.name}.ema_tmp")) for p in _averaged_parameters()]
         self._ema_vars: dict[str, Variable] = {}
         for param, backup in self._params_tmps:
             with (
@@ -236,13 +223,9 @@ class ExponentialMovingAverage(_Applied):
         program = Program()
         block = program.global_block()
         with program_guard(program):
-            step = block.create_var(
-                name=self._step_counter_name, shape=[1], dtype="int64", persistable=True
-            )
+            step = block.create_var(name=self._step_counter_name, shape=[1], dtype="int64", persistable=True)
             steps = cast(step, "float32")
-            power = emit(
-                "elementwise_pow", {"X": block.clone_variable(self._decay_var), "Y": steps}
-            )
+            power = emit("elementwise_pow", {"X": block.clone_variable(self._decay_var), "Y": steps})
             for param, backup in self._params_tmps:
                 target, average = (
                     block.clone_variable(param),
@@ -255,9 +238,7 @@ class ExponentialMovingAverage(_Applied):
         return program
 
     def update(self) -> None:
-        """Append the operators that update the averages to the default main program; call it
-        once.
-        """
+        """Append the operators that update the averages to the default main program; call it once."""
         autoincreased_step_counter(self._step_counter_name)
         for param, backup in self._params_tmps:
             with (

@@ -149,8 +149,9 @@ class Optimizer(DygraphMode):
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
-        """Append the gradient operators only; see `append_backward` for the arguments. In dygraph
-        mode return the pairs of parameter and gradient that are there.
+        """Append the gradient operators only; see `append_backward` for the arguments.
+
+        In dygraph mode return the pairs of parameter and gradient that are there.
         """
         if default_main_program().eager:
             return self._eager_gradients(parameter_list, no_grad_set)
@@ -187,8 +188,7 @@ class Optimizer(DygraphMode):
             return self.apply_gradients(params_grads)
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
-        """Append clips, penalties and updates to the default main program; returns the update
-        operators.
+        """Append clips, penalties and updates to the default main program; returns the update operators.
 
         Raises ProgramError when this optimizer already updates one of the parameters and keeps
         accumulators for it.
@@ -250,17 +250,13 @@ class Optimizer(DygraphMode):
         return all(param.name in made.get(self._accumulator_key(n), ()) for n in self.accumulators)
 
     def _extra_inputs(self) -> dict[str, Variable]:
-        """Inputs of the update operator beside parameter, gradient, learning rate and
-        accumulators.
-        """
+        """Inputs of the update operator beside parameter, gradient, learning rate and accumulators."""
         return {}
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         return block.append_op(self.type, *self._update(param_and_grad))
 
-    def _update(
-        self, param_and_grad: ParamGrad
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def _update(self, param_and_grad: ParamGrad) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Inputs, outputs and attributes of the operator that updates a parameter."""
         param, grad = param_and_grad
         inputs: dict[str, Any] = {"Param": param, "Grad": grad, **self._extra_inputs()}
@@ -304,9 +300,7 @@ class Optimizer(DygraphMode):
         return self._learning_rate_map.get(program, given)
 
     def _create_param_lr(self, param_and_grad: ParamGrad) -> Variable:
-        """The learning rate of one parameter: the global one times the factor that its ParamAttr
-        gives.
-        """
+        """The learning rate of one parameter: the global one times the factor that its ParamAttr gives."""
         factor = param_and_grad[0].optimize_attr["learning_rate"]
         if isinstance(factor, Variable):
             return factor
@@ -317,9 +311,7 @@ class Optimizer(DygraphMode):
         program = default_main_program()
         with program._lr_schedule_guard(is_with_opt=True), name_scope("scale_with_param_lr"):
             block = program.current_block()
-            scaled = block.create_var(
-                name=unique_name.generate("tmp"), shape=rate.shape, dtype=rate.dtype
-            )
+            scaled = block.create_var(name=unique_name.generate("tmp"), shape=rate.shape, dtype=rate.dtype)
             block.append_op("scale", {"X": rate}, {"Out": scaled}, {"scale": float(factor)})
         return scaled
 
@@ -364,9 +356,7 @@ class Optimizer(DygraphMode):
         """The accumulator of `param`. Raises ProgramError when there is none."""
         found = self._accumulators.get(self._accumulator_key(name), {}).get(param.name)
         if found is None:
-            raise errors.ProgramError(
-                f"{type(self).__name__} has no accumulator {name} for parameter {param.name}"
-            )
+            raise errors.ProgramError(f"{type(self).__name__} has no accumulator {name} for parameter {param.name}")
         return found
 
     def get_opti_var_name_list(self) -> list[str]:
@@ -383,9 +373,7 @@ def global_variable(
     stop_gradient: bool = True,
     **kwargs: Any,
 ) -> Variable:
-    """Return a persistable variable of the default main program, filled with `value` in the default
-    startup program.
-    """
+    """Return a persistable variable of the default main program, filled with `value` in the default startup program."""
     var = (
         default_main_program()
         .global_block()

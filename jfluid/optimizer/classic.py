@@ -89,8 +89,7 @@ class LarsMomentumOptimizer(Optimizer):
 
 
 class DpsgdOptimizer(Optimizer):
-    """Differentially private gradient descent (Abadi et al., 2016): clipped gradients plus Gaussian
-    noise.
+    """Differentially private gradient descent (Abadi et al., 2016): clipped gradients plus Gaussian noise.
 
     Args:
         clip: the greatest norm of a gradient.

@@ -77,8 +77,7 @@ class DGCMomentumOptimizer(Optimizer):
             )
         if not sparsity or not all(0 <= s < 1 for s in sparsity):
             raise ValueError(
-                "DGCMomentumOptimizer, sparsity: expected numbers from 0 to less than 1, "
-                f"found {sparsity!r}"
+                f"DGCMomentumOptimizer, sparsity: expected numbers from 0 to less than 1, found {sparsity!r}"
             )
         self._momentum, self._use_nesterov = momentum, bool(use_nesterov)
         self._begin, self._ramp, self._sparsity = rampup_begin_step, rampup_step, tuple(sparsity)
@@ -86,8 +85,7 @@ class DGCMomentumOptimizer(Optimizer):
         if grad_clip is not None:
             if not isinstance(grad_clip, GradientClipByNorm):
                 raise TypeError(
-                    "DGCMomentumOptimizer, grad_clip: expected a GradientClipByNorm, found "
-                    f"{type(grad_clip).__name__}"
+                    f"DGCMomentumOptimizer, grad_clip: expected a GradientClipByNorm, found {type(grad_clip).__name__}"
                 )
             if not isinstance(num_trainers, int) or num_trainers < 1:
                 raise ValueError(
@@ -136,14 +134,11 @@ class DGCMomentumOptimizer(Optimizer):
                     block.append_op("dgc_clip_by_norm", ins, {"Out": grad}, attrs)
                 self._append_dgc(block, param, grad, velocity, rest)
 
-    def _append_dgc(
-        self, block: Block, param: Parameter, grad: Variable, velocity: Variable, rest: Variable
-    ) -> None:
+    def _append_dgc(self, block: Block, param: Parameter, grad: Variable, velocity: Variable, rest: Variable) -> None:
         kind, coefficient = _penalty(getattr(param, "regularizer", None) or self.regularization)
         count = global_variable(param.name + _COUNT, [1], VarType.FP32, 0.0)
         encoded, gathered = (  # Fluid's buffers, which XLA has by itself
-            block.create_var(name=param.name + end, shape=[1], dtype=VarType.FP32)
-            for end in (_ENCODED, _GATHERED)
+            block.create_var(name=param.name + end, shape=[1], dtype=VarType.FP32) for end in (_ENCODED, _GATHERED)
         )
         block.append_op(
             "dgc",
@@ -181,12 +176,8 @@ class DGCMomentumOptimizer(Optimizer):
         plain = [(p, g) for p, g in params_grads if g is None or not _is_compressed(p, g)]
         kept = [(p, g) for p, g in params_grads if g is not None and _is_compressed(p, g)]
         clip = self._grad_clip or append_gradient_clip_ops
-        plain = append_regularization_ops(
-            clip(sorted(plain, key=lambda pair: pair[0].name)), self.regularization
-        )
-        return self._create_optimization_pass(
-            sorted([*plain, *kept], key=lambda pair: pair[0].name)
-        )
+        plain = append_regularization_ops(clip(sorted(plain, key=lambda pair: pair[0].name)), self.regularization)
+        return self._create_optimization_pass(sorted([*plain, *kept], key=lambda pair: pair[0].name))
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         param, grad = param_and_grad
@@ -209,11 +200,7 @@ class DGCMomentumOptimizer(Optimizer):
 
 
 def _is_compressed(param: Parameter, grad: Variable) -> bool:
-    return (
-        prod(param.shape) >= _LEAST
-        and param.dtype == VarType.FP32
-        and grad.type != VarType.SELECTED_ROWS
-    )
+    return prod(param.shape) >= _LEAST and param.dtype == VarType.FP32 and grad.type != VarType.SELECTED_ROWS
 
 
 def _float_variable(name: str, value: float) -> Variable:
@@ -228,16 +215,13 @@ def _penalty(regularizer: WeightDecayRegularizer | None) -> tuple[int, float]:
         return 0, 0.0
     if not isinstance(regularizer, L1DecayRegularizer | L2DecayRegularizer):
         raise TypeError(
-            "DGCMomentumOptimizer, regularization: expected L1Decay or L2Decay, found "
-            f"{type(regularizer).__name__}"
+            f"DGCMomentumOptimizer, regularization: expected L1Decay or L2Decay, found {type(regularizer).__name__}"
         )
     return 1 + isinstance(regularizer, L2DecayRegularizer), regularizer._regularization_coeff
 
 
 def _without_role(block: Block, param: Parameter, grad: Variable) -> None:
-    """Leave it to the `dgc` operator that the gradient belongs to the parameter: replicas exchange
-    what it gives.
-    """
+    """Leave it to the `dgc` operator that the gradient belongs to the parameter: replicas exchange what it gives."""
     for op in block.ops:
         pairs = list(op.attrs.get("op_role_var", ()))
         if op.attrs.get("op_role", 0) == OpRole.Backward and param.name in pairs:

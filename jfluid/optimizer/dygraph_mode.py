@@ -31,9 +31,7 @@ class DygraphMode:
         Dygraph mode only; for programs there is `fluid.save`.
         """
         _check_mode("state_dict", "Use fluid.save(program, path).")
-        state: dict[str, Any] = {
-            var.name: var for known in self._accumulators.values() for var in known.values()
-        }
+        state: dict[str, Any] = {var.name: var for known in self._accumulators.values() for var in known.values()}
         if is_schedule(self._learning_rate):
             from jfluid.dygraph.base import real_variable
 
@@ -44,8 +42,9 @@ class DygraphMode:
         return state
 
     def set_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, or from a file of one. Accumulators that the first `minimize`
-        makes later find their values, too.
+        """Go on from a `state_dict`, or from a file of one.
+
+        Accumulators that the first `minimize` makes later find their values, too.
 
         Dygraph mode only; for programs there is `fluid.load`.
 
@@ -58,17 +57,14 @@ class DygraphMode:
                 f"{type(self).__name__}.set_dict: expected a dict by name, found "
                 f"{type(state_dict).__name__} (load_dygraph gives None where there is no .pdopt file)"
             )
-        accumulators: list[Any] = [
-            var for known in self._accumulators.values() for var in known.values()
-        ]
+        accumulators: list[Any] = [var for known in self._accumulators.values() for var in known.values()]
         wanted = [var.name for var in accumulators]
         if is_schedule(self._learning_rate):
             wanted.append(_SCHEDULE)
         for name in wanted:
             if name not in state_dict:
                 raise errors.DygraphError(
-                    f"{type(self).__name__}.set_dict: the state has no {name}"
-                    + errors.close_to(name, state_dict)
+                    f"{type(self).__name__}.set_dict: the state has no {name}" + errors.close_to(name, state_dict)
                 )
         if is_schedule(self._learning_rate):
             self._learning_rate.set_dict(state_dict[_SCHEDULE])
@@ -163,8 +159,9 @@ def is_schedule(rate: Any) -> bool:
 
 
 def refuse_eagerly(what: str, instead: str) -> None:
-    """Raise UnsupportedError in dygraph mode, for an optimizer that works on programs only. Its
-    text is Fluid's, which programs of that time compare; a note says what to do.
+    """Raise UnsupportedError in dygraph mode, for an optimizer that works on programs only.
+
+    Its text is Fluid's, which programs of that time compare; a note says what to do.
     """
     if default_main_program().eager:
         error = errors.UnsupportedError(f"In dygraph, don't support {what}.")
@@ -175,6 +172,5 @@ def refuse_eagerly(what: str, instead: str) -> None:
 def _check_mode(what: str, instead: str) -> None:
     if not default_main_program().eager:
         raise errors.DygraphError(
-            f"Optimizer.{what} is part of dygraph mode: call it within fluid.dygraph.guard(). "
-            f"For a program: {instead}"
+            f"Optimizer.{what} is part of dygraph mode: call it within fluid.dygraph.guard(). For a program: {instead}"
         )

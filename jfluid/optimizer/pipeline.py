@@ -57,12 +57,8 @@ class PipelineOptimizer:
     ):
         refuse_eagerly("PipelineOptimizer", "build a Program")
         if not callable(getattr(optimizer, "minimize", None)):
-            raise TypeError(
-                f"PipelineOptimizer, optimizer: expected an optimizer, found {optimizer!r}"
-            )
-        cuts: list[list[Any]] = [
-            list(cut) if isinstance(cut, list | tuple) else [cut] for cut in cut_list or ()
-        ]
+            raise TypeError(f"PipelineOptimizer, optimizer: expected an optimizer, found {optimizer!r}")
+        cuts: list[list[Any]] = [list(cut) if isinstance(cut, list | tuple) else [cut] for cut in cut_list or ()]
         if not all(isinstance(v, Variable) for cut in cuts for v in cut):
             raise TypeError("PipelineOptimizer, cut_list: expected lists of Variables")
         places = list(place_list or ())
@@ -74,9 +70,7 @@ class PipelineOptimizer:
                 f"for {len(cuts)} sections, found {len(places)}"
             )
         if num_microbatches is not None and num_microbatches < 1:
-            raise ValueError(
-                f"PipelineOptimizer, num_microbatches: expected 1 or more, found {num_microbatches}"
-            )
+            raise ValueError(f"PipelineOptimizer, num_microbatches: expected 1 or more, found {num_microbatches}")
         self._optimizer = optimizer
         self._options = PipelineOptions(
             tuple(tuple(v.name for v in cut) for cut in cuts),

@@ -32,13 +32,9 @@ class LookaheadOptimizer:
     def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5):
         refuse_eagerly("LookaheadOptimizer", "use its inner optimizer, or build a Program")
         if inner_optimizer is None:
-            raise TypeError(
-                "LookaheadOptimizer, inner_optimizer: expected an optimizer, found None"
-            )
+            raise TypeError("LookaheadOptimizer, inner_optimizer: expected an optimizer, found None")
         if not 0.0 <= alpha <= 1.0:
-            raise ValueError(
-                f"LookaheadOptimizer, alpha: expected a number from 0 to 1, found {alpha}"
-            )
+            raise ValueError(f"LookaheadOptimizer, alpha: expected a number from 0 to 1, found {alpha}")
         if not isinstance(k, int) or k <= 0:
             raise ValueError(f"LookaheadOptimizer, k: expected a positive integer, found {k!r}")
         self.inner_optimizer = inner_optimizer
@@ -54,10 +50,7 @@ class LookaheadOptimizer:
         """
         result = self.inner_optimizer.minimize(loss, startup_program=startup_program)
         main, startup = loss.block.program, startup_program or default_startup_program()
-        pairs = [
-            (p, self._slow_copy(p, startup.global_block()))
-            for p in main.global_block().all_parameters()
-        ]
+        pairs = [(p, self._slow_copy(p, startup.global_block())) for p in main.global_block().all_parameters()]
         with program_guard(main, startup), main.role_guard(OpRole.Optimize):
             every = global_variable("lookahead_k", [1], VarType.INT32, self.k)
             alpha = global_variable("lookahead_alpha", [1], VarType.FP32, self.alpha)
@@ -102,9 +95,7 @@ class RecomputeOptimizer(Optimizer):
     def _set_checkpoints(self, checkpoints: Sequence[Variable]) -> None:
         """The variables to keep; what lies between two of them is computed again."""
         if not isinstance(checkpoints, (list, tuple)):
-            raise TypeError(
-                f"checkpoints: expected a list of Variables, found {type(checkpoints).__name__}"
-            )
+            raise TypeError(f"checkpoints: expected a list of Variables, found {type(checkpoints).__name__}")
         self._checkpoints = list(checkpoints)
 
     def backward(
@@ -120,9 +111,7 @@ class RecomputeOptimizer(Optimizer):
         Raises ProgramError before `_set_checkpoints`.
         """
         if self._checkpoints is None:
-            raise errors.ProgramError(
-                "RecomputeOptimizer: call _set_checkpoints([variables to keep]) first"
-            )
+            raise errors.ProgramError("RecomputeOptimizer: call _set_checkpoints([variables to keep]) first")
         return self._optimizer._backward(
             loss, startup_program, parameter_list, no_grad_set, callbacks, self._checkpoints
         )
@@ -143,6 +132,4 @@ class RecomputeOptimizer(Optimizer):
 
     def load(self, stat_dict: Any) -> NoReturn:
         """Raises UnsupportedError, as in Fluid. Use `fluid.load`."""
-        raise errors.UnsupportedError(
-            "RecomputeOptimizer.load is not supported; use fluid.load(program, path)"
-        )
+        raise errors.UnsupportedError("RecomputeOptimizer.load is not supported; use fluid.load(program, path)")

@@ -1,6 +1,4 @@
-"""Data parallelism of a program: how it is rewritten, and how a batch is divided among its
-replicas.
-"""
+"""Data parallelism of a program: how it is rewritten, and how a batch is divided among its replicas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,9 +101,7 @@ class DataParallel:
         )
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Return another program on these devices, with the same settings; `sums` are its gradients
-        to be all-reduced.
-        """
+        """Return another program on these devices, with the same settings; `sums` are its gradients to be all-reduced."""
         found = self._others.get_or_make(
             (program.fingerprint, *sums),
             lambda: DataParallel(program, self.build, self.execution, self.places, sums),
@@ -123,9 +119,7 @@ class DataParallel:
             count = len(feed)
         else:
             known = self.program.global_block().vars
-            divided = [
-                v for n, v in (feed or {}).items() if n in known and not known[n].persistable
-            ]
+            divided = [v for n, v in (feed or {}).items() if n in known and not known[n].persistable]
             count = min(map(replica_feeds.rows, divided), default=0)
         if not 0 < count < self.replicas or self.build.num_trainers > 1 or _trains(self.program):
             return self
@@ -144,9 +138,7 @@ class DataParallel:
         if not reader_feeds.reads(program):
             return program, feed
         if feed:
-            raise errors.FeedError(
-                "feed: the program reads from a DataLoader or py_reader, which feeds its replicas"
-            )
+            raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
         read = [reader_feeds.feed(program, None, device) for device in self._own]
         return read[0][0], [values for _, values in read]
 
@@ -160,15 +152,11 @@ class DataParallel:
                 )
             parts = [_on_host(feeds.checked(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):
-                raise errors.FeedError(
-                    f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}"
-                )
+                raise errors.FeedError(f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}")
         else:
             block = program.global_block()
             whole = _on_host(feeds.checked(program, feed))
-            parts = replica_feeds.shares(
-                whole, self.replicas, {n for n in whole if block.vars[n].persistable}
-            )
+            parts = replica_feeds.shares(whole, self.replicas, {n for n in whole if block.vars[n].persistable})
         unfed = [n for n in self._seeds if n not in parts[0]]
         if unfed:
             raise errors.FeedError(
@@ -219,9 +207,7 @@ class DataParallel:
         return len(self.devices) == len(self._own) and self._own[0].platform == "cpu"
 
     def _shares(self, planned: Plan) -> dict[str, int]:
-        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that
-        is divided.
-        """
+        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that is divided."""
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
@@ -251,15 +237,10 @@ def _refuse_own_sums(planned: Plan) -> None:
 
 
 def _trains(program: Program) -> bool:
-    """Return whether a program computes gradients or writes persistable variables, as statistics
-    are.
-    """
+    """Return whether a program computes gradients or writes persistable variables, as statistics are."""
     return any(
         op.attrs.get("op_role", 0) & (OpRole.Backward | OpRole.Optimize)
-        or any(
-            v is not None and v.persistable
-            for v in map(block.find_var_recursive, op.output_arg_names)
-        )
+        or any(v is not None and v.persistable for v in map(block.find_var_recursive, op.output_arg_names))
         for block in program.blocks
         for op in block.ops
     )
@@ -273,9 +254,7 @@ def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
 def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
     """Optimizer state of the parameter's shape."""
     updates = [
-        op
-        for _, op, _ in items
-        if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names
+        op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names
     ]
     names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}
     return [n for n in sorted(names) if tuple(planned.block.var_recursive(n).shape) == shape]

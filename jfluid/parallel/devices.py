@@ -12,8 +12,9 @@ from jfluid.places import CPUPlace, CUDAPlace, cpu_number, cpu_places, cuda_plac
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
-    """Return the devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM
-    says. Raises PlaceError; for too many places on the CPU only in one of several processes.
+    """Return the devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says.
+
+    Raises PlaceError; for too many places on the CPU only in one of several processes.
     """
     if places is None or not len(places):
         places = cuda_places() if on_gpus else cpu_places()
@@ -22,9 +23,7 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
     if all(isinstance(p, CUDAPlace) for p in places):
         found = [p.device() for p in places]
         if len(set(found)) < len(found):
-            raise errors.PlaceError(
-                f"places: each GPU can be named only once, found {list(places)}"
-            )
+            raise errors.PlaceError(f"places: each GPU can be named only once, found {list(places)}")
         return found
     if not all(isinstance(p, CPUPlace) for p in places):
         raise errors.PlaceError(f"places: expected CPUPlaces or CUDAPlaces, found {list(places)}")

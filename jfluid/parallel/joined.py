@@ -71,13 +71,7 @@ class Kinds:
         _, op, definition = self._items[at]
         ins = {n: self[n] for n in op.input_arg_names if n != EMPTY_NAME}
         outs = [n for n in op.output_arg_names if n != EMPTY_NAME]
-        if (
-            definition.fn is None
-            or definition.host
-            or definition.collective
-            or definition.carries
-            or definition.sums
-        ):
+        if definition.fn is None or definition.host or definition.collective or definition.carries or definition.sums:
             raise NotJoined(op.type)
         differentiated = at in self._differentiated
         if at in self.pairs and not differentiated:
@@ -133,9 +127,7 @@ def total(value: Any, kind: Kind, replicas: int) -> Any:
 
 def apart(value: Any, replicas: int) -> Any:
     """A value that is alike, stacked."""
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (replicas, *jnp.shape(leaf))), value
-    )
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (replicas, *jnp.shape(leaf))), value)
 
 
 class JoinedLowering(Lowering):
@@ -178,18 +170,12 @@ class JoinedLowering(Lowering):
             elif name in env and jnp.shape(env[name])[1:] == np.shape(number):
                 env[name], self.kinds[name] = number, Kind.ALIKE
 
-    def _apply(
-        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
-    ) -> tuple[Any, ...] | None:
+    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
         # a copy: an operator may overwrite what it reads
         self._reads = {n: self.kinds[n] for n in op.input_arg_names}
         self._followed = self.kinds.follow(at)
         if Kind.TOTAL in self._reads.values() and at not in self.kinds.pairs:
-            env = env | {
-                n: total(env[n], kind, self._replicas)
-                for n, kind in self._reads.items()
-                if n in env
-            }
+            env = env | {n: total(env[n], kind, self._replicas) for n, kind in self._reads.items() if n in env}
             self._reads = dict.fromkeys(self._reads, Kind.ALIKE)
         return super()._apply(at, op, definition, env)
 
@@ -210,9 +196,7 @@ class JoinedLowering(Lowering):
         first = jnp.argmax(found[:, :, 0], axis=0)
         return found[first, jnp.arange(len(rules))]
 
-    def _call(
-        self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _call(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         op = self.items[at][1]
         flags: list[bool] = []
         for slot, value in zip(definition.ins, inputs):
@@ -227,9 +211,7 @@ class JoinedLowering(Lowering):
             return found
         found = self._mapped(definition, inputs, kwargs, flags)
         if one_batch.sums_examples(definition):
-            found = tuple(
-                None if v is None else total(v, Kind.APART, self._replicas) for v in found
-            )
+            found = tuple(None if v is None else total(v, Kind.APART, self._replicas) for v in found)
         return found
 
     def _mapped(
@@ -268,8 +250,9 @@ class JoinedLowering(Lowering):
         return tuple(self._whole(place, found, static) for place in places)
 
     def _whole(self, places: Any, found: Sequence[Any], static: Mapping[int, Any]) -> Any:
-        """The value of a slot, or of each variable of a slot. One of which only a part is known
-        while tracing is stacked.
+        """The value of a slot, or of each variable of a slot.
+
+        One of which only a part is known while tracing is stacked.
         """
         if isinstance(places, list):
             return [self._whole(p, found, static) for p in places]
@@ -279,9 +262,7 @@ class JoinedLowering(Lowering):
             places,
         )
 
-    def _cotangents(
-        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
-    ) -> list[Any]:
+    def _cotangents(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> list[Any]:
         mapped = self.kinds.mapped(self.kinds.pairs[at])
         flat = all(kind is Kind.ALIKE for kind in self._followed.values())
 
@@ -303,9 +284,7 @@ class JoinedLowering(Lowering):
         found: Ragged = jax.vmap(lambda own: unpadded(name, own))(value)
         return found
 
-    def _store(
-        self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]
-    ) -> None:
+    def _store(self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]) -> None:
         super()._store(op, definition, outs, env)
         for name, kind in self._followed.items():
             # what is known while tracing is the same for all

@@ -29,9 +29,7 @@ from jfluid.parallel.own_values import OWN
 from jfluid.parallel.replica_feeds import Uneven
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[])
 @dataclass(frozen=True)
 class _OwnValues:
     """A value of the Scope that each replica has for itself.
@@ -75,9 +73,7 @@ class JoinedReplicas(OneDevice):
         self._apart: dict[str, Any] = {}  # state of this trace that each replica has for itself
 
     @classmethod
-    def of(
-        cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]
-    ) -> "JoinedReplicas | None":
+    def of(cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]) -> "JoinedReplicas | None":
         """Return the placement of a plan; None where replicas have to run apart: operators of the
         host, blocks inside operators, collective operators, gradients that something else than
         their sum is made of. Raises as `phases.split`.
@@ -108,9 +104,7 @@ class JoinedReplicas(OneDevice):
     # ---- values ----
 
     def place(self, values: Env) -> dict[str, jax.Array]:
-        stacked = {
-            n: found for n, v in values.items() if (found := self._of_replicas(n, v)) is not None
-        }
+        stacked = {n: found for n, v in values.items() if (found := self._of_replicas(n, v)) is not None}
         placed = super().place(values)
         for name, value in stacked.items():
             OWN.add(placed[name], jax.device_put(value, self.device))
@@ -126,11 +120,7 @@ class JoinedReplicas(OneDevice):
         ):
             return known
         shards = value.addressable_shards if value.is_fully_addressable else []
-        if (
-            len(shards) != self._replicas
-            or not value.sharding.is_fully_replicated
-            or self._replicas == 1
-        ):
+        if len(shards) != self._replicas or not value.sharding.is_fully_replicated or self._replicas == 1:
             return None
         parts = [np.asarray(shard.data) for shard in shards]
         return None if all(map(np.array_equal, parts[1:], parts[:-1])) else np.stack(parts)
@@ -166,10 +156,7 @@ class JoinedReplicas(OneDevice):
             return list(value)
         value = jax.tree.map(np.asarray, value)
         if name in self._per_replica[-1]:
-            return [
-                padding.trimmed(jax.tree.map(lambda leaf, i=i: leaf[i], value))
-                for i in range(self._replicas)
-            ]
+            return [padding.trimmed(jax.tree.map(lambda leaf, i=i: leaf[i], value)) for i in range(self._replicas)]
         return [padding.trimmed(value)] * self._replicas
 
     def merged(self, name: str, value: Any) -> np.ndarray | None:
@@ -291,13 +278,9 @@ class JoinedReplicas(OneDevice):
         wrapped = trace.random_key(key)
         stacked = self._opened(at, env)
         if first is not None:
-            env.update(
-                (n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env
-            )
+            env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
             first.start(env)
-            kinds = joined.run(
-                first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
-            )
+            kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals)
             of = first.name.removeprefix(LONGEST)
             alike = kinds[of] is Kind.ALIKE
             if of != first.name:
@@ -326,9 +309,7 @@ class JoinedReplicas(OneDevice):
         return (own | self._per_replica[at]) & set(env)
 
     def _keep_first(self, env: Env, apart_after: set[str]) -> None:
-        """Have the first replica's state in `env`, and that of all, of which `apart_after` are stacked,
-        for `settled`.
-        """
+        """Have the first replica's state in `env`, and that of all, of which `apart_after` are stacked, for `settled`."""
         self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
 
@@ -384,6 +365,7 @@ def _plain(value: Any) -> Any:
 
 def _own_state(plan: Plan, every: Sequence[phases.Phase], own: frozenset[str]) -> frozenset[str]:
     """Return the state that each replica writes for itself, if it has `own` for itself at first.
+
     Raises NotJoined.
     """
     fed = {n for n in plan.feeds if not plan.block.vars[n].persistable}

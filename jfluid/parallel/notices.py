@@ -1,6 +1,4 @@
-"""What data parallelism tells its user, once a process: what it has chosen, and which settings XLA
-does not know.
-"""
+"""What data parallelism tells its user, once a process: what it has chosen, and which settings XLA does not know."""
 
 import functools
 import logging

@@ -105,9 +105,7 @@ def _parts(value: Any) -> list[Any]:
 def _grouped(
     definition: OpDef, ins: Mapping[str, Any], kwargs: Mapping[str, Any], replicas: int
 ) -> tuple[Any, ...] | None:
-    """The outputs of an operator that takes the rows of several replicas, with values that each has
-    for itself.
-    """
+    """The outputs of an operator that takes the rows of several replicas, with values that each has for itself."""
     state = set(definition.inplace.values())
     own = {n for n, v in ins.items() if _is_own(v)}
     if not {"X"} <= own <= {"X"} | state:
@@ -117,16 +115,11 @@ def _grouped(
         value = _values(ins[slot.name])
         if slot.name in state:
             value = (
-                stacked(value, replicas)
-                if slot.name in own
-                else jnp.broadcast_to(value, (replicas, *jnp.shape(value)))
+                stacked(value, replicas) if slot.name in own else jnp.broadcast_to(value, (replicas, *jnp.shape(value)))
             )
         given.append(value)
     outs = ragged_dispatch.call(definition, given, {**kwargs, "replicas": replicas})
-    return tuple(
-        stacked(v, replicas) if s.name in definition.row_outs else v
-        for s, v in zip(definition.outs, outs)
-    )
+    return tuple(stacked(v, replicas) if s.name in definition.row_outs else v for s, v in zip(definition.outs, outs))
 
 
 def _is_own(value: Any) -> bool:

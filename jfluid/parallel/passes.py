@@ -18,17 +18,13 @@ class Pass:
         return self._name
 
     def set(self, name: str, value: Any, kind: str | None = None) -> None:
-        """Set an attribute: `num_repeats` of multi_batch_merge_pass. `kind` names the value's type
-        in Fluid.
+        """Set an attribute: `num_repeats` of multi_batch_merge_pass.
+
+        `kind` names the value's type in Fluid.
 
         Raises ProgramError for another one, or a value that does not fit.
         """
-        if (
-            name != "num_repeats"
-            or isinstance(value, bool)
-            or not isinstance(value, int)
-            or value < 1
-        ):
+        if name != "num_repeats" or isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise errors.ProgramError(
                 f"{self._name}: expected num_repeats, a whole number above 0, found {name} = {value!r}"
             )

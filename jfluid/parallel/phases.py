@@ -81,11 +81,7 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
         for name in summed_by(item):
             gradients.pop(name, None)
     for _, op, definition in items:
-        if (
-            definition.collective
-            and not definition.sums
-            and not writes_of(op).isdisjoint(gradients)
-        ):
+        if definition.collective and not definition.sums and not writes_of(op).isdisjoint(gradients):
             raise errors.UnsupportedError(
                 f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
                 "a program of mode 'collective' by Executor.run itself" + _at(op)
@@ -94,9 +90,7 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
     given: list[str] = []
     for segment in plan.segments:
         if segment.host:
-            found.append(
-                [Phase(segment.ops, not any(_updates(op) for _, op, _ in segment.ops), host=True)]
-            )
+            found.append([Phase(segment.ops, not any(_updates(op) for _, op, _ in segment.ops), host=True)])
             given += sorted({n for _, op, _ in segment.ops for n in writes_of(op)} & set(gradients))
         else:
             found.append([Phase([], True, given=given)] * bool(given) + _grouped(segment.ops))
@@ -114,17 +108,12 @@ def divided(plan: Plan, most: int, sums: Sequence[str] = ()) -> Plan | None:
     if any(phase.given for group in found for phase in group):
         return None
     items = [item for segment in plan.segments for item in segment.ops]
-    sizes = {
-        grad: size_of(plan.block.var_recursive(param))
-        for grad, param in gradients_of(items).items()
-    }
+    sizes = {grad: size_of(plan.block.var_recursive(param)) for grad, param in gradients_of(items).items()}
     segments = [
         Segment(part, segment.host)
         for segment, group in zip(plan.segments, found)
         for phase in group
-        for part in (
-            [phase.items] if phase.per_replica or phase.host else _cut(phase.items, sizes, most)
-        )
+        for part in ([phase.items] if phase.per_replica or phase.host else _cut(phase.items, sizes, most))
     ]
     return joined(plan.block, segments, plan.feeds, plan.fetches)
 
@@ -208,23 +197,17 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
             by_updates = set().union(*(p.reads for p in phases if not p.per_replica))
             # The next phase all-reduces the host's gradients.
             phase.reduced = (
-                []
-                if phase.host
-                else sorted(n for n in inside if n in gradients and n in by_updates | later)
+                [] if phase.host else sorted(n for n in inside if n in gradients and n in by_updates | later)
             )
             phase.per_replica_outputs = sorted((inside & later & differ) - set(phase.reduced))
             phase.shared_outputs = sorted(
-                (inside & (later | set(plan.updated)))
-                - set(phase.reduced)
-                - set(phase.per_replica_outputs)
+                (inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.per_replica_outputs)
             )
         later |= set(phase.reads)
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """Return the names whose values differ by replica, before each segment and after the last;
-    `fed` at first.
-    """
+    """Return the names whose values differ by replica, before each segment and after the last; `fed` at first."""
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])
@@ -259,8 +242,7 @@ def _refuse_apart(phase: Phase, differ: set[str]) -> None:
         if strange:
             raise errors.UnsupportedError(
                 f"operator {op.type} updates by {strange[0]}, which each replica has for itself: "
-                "with data parallelism updates may read parameters, gradients and schedules"
-                + _at(op)
+                "with data parallelism updates may read parameters, gradients and schedules" + _at(op)
             )
 
 

@@ -45,9 +45,7 @@ def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, 
 
     Raises ProgramError where an operator reads what a later section computes.
     """
-    forward = [
-        at for at, item in enumerate(items) if not _role(item) & (OpRole.Backward | _UPDATES)
-    ]
+    forward = [at for at, item in enumerate(items) if not _role(item) & (OpRole.Backward | _UPDATES)]
     found = _by_cuts(items, forward, wanted.cuts) if wanted.cuts else _by_devices(items, forward)
     last = max(found.values(), default=0)
     made_in: dict[str, int] = {}
@@ -64,9 +62,7 @@ def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, 
     return found
 
 
-def _by_cuts(
-    items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Sequence[str]]
-) -> dict[int, int]:
+def _by_cuts(items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Sequence[str]]) -> dict[int, int]:
     """What each cut needs, and no earlier one does."""
     found: dict[int, int] = {}
     for stage, cut in enumerate(cuts):
@@ -129,11 +125,7 @@ class Sections:
             op, role = item[1], _role(item)
             if role & OpRole.Backward and not role & _UPDATES:
                 read = [made_in[n] for n in reads_of(op) if "@GRAD" in n and n in made_in]
-                stages[at] = (
-                    stages[pairs[at]]
-                    if at in pairs
-                    else min(read, default=stages.get(at, self.number - 1))
-                )
+                stages[at] = stages[pairs[at]] if at in pairs else min(read, default=stages.get(at, self.number - 1))
             elif role & _UPDATES:
                 stages[at] = self._of_update(op, made_in)
             for name in writes_of(op) if at in stages else ():
@@ -152,9 +144,7 @@ class Sections:
         read = [made_in[n] for n in op.input_arg_names if n in made_in]
         return max(set(read), key=read.count) if read else 0
 
-    def _grouped(
-        self, items: Sequence[Item], stages: Mapping[int, int]
-    ) -> list[tuple[str, int, list[Item]]]:
+    def _grouped(self, items: Sequence[Item], stages: Mapping[int, int]) -> list[tuple[str, int, list[Item]]]:
         """(kind, section, operators) of each segment, in order."""
         once: list[Item] = []
         forward: list[list[Item]] = [[] for _ in range(self.number)]
@@ -212,9 +202,7 @@ class PipelineDevices(OneDevice):
         super().__init__(sections.plan, devices[0])
         self.sections = sections
         self.devices = [devices[s] for s in sections.stages]
-        self._homes = {
-            n: jax.sharding.SingleDeviceSharding(devices[s]) for n, s in sections.homes.items()
-        }
+        self._homes = {n: jax.sharding.SingleDeviceSharding(devices[s]) for n, s in sections.homes.items()}
 
     def home(self, name: str) -> jax.sharding.Sharding:
         return self._homes.get(name, self._home)
@@ -257,9 +245,7 @@ class PipelineStep(Step):
         self._most = micro_batches or placement.sections.number
         self._mean = jax.jit(_mean)
 
-    def run_segments(
-        self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None
-    ) -> None:
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
         """Run all sections on the values in `env`, and add their outputs to it."""
         sections, plan = self.placement.sections, self.plan
         parts = self._parts(env)
@@ -284,9 +270,7 @@ class PipelineStep(Step):
         for name in plan.fetches:
             if name not in env or name in sections.differ - sections.gradients - set(plan.updated):
                 var = plan.block.var_recursive(name)
-                env[name] = _rejoined(
-                    var.shape, [p.get(name, env.get(name)) for p in local], self.placement.device
-                )
+                env[name] = _rejoined(var.shape, [p.get(name, env.get(name)) for p in local], self.placement.device)
         if state is not None:
             state.write(env, [n for s in plan.segments for n in s.gives])
 
@@ -328,9 +312,7 @@ class PipelineStep(Step):
         if not fed or any(isinstance(v, Ragged) or not v.size for v in fed.values()):
             return [fed]
         rows = {v.shape[0] for v in fed.values()}
-        count = max(
-            c for c in range(1, self._most + 1) if all(n % c == 0 for n in rows) and c <= min(rows)
-        )
+        count = max(c for c in range(1, self._most + 1) if all(n % c == 0 for n in rows) and c <= min(rows))
 
         def part(value: Any, number: int) -> Any:
             size = value.shape[0] // count
@@ -353,9 +335,7 @@ def _mean(values: list[Any]) -> Any:
 
 
 def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> Any:
-    """A fetch of all parts: rows one after the other; else the mean of numbers, the sum of
-    integers.
-    """
+    """A fetch of all parts: rows one after the other; else the mean of numbers, the sum of integers."""
     if len(values) == 1 or any(v is None for v in values):
         return values[0]
     moved = jax.device_put(values, device)
@@ -371,15 +351,8 @@ def placement_of(planned: Plan, wanted: PipelineOptions, place: Any) -> Pipeline
     """
     sections = Sections(planned, wanted)
     if wanted.places and len(wanted.places) < sections.number:
-        raise errors.PlaceError(
-            f"place_list: {len(wanted.places)} places for {sections.number} sections"
-        )
+        raise errors.PlaceError(f"place_list: {len(wanted.places)} places for {sections.number} sections")
     every = jax.local_devices(backend="cpu")
-    places = wanted.places or [
-        CUDAPlace(i) if isinstance(place, CUDAPlace) else None for i in range(sections.number)
-    ]
-    devices = [
-        p.device() if isinstance(p, CUDAPlace) else every[i % len(every)]
-        for i, p in enumerate(places)
-    ]
+    places = wanted.places or [CUDAPlace(i) if isinstance(place, CUDAPlace) else None for i in range(sections.number)]
+    devices = [p.device() if isinstance(p, CUDAPlace) else every[i % len(every)] for i, p in enumerate(places)]
     return PipelineDevices(sections, devices)

@@ -43,12 +43,8 @@ def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dic
                     f"feed {name}: {count} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
                     "each needs at least one. Feed more, or use fewer replicas (CPU_NUM, places)"
                 )
-            ends = np.cumsum(
-                [0] + [count // replicas + (i < count % replicas) for i in range(replicas)]
-            )
-            pieces = [
-                _sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])
-            ]
+            ends = np.cumsum([0] + [count // replicas + (i < count % replicas) for i in range(replicas)])
+            pieces = [_sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])]
         for part, piece in zip(parts, pieces):
             part[name] = piece
     return parts
@@ -63,8 +59,9 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
 
 
 def the_same(name: str, parts: np.ndarray) -> np.ndarray:
-    """Return the value of `name` on which shapes depend, of those of all replicas. Raises
-    UnsupportedError if they differ.
+    """Return the value of `name` on which shapes depend, of those of all replicas.
+
+    Raises UnsupportedError if they differ.
     """
     if any(not np.array_equal(part, parts[0]) for part in parts):
         raise errors.UnsupportedError(
@@ -114,9 +111,7 @@ def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
 
 
 class Stacker:
-    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different
-    number, are padded.
-    """
+    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
 
     def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
         self._buckets = SlotBuckets(joins)
@@ -132,18 +127,10 @@ class Stacker:
         joined = {n for b in batches for n in b.names}
         names = sorted(parts[0].keys() - joined)
         measures = Measures()
-        measured = {
-            n: [measures.of(p[n]) for p in parts]
-            for n in names
-            if isinstance(parts[0][n], LoDTensor)
-        }
+        measured = {n: [measures.of(p[n]) for p in parts] for n in names if isinstance(parts[0][n], LoDTensor)}
         lods = {n: [lod for lod, _ in found] for n, found in measured.items()}
         needs = {n: _largest([size for _, size in found]) for n, found in measured.items()}
-        counts = {
-            n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts]
-            for n in names
-            if n not in lods
-        }
+        counts = {n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts] for n in names if n not in lods}
         bounds = {n: (min(c), max(c)) for n, c in counts.items()}
         uneven = {n: len({len(lod[0]) for lod in found}) > 1 for n, found in lods.items()}
         if self._agree:
@@ -155,10 +142,7 @@ class Stacker:
             values = [p[name] for p in parts]
             if name in lods:
                 found[name] = _stacked(
-                    [
-                        _filled(v.value, lod, sizes[name], uneven[name])
-                        for v, lod in zip(values, lods[name])
-                    ]
+                    [_filled(v.value, lod, sizes[name], uneven[name]) for v, lod in zip(values, lods[name])]
                 )
             elif len({np.shape(v)[1:] for v in values}) > 1:
                 if not self._uneven:
@@ -169,10 +153,7 @@ class Stacker:
             else:
                 rows = bounds[name][1]
                 found[name] = _stacked(
-                    [
-                        Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v)))
-                        for v in values
-                    ]
+                    [Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v))) for v in values]
                 )
         return found
 
@@ -228,9 +209,7 @@ def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
                 batches[0].tensors,
                 [np.concatenate(v) for v in zip(*[b.values for b in batches])],
                 Measured(
-                    np.concatenate(
-                        [offsets[:, :, :-1].reshape(len(rows), -1), offsets[:, -1, -1:]], 1
-                    ),
+                    np.concatenate([offsets[:, :, :-1].reshape(len(rows), -1), offsets[:, -1, -1:]], 1),
                     measured[0].number,
                     most,
                     sum(most),
@@ -323,9 +302,7 @@ def _agreed(
 
 
 def _largest(sizes: list[Size]) -> Size:
-    """A size that all replicas' sequences fit; its number of sequences is that of the replica that
-    has the most.
-    """
+    """A size that all replicas' sequences fit; its number of sequences is that of the replica that has the most."""
     alike = len(set(sizes)) == 1
     return (
         sizes[0]
@@ -339,9 +316,7 @@ def _largest(sizes: list[Size]) -> Size:
 
 
 def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Ragged:
-    """The rows padded to `size`, with the number of sequences if replicas have different
-    numbers.
-    """
+    """The rows padded to `size`, with the number of sequences if replicas have different numbers."""
     made = fill(values, lod, size, False)
     if not uneven:
         return made

@@ -1,6 +1,4 @@
-"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA
-program.
-"""
+"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -47,17 +45,13 @@ class Replicas(Placement):
     )
     _running: ClassVar[Any] = None  # of the program that this process started last
 
-    def __init__(
-        self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()
-    ):
+    def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan)
         self.sharding, self._repeats = sharding, repeats
         self._phases = phases.split(plan, sums)
         self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
         every = [phase for group in self._phases for phase in group]
-        self._per_replica = phases.per_replica_before(
-            self._phases, set(plan.feeds) - set(self._fed_whole)
-        )
+        self._per_replica = phases.per_replica_before(self._phases, set(plan.feeds) - set(self._fed_whole))
         sparse = any(
             (v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
             for p in every
@@ -69,9 +63,7 @@ class Replicas(Placement):
         # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
         # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
         # they only exchange gradients, whose shapes are equal.
-        self._stacker = replica_feeds.Stacker(
-            agree=sharding.spans_processes and (sparse or self.on_gpus)
-        )
+        self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or self.on_gpus))
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
 
@@ -86,9 +78,7 @@ class Replicas(Placement):
         for name, stacked in own.items():
             if stacked is not None and len(stacked) == self.sharding.replicas == self.hosts:
                 parts = [jax.device_put(v, d) for v, d in zip(stacked, self._devices)]
-                found[name] = jax.make_array_from_single_device_arrays(
-                    found[name].shape, self.home(name), parts
-                )
+                found[name] = jax.make_array_from_single_device_arrays(found[name].shape, self.home(name), parts)
         return found
 
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
@@ -110,9 +100,7 @@ class Replicas(Placement):
     def parts(self, name: str, value: Any) -> list[Any]:
         if name in self._per_replica[-1]:
             return [padding.trimmed(part) for part in _divided(value, self.hosts)]
-        return [
-            padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))
-        ] * self.hosts
+        return [padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
 
     # ---- compiled segments ----
 
@@ -193,18 +181,12 @@ class Replicas(Placement):
         return OneDevice(plan, self._devices[number])
 
     def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
-        """Run host operators: for each replica of this process, or once if their inputs are the
-        same for all.
-        """
+        """Run host operators: for each replica of this process, or once if their inputs are the same for all."""
         (phase,) = self._phases[at]
         segment = self.plan.segments[at]
         there = [n for n in phase.reads if n in env]
         mine = {n: _divided(env[n], self.hosts) for n in there if n in self._per_replica[at]}
-        alike = {
-            n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n])
-            for n in there
-            if n not in mine
-        }
+        alike = {n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n]) for n in there if n not in mine}
         found = []
         for number, host in enumerate(hosts if phase.per_replica else hosts[:1]):
             own = alike | {n: parts[number] for n, parts in mine.items()}
@@ -236,9 +218,7 @@ class Replicas(Placement):
         shared = {n: v for n, v in env.items() if n not in per_replica}
         if first is not None:
             # Each replica computes the value, whether its operators are updates or not.
-            phase = phases.Phase(
-                first.items, True, reads=list(env), per_replica_outputs=[first.name]
-            )
+            phase = phases.Phase(first.items, True, reads=list(env), per_replica_outputs=[first.name])
             self._replicas(phase, shared, per_replica, wrapped, None, known, first)
             env[first.name] = per_replica[first.name]
             return env
@@ -247,9 +227,7 @@ class Replicas(Placement):
                 self._replicas(phase, shared, per_replica, wrapped, watch, known)
             else:
                 own = {n: shared[n] for n in phase.reads if n in shared}
-                shared.update(
-                    trace.lower(phase.items, own, wrapped, watch, known, on_gpus=self.on_gpus)
-                )
+                shared.update(trace.lower(phase.items, own, wrapped, watch, known, on_gpus=self.on_gpus))
         env.update(shared)
         env.update((n, v) for n, v in per_replica.items() if n in self._per_replica[at + 1])
         return env
@@ -274,15 +252,9 @@ class Replicas(Placement):
         ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
             own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
             mine = jax.tree.map(lambda leaf: leaf[0], mine)
-            run = (
-                self._in_parts
-                if self._repeats > 1 and phase.reduced and phase.items
-                else self._at_once
-            )
+            run = self._in_parts if self._repeats > 1 and phase.reduced and phase.items else self._at_once
             checks = None if watch is None else watched
-            gradients, gives, own_values, finite = run(
-                phase, alike, mine, own, checks, known, first
-            )
+            gradients, gives, own_values, finite = run(phase, alike, mine, own, checks, known, first)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
                 self._brought_together(gradients),
@@ -328,9 +300,7 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """One replica's gradients, values of the Scope, values of its own, and which of the
-        `watched` are finite.
-        """
+        """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
         watch: list[trace.Watched] | None = None if watched is None else []
         env = alike | mine
         if first is None:
@@ -354,8 +324,10 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """As `_at_once`, for one part of the replica's rows after the other. Each part reads the
-        previous one's outputs; gradients are summed, values of its own are concatenated."""
+        """As `_at_once`, for one part of the replica's rows after the other.
+
+        Each part reads the previous one's outputs; gradients are summed, values of its own are concatenated.
+        """
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
 
@@ -386,9 +358,7 @@ class Replicas(Placement):
         like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), sample)))[0][1]
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         numbers = jnp.arange(self._repeats, dtype=jnp.int32)
-        (state, totals), (sparse, gives, own, finite) = lax.scan(
-            part, (carried, zeros), (numbers, parts)
-        )
+        (state, totals), (sparse, gives, own, finite) = lax.scan(part, (carried, zeros), (numbers, parts))
         joined = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
         return (
             totals | joined(sparse),
@@ -400,11 +370,7 @@ class Replicas(Placement):
 
 def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
     if isinstance(value, Ragged) or value.shape[0] % repeats:
-        rows = (
-            "rows in sequences"
-            if isinstance(value, Ragged)
-            else f"{value.shape[0]} rows in each replica"
-        )
+        rows = "rows in sequences" if isinstance(value, Ragged) else f"{value.shape[0]} rows in each replica"
         raise errors.FeedError(
             f"feed {name}: {rows}, which multi_batch_merge_pass cannot divide into {repeats} equal parts"
         )
@@ -439,9 +405,7 @@ def _divided(value: Any, count: int) -> list[Any]:
     if isinstance(value, _Apart):
         return list(value)
     own = jax.tree.map(_shards, value)
-    return [
-        jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)
-    ]
+    return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
 
 
 class _Shards(list[Any]):
@@ -459,8 +423,4 @@ def _is_shards(value: Any) -> bool:
 
 def _folded(key: Any, number: int) -> Any:
     """Another random key for each replica."""
-    return (
-        None
-        if key is None
-        else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))
-    )
+    return None if key is None else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))

@@ -51,14 +51,10 @@ class ReplicaSharding:
         return bool(self.mesh.devices.flat[0].platform != "cpu")
 
     def spread(self, stacked: Any) -> Any:
-        """Move the stacked values of this process's replicas to their devices: its part of the
-        array of all.
-        """
+        """Move the stacked values of this process's replicas to their devices: its part of the array of all."""
         if not self.spans_processes:
             return jax.device_put(stacked, self.per_replica)
-        return jax.tree.map(
-            lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked
-        )
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked)
 
     def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
         """Move whole values to the devices; of several processes those of the first."""
@@ -71,9 +67,7 @@ class ReplicaSharding:
             moved: jax.Array = jax.device_put(value, self.home(name))
             return moved
         first = np.asarray(processes.broadcast(np.asarray(value)))
-        return jax.make_array_from_callback(
-            first.shape, self.home(name), lambda index: first[index]
-        )
+        return jax.make_array_from_callback(first.shape, self.home(name), lambda index: first[index])
 
     def spec(self, name: str) -> PartitionSpec:
         """Return the partition spec of a whole value."""
@@ -115,9 +109,7 @@ def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, An
         elif isinstance(value, Ragged):
             raise TypeError(f"the gradient {name} has rows in sequences")
         elif name in sharding.shares:
-            found[name] = lax.psum_scatter(
-                value, AXIS, scatter_dimension=sharding.shares[name], tiled=True
-            )
+            found[name] = lax.psum_scatter(value, AXIS, scatter_dimension=sharding.shares[name], tiled=True)
         else:
             dense.setdefault(value.dtype, []).append(name)
     for names in dense.values():

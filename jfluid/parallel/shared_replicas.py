@@ -1,5 +1,4 @@
-"""Reduce on the CPU devices of one process, which have one memory: parameters and the optimizer's
-state are there once.
+"""Reduce on the CPU devices of one process, which have one memory: parameters and the optimizer's state are there once.
 
 Replicas compute forward and backward. They read parameters at the address where the first device
 holds them, and each gives its share of the summed gradients. Updates then run once, on the first
@@ -44,8 +43,9 @@ _WORTH_DIVIDING = 256 << 10
 
 @dataclass(frozen=True)
 class _Product:
-    """The gradient of a matrix [k, m]: x^T out, of x [n, k] and out [n, m]. No replica computes all
-    of it: each takes all rows of its columns of x from the others.
+    """The gradient of a matrix [k, m]: x^T out, of x [n, k] and out [n, m].
+
+    No replica computes all of it: each takes all rows of its columns of x from the others.
     """
 
     x: Any
@@ -66,17 +66,13 @@ class SharedReplicas(Replicas):
     def of(
         cls, plan: Plan, devices: Sequence[jax.Device], repeats: int, sums: Sequence[str]
     ) -> "SharedReplicas | None":
-        """Return the placement of a plan that is not divided; None where the host computes
-        gradients.
-        """
+        """Return the placement of a plan that is not divided; None where the host computes gradients."""
         divided = phases.divided(plan, _JOINED, sums)
         if divided is None:
             return None
         return cls(divided, ReplicaSharding(Mesh(np.array(devices), (AXIS,)), {}), repeats, sums)
 
-    def __init__(
-        self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()
-    ):
+    def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan, sharding, repeats, sums)
         self._first = self._devices[0]
         self._own = [group[0] for group in self._phases]  # of each segment
@@ -88,9 +84,7 @@ class SharedReplicas(Replicas):
         self._lent: dict[str, tuple[Any, jax.Array]] = {}
 
     def _worth_dividing(self) -> dict[str, tuple[int, ...]]:
-        """The gradients of which each replica gives its share, with their shapes: only updates read
-        them.
-        """
+        """The gradients of which each replica gives its share, with their shapes: only updates read them."""
         found: dict[str, tuple[int, ...]] = {}
         block = self.plan.block
         others = {n for p in self._own if p.per_replica or p.host for n in p.reads}
@@ -120,9 +114,7 @@ class SharedReplicas(Replicas):
     # ---- values ----
 
     def home(self, name: str) -> jax.sharding.Sharding:
-        return (
-            super().home(name) if name in self._of_replicas else SingleDeviceSharding(self._first)
-        )
+        return super().home(name) if name in self._of_replicas else SingleDeviceSharding(self._first)
 
     def place(self, values: Env) -> dict[str, jax.Array]:
         return placed(values, {n: self.home(n) for n in values})
@@ -179,11 +171,7 @@ class SharedReplicas(Replicas):
         phase = self._own[at]
         if phase.per_replica:
             return super().lower(at, env, key, watch, known, first)
-        own = {
-            n: self._joined(n, env[n]) if n in self._divided else env[n]
-            for n in phase.reads
-            if n in env
-        }
+        own = {n: self._joined(n, env[n]) if n in self._divided else env[n] for n in phase.reads if n in env}
         wrapped = trace.random_key(key)
         if first is None:
             env.update(trace.lower(phase.items, own, wrapped, watch, known))
@@ -249,26 +237,18 @@ class SharedReplicas(Replicas):
 
     def _shares(self, value: Any) -> tuple[Any, ...]:
         """The part of a divided gradient on each device."""
-        return tuple(
-            jax.tree.map(lambda leaf, i=i: leaf.addressable_data(i), value)
-            for i in range(self.hosts)
-        )
+        return tuple(jax.tree.map(lambda leaf, i=i: leaf.addressable_data(i), value) for i in range(self.hosts))
 
     def _for_updates(self, values: Env) -> Env:
         """Values on the first device. Those of other devices are read where they are."""
-        found = {
-            n: self._shares(v) if n in self._divided else jax.tree.map(_first, v)
-            for n, v in values.items()
-        }
+        found = {n: self._shares(v) if n in self._divided else jax.tree.map(_first, v) for n, v in values.items()}
         elsewhere, shape = jax.tree.flatten({n: v for n, v in found.items() if n in self._divided})
         views = [np.asarray(leaf) for leaf in elsewhere]
         moved: list[Any] = jax.device_put(views, self._first, may_alias=True) if views else []
         found.update(jax.tree.unflatten(shape, moved))
         return found
 
-    def _joined(
-        self, name: str, shares: Sequence[Any], join: Callable[..., Any] = jnp.concatenate
-    ) -> Any:
+    def _joined(self, name: str, shares: Sequence[Any], join: Callable[..., Any] = jnp.concatenate) -> Any:
         """A gradient of the shares of all replicas."""
         first = shares[0]
         if isinstance(first, SelectedRows):

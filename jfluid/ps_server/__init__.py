@@ -1,5 +1,4 @@
-"""Parameter servers: tables of rows by id that are larger than a trainer's memory, and the calls
-that reach them.
+"""Parameter servers: tables of rows by id that are larger than a trainer's memory, and the calls that reach them.
 
 | module | holds |
 |---|---|

@@ -27,9 +27,7 @@ _LOOK_S = 0.2  # between looks at whether a signal has come
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m jfluid.ps_server", description="One parameter server."
-    )
+    parser = argparse.ArgumentParser(prog="python -m jfluid.ps_server", description="One parameter server.")
     add, defaults = parser.add_argument, ServerVariables()
     add("--host", default="127.0.0.1", help="where to listen (default: this machine only)")
     add("--port", type=int, default=0, help="0 (default): a free one")

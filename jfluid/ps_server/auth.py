@@ -1,5 +1,4 @@
-"""The job's secret on gRPC: every call proves that its caller has it, and every answer that its
-server does.
+"""The job's secret on gRPC: every call proves that its caller has it, and every answer that its server does.
 
 A client begins a session with a call named Begin. It sends a nonce; the server answers with a
 challenge, random in each of its lives, and a proof that it has the secret. From nonce and challenge
@@ -51,8 +50,9 @@ Metadata = tuple[tuple[str, bytes], ...]
 
 
 def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
-    """Return (the session's nonce, the call's number, its MAC) in what a call brings. Raises
-    MessageError.
+    """Return (the session's nonce, the call's number, its MAC) in what a call brings.
+
+    Raises MessageError.
     """
     if len(data) != _PROOF.size:
         raise errors.MessageError(f"{PROOF}: expected {_PROOF.size} bytes, found {len(data)}")
@@ -63,9 +63,7 @@ def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
 def decode_begun(data: bytes) -> tuple[bytes, bytes]:
     """Return (the server's challenge, its MAC) in an answer to Begin. Raises MessageError."""
     if len(data) != _BEGUN.size:
-        raise errors.MessageError(
-            f"Begin: expected an answer of {_BEGUN.size} bytes, found {len(data)}"
-        )
+        raise errors.MessageError(f"Begin: expected an answer of {_BEGUN.size} bytes, found {len(data)}")
     challenge, mac = _BEGUN.unpack(data)
     return challenge, mac
 
@@ -96,13 +94,9 @@ class _Keys:
 
 
 class _AtOnce(ThreadPoolExecutor):
-    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool
-    does.
-    """
+    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool does."""
 
-    def submit(
-        self, function: Callable[..., Any], /, *arguments: Any, **named: Any
-    ) -> "Future[Any]":
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
         try:
             future.set_result(function(*arguments, **named))
@@ -114,8 +108,9 @@ class _AtOnce(ThreadPoolExecutor):
 def _at_once(
     answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
 ) -> grpc.RpcMethodHandler:
-    """A handler that answers when the headers are there. As one of a stream it gets no message that
-    it did not ask for.
+    """A handler that answers when the headers are there.
+
+    As one of a stream it gets no message that it did not ask for.
     """
     answer.experimental_thread_pool = _AtOnce(1)  # type: ignore[attr-defined]
     return grpc.stream_unary_rpc_method_handler(answer)
@@ -131,9 +126,7 @@ class _Session(_Keys):
     def take(self, number: int) -> bool:
         """Return whether this number is used for the first time."""
         if number > self._highest:
-            self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & (
-                (1 << _WINDOW) - 1
-            )
+            self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
             self._highest = number
             return True
         below = self._highest - number
@@ -144,8 +137,7 @@ class _Session(_Keys):
 
 
 class Guard(grpc.ServerInterceptor):
-    """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call
-    after the other.
+    """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call after the other.
 
     Args:
         sessions: how many are remembered. When there are more a new challenge begins, and every
@@ -179,9 +171,7 @@ class Guard(grpc.ServerInterceptor):
         self._challenge = secrets.token_bytes(_CHALLENGE_SIZE)
         self._sessions: dict[bytes, _Session] = {}
 
-    def intercept_service(
-        self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails
-    ) -> Any:
+    def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
         if details.method == BEGIN:
             return self._begin
         proven = self._proven(_value(details.invocation_metadata, PROOF), details.method)
@@ -191,9 +181,7 @@ class Guard(grpc.ServerInterceptor):
         return handler and _answering(handler, ((PROOF, proven),))
 
     def _proven(self, proof: bytes, path: str) -> bytes | None:
-        """The proof that goes with the answer to a call, or None for a call that has to be
-        refused.
-        """
+        """The proof that goes with the answer to a call, or None for a call that has to be refused."""
         try:
             nonce, number, mac = decode_proof(proof)
         except errors.MessageError:
@@ -249,9 +237,7 @@ class _Numbered(_Keys):
 class Unary(Protocol):
     """A method with one message each way. `sent` is called when the request is on its way."""
 
-    def __call__(
-        self, request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None
-    ) -> Any: ...
+    def __call__(self, request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None) -> Any: ...
 
 
 class Session:
@@ -274,9 +260,7 @@ class Session:
         """
         method = self._channel.unary_unary(path, None, read)
 
-        def call(
-            request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None
-        ) -> Any:
+        def call(request: bytes, timeout_s: float | None, sent: Callable[[], None] | None = None) -> Any:
             metadata, expected = (self._current or self._begin()).next(path)
             try:
                 if sent is None:  # fewer threads have to do with it
@@ -299,6 +283,7 @@ class Session:
 
     def stream(self, path: str) -> Callable[[Iterator[bytes], float | None], Iterator[bytes]]:
         """Return a method with several messages each way; the server's proof comes after the last.
+
         See `unary`.
         """
         method = self._channel.stream_stream(path)

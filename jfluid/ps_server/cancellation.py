@@ -18,8 +18,9 @@ def always() -> bool:
 
 
 def wait(changed: threading.Condition, done: Callable[[], bool], alive: Alive) -> None:
-    """Wait until `done`, which is evaluated again when `changed` is notified. The caller holds the
-    lock of `changed`.
+    """Wait until `done`, which is evaluated again when `changed` is notified.
+
+    The caller holds the lock of `changed`.
 
     Raises StateError when the caller has gone, and what `done` raises.
     """
@@ -30,8 +31,9 @@ def wait(changed: threading.Condition, done: Callable[[], bool], alive: Alive) -
 
 @contextlib.contextmanager
 def held(lock: threading.Lock, alive: Alive) -> Iterator[None]:
-    """Hold a lock while the context lasts. Raises StateError when the caller has gone before the
-    lock is free.
+    """Hold a lock while the context lasts.
+
+    Raises StateError when the caller has gone before the lock is free.
     """
     while not lock.acquire(timeout=LOOK_S):
         _look(alive)

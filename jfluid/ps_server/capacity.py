@@ -23,17 +23,13 @@ ROW_OVERHEAD = 24
 
 
 class Groups(NamedTuple):
-    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard
-    number i.
-    """
+    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard number i."""
 
     order: Array
     starts: Array
 
     def parts(self, most: int = 1 << 62) -> Iterator[tuple[int, Array]]:
-        """Return (number of a shard, positions of some of its ids, at most `most`), by shard,
-        ascending.
-        """
+        """Return (number of a shard, positions of some of its ids, at most `most`), by shard, ascending."""
         for number in np.flatnonzero(self.starts[1:] > self.starts[:-1]).tolist():
             positions = self.order[self.starts[number] : self.starts[number + 1]]
             if len(positions) <= most:
@@ -44,8 +40,7 @@ class Groups(NamedTuple):
 
 
 class Reservations:
-    """The memory of a table's shards: how many rows it is enough for, and how many of them pending
-    calls have reserved.
+    """The memory of a table's shards: how many rows it is enough for, and how many of them pending calls have reserved.
 
     Attributes:
         state: int64 [3, shards]: COUNT, LIMIT and HELD of each shard.
@@ -65,10 +60,7 @@ class Reservations:
         with self.lock:
             if not kernels.hold(self.state, groups.starts, more):
                 for number, order in groups.parts():
-                    if (
-                        self.state[COUNT, number] + self.state[HELD, number] + len(order)
-                        > self.state[LIMIT, number]
-                    ):
+                    if self.state[COUNT, number] + self.state[HELD, number] + len(order) > self.state[LIMIT, number]:
                         with shards[number].lock:
                             more[number] = shards[number].make_room(ids, order)
                 self.state[HELD] += more
@@ -123,17 +115,14 @@ class Cap:
 
     def check(self, most: Size, exact: Callable[[], Size]) -> None:
         """Raise TooLargeError when an addition does not fit. See `held` for the arguments."""
-        if (
-            self.bounded
-            and not self._fits(most, NOTHING)
-            and not self._fits(more := exact(), NOTHING)
-        ):
+        if self.bounded and not self._fits(most, NOTHING) and not self._fits(more := exact(), NOTHING):
             raise self._refusal(more)
 
     @contextlib.contextmanager
     def held(self, most: Size, exact: Callable[[], Size]) -> Iterator[None]:
-        """Reserve a size while the context lasts. Raises TooLargeError when there is no room for
-        it.
+        """Reserve a size while the context lasts.
+
+        Raises TooLargeError when there is no room for it.
 
         Args:
             most: an upper bound of what will be added.
@@ -163,9 +152,7 @@ class Cap:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Let no call add rows while the context lasts, so that rows may be dropped on which
-        pending calls count.
-        """
+        """Let no call add rows while the context lasts, so that rows may be dropped on which pending calls count."""
         with self._changed:
             self._alone += 1
             try:

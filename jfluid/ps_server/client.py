@@ -120,6 +120,7 @@ class Client:
 
     def enter(self) -> int:
         """Join the job as the trainer of this number; earlier incarnations of it have ended.
+
         Repeating this is harmless.
 
         Returns the incarnation, which is higher than any that a server knows. Two processes that
@@ -175,8 +176,9 @@ class Client:
         self._directory.blocks.pop(name, None)
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Tell the client the width and the row ranges of a table that the servers created
-        themselves. Without ranges the hashes of their ids decide which servers own its rows.
+        """Tell the client the width and the row ranges of a table that the servers created themselves.
+
+        Without ranges the hashes of their ids decide which servers own its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
@@ -246,9 +248,7 @@ class Client:
         begin = time.perf_counter()
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
-        add_pushes(
-            self._directory, requests, rows or {}, blocks or {}, learning_rate, change, merged
-        )
+        add_pushes(self._directory, requests, rows or {}, blocks or {}, learning_rate, change, merged)
         self._send(
             begin,
             requests,
@@ -272,15 +272,14 @@ class Client:
         merged: bool = False,
     ) -> PullResult:
         """`push`, then `pull`, in one call to each server; with a round the pull sees its result.
+
         A server that refuses the pull has applied nothing of the push, unless `or_no_rows`.
         """
         begin = time.perf_counter()
         requests, pull = self._request(pull_rows, pull_blocks, or_no_rows)
         requests[0].push.message.state = state
         add_pushes(self._directory, requests, push_rows, push_blocks, learning_rate, change, merged)
-        return self._send(
-            begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows
-        )
+        return self._send(begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows)
 
     def begin_push(
         self,
@@ -313,8 +312,9 @@ class Client:
         rows: Mapping[str, Array],
         or_no_rows: bool = False,
     ) -> PullResult:
-        """Do what `exchange` does, where the push, which says what blocks are pulled, is under way. The
-        other arguments are those of `pull`.
+        """Do what `exchange` does, where the push, which says what blocks are pulled, is under way.
+
+        The other arguments are those of `pull`.
         """
         begin = time.perf_counter()
         with begun.places:
@@ -349,13 +349,9 @@ class Client:
                 every = np.arange(len(once))[order]
                 for begin in range(0, len(every), most):
                     part = every[begin : begin + most]
-                    request = pb.LookUpRequest(
-                        table=name, ids=(once[part] - first).tobytes(), slot=slot
-                    )
+                    request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes(), slot=slot)
                     reply = self._looked_up(number, request)
-                    found = wire.numbers(
-                        reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False
-                    )
+                    found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
                     values[part] = found.reshape(-1, width)
 
         self._connections.everywhere(ask)
@@ -363,9 +359,7 @@ class Client:
         return rows
 
     def shrink(self, table: str, age: int) -> int:
-        """Drop the rows of a table that none of its last `age` updates touched; returns how
-        many.
-        """
+        """Drop the rows of a table that none of its last `age` updates touched; returns how many."""
         places = self._directory.places(table)
 
         def ask(number: int) -> int:
@@ -373,9 +367,7 @@ class Client:
             for name in (name for server, name in places if server == number):
                 with self._connections[number].pushes.next() as place:
                     dropped += self._connections[number].shrink(
-                        pb.ShrinkRequest(
-                            caller=self._connections.caller(*place), table=name, age=age
-                        )
+                        pb.ShrinkRequest(caller=self._connections.caller(*place), table=name, age=age)
                     )
             return dropped
 
@@ -385,9 +377,7 @@ class Client:
     # ---- the job ---------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
-        """Wait until all trainers have reached passage `number` of the barrier; by default the one
-        after the last.
-        """
+        """Wait until all trainers have reached passage `number` of the barrier; by default the one after the last."""
         self._connections.barrier(name, number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
@@ -434,16 +424,12 @@ class Client:
     def status(self) -> list[pb.StatusReply]:
         """Return the status of each server, and of this trainer's calls there."""
         return self._connections.everywhere(
-            lambda number: self._connections[number].call(
-                "Status", pb.StatusRequest(trainer=self.trainer)
-            )
+            lambda number: self._connections[number].call("Status", pb.StatusRequest(trainer=self.trainer))
         )
 
     def trainer_state(self) -> pb.TrainerState:
         """Return the state that this trainer sent with the last round; empty if it sent none."""
-        reply = self._connections[0].call(
-            "TrainerState", pb.TrainerStateRequest(trainer=self.trainer)
-        )
+        reply = self._connections[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
         return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
@@ -538,9 +524,7 @@ class Client:
 
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""
-        return widths_of(
-            self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-        )
+        return widths_of(self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer)))
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         connection = self._connections[number]
@@ -549,7 +533,4 @@ class Client:
 
 def widths_of(reply: pb.StatusReply) -> dict[str, int]:
     """Return the widths of a server's tables, by name."""
-    return {
-        name: validation.read(specs.TableSpec, t.spec, name).width
-        for name, t in reply.tables.items()
-    }
+    return {name: validation.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}

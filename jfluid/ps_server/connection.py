@@ -1,6 +1,4 @@
-"""The connection of a client to one server: retries, large messages in chunks, recovery of servers
-that restart.
-"""
+"""The connection of a client to one server: retries, large messages in chunks, recovery of servers that restart."""
 
 import logging
 import random
@@ -70,11 +68,7 @@ def credentials_of(
     **_: object,
 ) -> grpc.ChannelCredentials | None:
     """Return what a client's connections use for TLS (see Client); None for connections without it."""
-    return (
-        grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate)
-        if tls_authority
-        else None
-    )
+    return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
 
 
 class ServerConnection:
@@ -125,9 +119,7 @@ class ServerConnection:
         # Requests are passed as bytes: their size is needed first, and computing it costs as much
         # as serializing the message.
         self._methods: dict[str, Unary] = {
-            name: self._session.unary(
-                f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString)
-            )
+            name: self._session.unary(f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString))
             for name, (_, reply) in wire.METHODS.items()
         }
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
@@ -150,8 +142,9 @@ class ServerConnection:
         self._applied = 0  # rounds applied, as of the last answer
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
-        """Send a request and return the reply. Without an answer the same request, sequence number
-        included, is sent again.
+        """Send a request and return the reply.
+
+        Without an answer the same request, sequence number included, is sent again.
 
         Args:
             waits: the server answers when other trainers have done their part, which may take any
@@ -162,17 +155,11 @@ class ServerConnection:
         """
         data = request.SerializeToString()
         if len(data) > wire.LARGEST_MESSAGE:
-            raise TooLargeError(
-                f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}"
-            )
+            raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
         return self._call(method, data, waits)
 
-    def _call(
-        self, method: str, data: bytes, waits: bool, sent: Callable[[], None] | None = None
-    ) -> Any:
-        return self._tried(
-            method, lambda timeout_s: self._methods[method](data, timeout_s, sent), waits
-        )
+    def _call(self, method: str, data: bytes, waits: bool, sent: Callable[[], None] | None = None) -> Any:
+        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, sent), waits)
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
         reply = self._attached(request)
@@ -216,8 +203,11 @@ class ServerConnection:
         waits: bool,
         sent: Callable[[], None] | None,
     ) -> Any:
-        """A call past gRPC. Without an answer it is sent again through gRPC, and the lane is dropped:
-        a late answer may still come."""
+        """A call past gRPC.
+
+        Without an answer it is sent again through gRPC, and the lane is dropped: a late answer may still
+        come.
+        """
         again = False
 
         def send(timeout_s: float | None) -> Any:
@@ -234,8 +224,9 @@ class ServerConnection:
         return self._tried(method, send, waits)
 
     def begun(self, request: OutgoingRequest, reply_bytes: int) -> BegunPush | None:
-        """Return what sends a push without waiting for its answer, of at most so many bytes. None where
-        the push is not large enough, or there is no way past gRPC for it now.
+        """Return what sends a push without waiting for its answer, of at most so many bytes.
+
+        None where the push is not large enough, or there is no way past gRPC for it now.
         """
         life, size = self._life, len(request.push)
         # with room for the pull behind it, and for its answer
@@ -243,9 +234,7 @@ class ServerConnection:
         lane = self._lane(room) if life and size >= SMALLEST else None
         return None if lane is None else BegunPush(lane, life, reply_bytes)
 
-    def _follow(
-        self, begun: BegunPush, request: OutgoingRequest, waits: bool
-    ) -> IncomingExchangeReply | None:
+    def _follow(self, begun: BegunPush, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply | None:
         """What a push that was begun, and the pull of rows behind it, are answered; None where either has
         no answer, or is refused: it is all to be sent again.
 
@@ -297,8 +286,7 @@ class ServerConnection:
         send: Callable[[], T],
         keep: Callable[[T], None] = lambda reply: None,
     ) -> T:
-        """Send a request to a server that has all that this client has sent: a restarted server is
-        repaired first.
+        """Send a request to a server that has all that this client has sent: a restarted server is repaired first.
 
         Args:
             told: the parts of the request that name the incarnation of the server that it is for. A
@@ -325,8 +313,9 @@ class ServerConnection:
             # predecessor has just answered.
 
     def look(self, caller: pb.Caller, at_once: bool) -> None:
-        """Send a heartbeat. If its answer shows that the server has restarted, repair it, now or in
-        another thread.
+        """Send a heartbeat.
+
+        If its answer shows that the server has restarted, repair it, now or in another thread.
         """
         reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
         if not self._life or reply.server_incarnation == self._life:
@@ -334,9 +323,7 @@ class ServerConnection:
         if at_once:
             self.mend(self._life)
         elif not self._mending.locked():
-            threading.Thread(
-                target=self._mend_aside, args=[self._life], name="jfluid-ps-mend", daemon=True
-            ).start()
+            threading.Thread(target=self._mend_aside, args=[self._life], name="jfluid-ps-mend", daemon=True).start()
 
     def _mend_aside(self, life: int) -> None:
         try:
@@ -347,6 +334,7 @@ class ServerConnection:
 
     def mend(self, life: int) -> None:
         """Repair the server, whose incarnation `life` has ended, unless another thread has done so.
+
         Raises ServerError.
         """
         with self._mending:
@@ -354,9 +342,7 @@ class ServerConnection:
                 self._mend()
 
     def _mend(self) -> None:
-        """Create tables and blocks again on a restarted server, and replay the logged calls that it
-        lacks.
-        """
+        """Create tables and blocks again on a restarted server, and replay the logged calls that it lacks."""
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         for create in self._created:
             self.call("Create", create)
@@ -379,9 +365,7 @@ class ServerConnection:
         # lost.
         lowest = {False: 1 << 63, True: 1 << 63}
         for call in reversed(calls):
-            lowest[call.pulls] = call.caller.outstanding = min(
-                lowest[call.pulls], call.caller.sequence
-            )
+            lowest[call.pulls] = call.caller.outstanding = min(lowest[call.pulls], call.caller.sequence)
         for call in calls:
             sequences = self.pulls if call.pulls else self.pushes
             call.caller.outstanding = sequences.outstanding(call.caller.outstanding)
@@ -412,8 +396,7 @@ class ServerConnection:
         waits: bool = False,
         begun: BegunPush | None = None,
     ) -> IncomingExchangeReply:
-        """Push, pull, or both in one call, in chunks where request or reply (of about
-        `reply_bytes`) are large.
+        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
         A server that has restarted gets the logged calls that it has lost first.
 
@@ -432,9 +415,7 @@ class ServerConnection:
             self.replay_log.add(request, reply.pull.counted, reply_bytes)
             self.replay_log.prune(reply.push.durable, reply.pull.durable)
 
-        told: list[_Told] = [
-            part.caller for part in (request.push.message, request.pull) if part.HasField("caller")
-        ]
+        told: list[_Told] = [part.caller for part in (request.push.message, request.pull) if part.HasField("caller")]
         return self.current(told or [request.pull], send, keep)
 
     def shrink(self, request: pb.ShrinkRequest) -> int:
@@ -447,8 +428,10 @@ class ServerConnection:
         return int(reply.rows)
 
     def leave(self, caller: pb.Caller) -> bool:
-        """Tell the server that the trainer leaves. Returns whether it may go: no call of its replay
-        log can be needed again."""
+        """Tell the server that the trainer leaves.
+
+        Returns whether it may go: no call of its replay log can be needed again.
+        """
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client)
         reply = self.current([request.caller], lambda: self.call("Leave", request))
         self.replay_log.prune(reply.durable, reply.durable_pulls)
@@ -470,9 +453,7 @@ class ServerConnection:
 
     # ---- how it goes ----
 
-    def _exchange(
-        self, request: OutgoingRequest, reply_bytes: int, waits: bool
-    ) -> IncomingExchangeReply:
+    def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
         method, parts = request.single()
         most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if most > wire.LARGEST_MESSAGE:
@@ -485,9 +466,7 @@ class ServerConnection:
         )
         if method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)
-        both: IncomingExchangeReply = (
-            reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
-        )
+        both: IncomingExchangeReply = reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
         return both
 
     def _in_chunks(self, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply:
@@ -495,9 +474,7 @@ class ServerConnection:
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> IncomingExchangeReply:
-            return IncomingExchangeReply.read(
-                wire.joined(self._stream(wire.chunked(data), timeout_s))
-            )
+            return IncomingExchangeReply.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
 
         return self._tried("Stream", send, waits)
 
@@ -529,9 +506,7 @@ class ServerConnection:
                     if isinstance(refusal, RollbackError):
                         self.on_rollback(refusal)
                     raise refusal from None
-                logger.info(
-                    "%s: %s: no answer (%s); trying again", self.endpoint, method, error.details()
-                )
+                logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
             self._closed.wait(min(0.05 * 2 ** min(attempt, 6), 2.0) * _JITTER.uniform(0.5, 1.0))
             attempt += 1
 
@@ -544,8 +519,7 @@ class ServerConnection:
                 "running, and reachable from here?"
             )
         return kind(
-            f"server {self.endpoint}: {method}: {error.details()}"
-            + f" ({code})" * (kind is errors.ServerError)
+            f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError)
         )
 
     def end(self, error: RollbackError) -> None:
@@ -567,9 +541,7 @@ def _read(method: str, data: bytes | memoryview) -> Any:
 
 
 def _is_lost(error: grpc.RpcError) -> bool:
-    """Whether a call got no answer of the service, which may have received it or not: it may be
-    sent again.
-    """
+    """Whether a call got no answer of the service, which may have received it or not: it may be sent again."""
     code = error.code()
     # a server that ends cancels its pending calls
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -1,5 +1,6 @@
-"""DenseBlock: a slice of a dense parameter. Readers get the array itself, since an update creates a
-new one.
+"""DenseBlock: a slice of a dense parameter.
+
+Readers get the array itself, since an update creates a new one.
 """
 
 import threading
@@ -16,8 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Block(Protocol):
-    """The interface of dense blocks to trainers. `DenseBlock` implements it; a server program may
-    have its own kind.
+    """The interface of dense blocks to trainers.
+
+    `DenseBlock` implements it; a server program may have its own kind.
     """
 
     @property
@@ -40,9 +42,7 @@ class SavedBlock(Block, Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def updated(
-    rule: Rule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array
-) -> Array:
+def updated(rule: Rule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array) -> Array:
     """Return the numbers of blocks after an update by gradients of the blocks' shapes: float32 [n], of
     each block the values, then the optimizer's slots.
 
@@ -78,9 +78,7 @@ class DenseBlock:
         self._widths = np.array([spec.size], np.int64)
         # The values, then the slots of the optimizer: one row of the kernels.
         self._numbers = np.empty(spec.size * (1 + len(self.rule.slots)), np.float32)
-        row_initializers.fill(
-            self._numbers[: spec.size], spec.seed, 0, *row_initializers.encoded(spec.initializer)
-        )
+        row_initializers.fill(self._numbers[: spec.size], spec.seed, 0, *row_initializers.encoded(spec.initializer))
         self._numbers[spec.size :] = np.repeat(self.rule.slots, spec.size)
 
     @staticmethod
@@ -134,8 +132,7 @@ class DenseBlock:
         """Raise ServerError for a `state` of a block of another kind or size."""
         if missing := {"version", "step", "learning_rate"} - state.keys():
             raise errors.ServerError(
-                f"block {self.name}: the state is of a block of another kind: it has no "
-                f"{', '.join(sorted(missing))}"
+                f"block {self.name}: the state is of a block of another kind: it has no {', '.join(sorted(missing))}"
             )
         if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
             raise errors.ServerError(
@@ -160,16 +157,6 @@ class DenseBlock:
         return self.version
 
     def _check(self, what: str, array: Array) -> None:
-        if (
-            not isinstance(array, np.ndarray)
-            or array.dtype != np.float32
-            or array.shape != self.shape
-        ):
-            found = (
-                f"{array.dtype} {list(array.shape)}"
-                if isinstance(array, np.ndarray)
-                else type(array).__name__
-            )
-            raise errors.ServerError(
-                f"block {self.name}: {what}: expected float32 {list(self.shape)}, found {found}"
-            )
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != self.shape:
+            found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise errors.ServerError(f"block {self.name}: {what}: expected float32 {list(self.shape)}, found {found}")

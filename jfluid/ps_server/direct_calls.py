@@ -38,9 +38,7 @@ class DirectCalls:
     def __init__(self, calls: Calls, metrics: Metrics, answered: Answered):
         self._calls, self._metrics, self._answered = calls, metrics, answered
 
-    def local(
-        self, buffer: SharedBuffer, data: bytes, alive: Alive
-    ) -> tuple[grpc.StatusCode, bytes]:
+    def local(self, buffer: SharedBuffer, data: bytes, alive: Alive) -> tuple[grpc.StatusCode, bytes]:
         """A call whose request lies in shared memory: its status, and a LocalReply."""
         asked = pb.LocalRequest()
         with contextlib.suppress(errors.ServerError):
@@ -60,9 +58,7 @@ class DirectCalls:
                 reply = pb.LocalReply(bytes=buffer.write_reply(parts, asked.reply_at))
         return code, reply.SerializeToString()
 
-    def streamed(
-        self, method: str, request: memoryview, alive: Alive
-    ) -> tuple[grpc.StatusCode, list[Any]]:
+    def streamed(self, method: str, request: memoryview, alive: Alive) -> tuple[grpc.StatusCode, list[Any]]:
         """A call whose request came through a stream."""
         return self._called(method, len(request), lambda: request, alive)
 
@@ -78,9 +74,7 @@ class DirectCalls:
 
         def answer() -> Any:
             if method not in functions:
-                raise errors.ServerError(
-                    f"expected a LocalRequest of one of {', '.join(functions)}, found {method!r}"
-                )
+                raise errors.ServerError(f"expected a LocalRequest of one of {', '.join(functions)}, found {method!r}")
             with self._metrics.part("parse"):
                 parsed = wire.parsed(wire.METHODS[method][0], request())
             return functions[method](parsed, alive)

@@ -1,6 +1,4 @@
-"""A client's directory of owners: which server has which rows of tables, by id, and which blocks,
-by name.
-"""
+"""A client's directory of owners: which server has which rows of tables, by id, and which blocks, by name."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +38,7 @@ class Block:
 
 
 class Part(NamedTuple):
-    """The ids of a call that one server owns: their positions, the table's name there, and the id
-    that is 0 there.
-    """
+    """The ids of a call that one server owns: their positions, the table's name there, and the id that is 0 there."""
 
     server: int
     name: str
@@ -70,16 +66,13 @@ class Directory:
         self.lock = threading.Lock()
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Set a table's width and ranges; without ranges the hashes of ids decide which servers own
-        its rows.
+        """Set a table's width and ranges; without ranges the hashes of ids decide which servers own its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
         ends = np.cumsum([s.rows for s in ranges])
         if [s.first for s in ranges] != [0, *ends[:-1]][: len(ranges)]:
-            raise errors.ServerError(
-                f"table {name}: expected ranges that follow one another from 0 on, found {ranges}"
-            )
+            raise errors.ServerError(f"table {name}: expected ranges that follow one another from 0 on, found {ranges}")
         self._widths[name] = width
         if ranges:
             self._stretches[name] = list(ranges), ends
@@ -97,9 +90,7 @@ class Directory:
     def block(self, name: str) -> Block:
         """Return the owner of a block. Raises ServerError when it is unknown."""
         if name not in self.blocks:
-            raise errors.ServerError(
-                f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first"
-            )
+            raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
 
     def places(self, table: str) -> list[tuple[int, str]]:
@@ -109,8 +100,10 @@ class Directory:
         return [(number, table) for number in range(self._servers)]
 
     def parts(self, table: str, ids: Array) -> list[Part]:
-        """Split ids by owner: a part for every server, or for every range. Raises ServerError for
-        ids outside all ranges of the table."""
+        """Split ids by owner: a part for every server, or for every range.
+
+        Raises ServerError for ids outside all ranges of the table.
+        """
         if table not in self._stretches:
             if self._servers == 1:
                 return [Part(0, table, _ALL)]

@@ -15,14 +15,14 @@ class TooLargeError(errors.ServerError):
 
 
 class StateError(errors.ServerError):
-    """A call that is no longer valid: an incarnation that has ended, a round that is over
-    (FAILED_PRECONDITION).
-    """
+    """A call that is no longer valid: an incarnation that has ended, a round that is over (FAILED_PRECONDITION)."""
 
 
 class RollbackError(StateError):
-    """This trainer or server needs gradients of rounds that no process has any more. All processes
-    of the job have to restart from the newest snapshots that all servers have (OUT_OF_RANGE)."""
+    """This trainer or server needs gradients of rounds that no process has any more.
+
+    All processes of the job have to restart from the newest snapshots that all servers have (OUT_OF_RANGE).
+    """
 
     restarts_all = True  # tells the launcher that restarting this process alone does not help
 
@@ -32,15 +32,11 @@ class DamagedError(errors.ServerError):
 
 
 class NotReadyError(errors.ServerError):
-    """The server is choosing the snapshot to continue from, or reading it (UNAVAILABLE: callers
-    retry).
-    """
+    """The server is choosing the snapshot to continue from, or reading it (UNAVAILABLE: callers retry)."""
 
 
 class RestartedError(errors.ServerError):
-    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or
-    empty (DATA_LOSS).
-    """
+    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or empty (DATA_LOSS)."""
 
 
 class JobFailedError(errors.ServerError):

@@ -18,9 +18,7 @@ from jfluid.ps_server.row_initializers import fill
 @kernel
 def _home(hash_, shard_bits, capacity):
     """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
-    return np.int64(
-        (((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32)
-    )
+    return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
 
 
 @kernel
@@ -74,9 +72,7 @@ def locate(
     width, seed, kind, first, second = initializer
     for i in range(len(order)):
         if i + 2 * AHEAD < len(order):
-            prefetch(
-                start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity)
-            )
+            prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))
         if i + AHEAD < len(order):
             _prefetch_head(
                 index,

@@ -1,5 +1,4 @@
-"""Compiled loops over the pages of a shard, and the hashes of ids that choose their server and
-shard.
+"""Compiled loops over the pages of a shard, and the hashes of ids that choose their server and shard.
 
 A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16
 bytes (id, times shown, step of the last touch) and a body of `stride` float32 (the values, then the
@@ -65,9 +64,7 @@ def prefetch(typing_context, address):
             ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
             "llvm.prefetch.p0i8",
         )
-        builder.call(
-            function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)]
-        )
+        builder.call(function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -110,9 +107,7 @@ def prefetch_body(bodies, page_bits, stride, row, width):
 
 @kernel
 def mix(z):
-    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of
-    SplitMix64).
-    """
+    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of SplitMix64)."""
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))
@@ -120,8 +115,9 @@ def mix(z):
 
 @kernel
 def hash_of(id_, secret):
-    """The hash of an id under two keys. With one `mix` ids of a known difference would collide
-    under every key.
+    """The hash of an id under two keys.
+
+    With one `mix` ids of a known difference would collide under every key.
     """
     return mix(mix(np.uint64(id_) ^ secret[0]) + secret[1])
 
@@ -142,9 +138,7 @@ def owners_of(ids, servers):
     """
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
-        out[i] = (
-            (mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)
-        ) >> np.uint64(32)
+        out[i] = ((mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)) >> np.uint64(32)
     return out
 
 
@@ -209,9 +203,7 @@ def summed(values, inverse, count):
 
 @kernel
 def hold(state, starts, more):
-    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs;
-    returns whether they had.
-    """
+    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs; returns whether they had."""
     fits = True
     for i in range(len(more)):
         more[i] = starts[i + 1] - starts[i]
@@ -234,9 +226,7 @@ def release(state, more):
 
 @kernel
 def touch(heads, page_bits, rows, order, counts, step):
-    """Add counts[order[i]] (without counts, nothing) to the shows of row i, and move its step up to
-    `step`.
-    """
+    """Add counts[order[i]] (without counts, nothing) to the shows of row i, and move its step up to `step`."""
     for i in range(len(rows)):
         if rows[i] < 0:
             continue
@@ -262,9 +252,7 @@ def gather(bodies, page_bits, stride, width, rows, order, out):
 
 @kernel
 def change_values(bodies, page_bits, stride, width, rows, order, values, replace):
-    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left
-    out.
-    """
+    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left out."""
     for i in range(len(rows)):
         if rows[i] >= 0:
             body = body_of(bodies, page_bits, stride, rows[i])

@@ -54,14 +54,10 @@ class _Trainer:
             self.beyond.remove(self.through)
 
     def forget(self, outstanding: int) -> int:
-        """Move `through` up to before `outstanding`; returns how many sequences of those never came
-        here.
-        """
+        """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
         if outstanding - 1 <= self.through:
             return 0
-        known = {
-            s for s in self.beyond | self.running | self.refused if self.through < s < outstanding
-        }
+        known = {s for s in self.beyond | self.running | self.refused if self.through < s < outstanding}
         lost = outstanding - 1 - self.through - len(known)
         self.beyond -= known
         self.refused -= known
@@ -98,9 +94,7 @@ class Ledger:
         with self._changed:
             entry = self._entry(call)
             if call.sequence in entry.running:
-                cancellation.wait(
-                    self._changed, lambda: call.sequence not in self._entry(call).running, alive
-                )
+                cancellation.wait(self._changed, lambda: call.sequence not in self._entry(call).running, alive)
                 entry = self._entry(call)
             if entry.applied(call.sequence):
                 return False
@@ -124,8 +118,10 @@ class Ledger:
 
     @contextlib.contextmanager
     def refusing(self, call: Call) -> Iterator[None]:
-        """When the block raises, the call is refused, and not among the lost ones when its trainer
-        goes on without it. It may be sent again."""
+        """When the block raises, the call is refused, and not among the lost ones when its trainer goes on without it.
+
+        It may be sent again.
+        """
         try:
             yield
         except Exception:
@@ -135,9 +131,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block
-        raises.
-        """
+        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
         if not self.begin(call, alive):
             yield False
             return
@@ -151,9 +145,7 @@ class Ledger:
     def _entry(self, call: Call) -> _Trainer:
         entry = self._trainers.get(call.trainer)
         if entry is None and len(self._trainers) >= MOST_TRAINERS:
-            raise TooLargeError(
-                f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more"
-            )
+            raise TooLargeError(f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more")
         if entry is not None and call.incarnation < entry.incarnation:
             raise StateError(
                 f"trainer {call.trainer}: incarnation {call.incarnation} has ended; incarnation "
@@ -186,9 +178,7 @@ class Ledger:
         return entry
 
     def through(self, trainer: int) -> tuple[int, int]:
-        """Return (incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for
-        an unknown one.
-        """
+        """Return (incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for an unknown one."""
         with self._changed:
             entry = self._trainers.get(trainer)
             return (entry.incarnation, entry.through) if entry else (0, 0)
@@ -214,14 +204,11 @@ class Ledger:
         """Take over a `state`."""
         with self._changed:
             self._trainers = {
-                int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"]))
-                for number, t in state.items()
+                int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"])) for number, t in state.items()
             }
 
     def restore_ended(self, states: list[dict[str, Any]]) -> None:
-        """Take over the states of other servers, whose sequences mean nothing here: all their
-        incarnations have ended.
-        """
+        """Take over the states of other servers, whose sequences mean nothing here: all their incarnations have ended."""
         with self._changed:
             self._trainers = {}
             for number in {n for state in states for n in state}:

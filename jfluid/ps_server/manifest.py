@@ -69,9 +69,7 @@ class TablePart(validation.Spec):
 
 
 def _state(value: dict[str, Any]) -> dict[str, Any]:
-    """A block's state: counts, its rate, and what its variables are, which is held against those
-    that are there.
-    """
+    """A block's state: counts, its rate, and what its variables are, which is held against those that are there."""
     for name in ("version", "step"):
         if name in value and (type(value[name]) is not int or not 0 <= value[name] < 2**63):
             raise ValueError(f"{name}: expected a whole number, found {str(value[name])[:40]}")
@@ -117,9 +115,7 @@ class PiecePart(validation.Spec):
             raise ValueError("first and rows are there together, or neither is")
         if self.first is not None and self.rows is not None:
             if not self.shape or self.first + self.rows > self.shape[0]:
-                raise ValueError(
-                    f"{self.rows} rows from {self.first} on are none of a variable {self.shape}"
-                )
+                raise ValueError(f"{self.rows} rows from {self.first} on are none of a variable {self.shape}")
         return self
 
 
@@ -138,14 +134,10 @@ def _ledger(value: dict[str, Any]) -> dict[str, Any]:
     if len(value) > MOST_TRAINERS:
         raise ValueError(f"expected at most {MOST_TRAINERS} trainers, found {len(value)}")
     try:
-        return {
-            str(trainer): calls.model_dump()
-            for trainer, calls in _CALLS.validate_python(value).items()
-        }
+        return {str(trainer): calls.model_dump() for trainer, calls in _CALLS.validate_python(value).items()}
     except ValidationError as error:
         raise ValueError(
-            "expected incarnation, through and beyond of each trainer; "
-            f"{error.error_count()} are wrong"
+            f"expected incarnation, through and beyond of each trainer; {error.error_count()} are wrong"
         ) from None
 
 
@@ -154,8 +146,11 @@ LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
 
 
 class Manifest(validation.Spec):
-    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder
-    is the newer one; `crc32` is that of the manifest as it would be written with a `crc32` of 0."""
+    """What one server wrote.
+
+    `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is that of
+    the manifest as it would be written with a `crc32` of 0.
+    """
 
     format: int
     id: Annotated[str, Field(pattern=ID)]
@@ -188,15 +183,8 @@ class Manifest(validation.Spec):
     @property
     def files(self) -> list[File]:
         """All files that it lists."""
-        tables = [
-            f
-            for t in self.tables
-            for f in (t.rows_file, t.waiting_file, t.rates_file)
-            if f is not None
-        ]
-        return (
-            tables + [block.file for block in self.blocks] + [state.file for state in self.states]
-        )
+        tables = [f for t in self.tables for f in (t.rows_file, t.waiting_file, t.rates_file) if f is not None]
+        return tables + [block.file for block in self.blocks] + [state.file for state in self.states]
 
     def text(self) -> bytes:
         """Return as it is written."""
@@ -206,9 +194,7 @@ class Manifest(validation.Spec):
 
     def checked(self) -> "Manifest":
         """With its checksum."""
-        return self.model_copy(
-            update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())}
-        )
+        return self.model_copy(update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -219,9 +205,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     try:
         if path.stat().st_size > _LARGEST:
-            raise errors.ServerError(
-                f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}"
-            )
+            raise errors.ServerError(f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}")
         manifest = validation.read(Manifest, path.read_bytes(), str(path))
     except (errors.ServerError, OSError) as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
@@ -230,11 +214,7 @@ def read_manifest(path: Path) -> Manifest:
     if manifest.checked() != manifest:
         raise DamagedError(f"{path}: damaged: its checksum is not that of what it says")
     for name in (path.name, *(file.name for file in manifest.files)):
-        if (
-            not name.startswith(f"{manifest.stem}.")
-            or not FILE.fullmatch(name)
-            or name.endswith(".partial")
-        ):
+        if not name.startswith(f"{manifest.stem}.") or not FILE.fullmatch(name) or name.endswith(".partial"):
             raise DamagedError(
                 f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}"
             )

@@ -57,9 +57,7 @@ class Metrics:
             return _Labelled(Counter(name, text, labels, registry=self.registry))
 
         def histogram(name: str, text: str, label: str, buckets: Sequence[float]) -> _Labelled:
-            return _Labelled(
-                Histogram(name, text, [label], registry=self.registry, buckets=buckets)
-            )
+            return _Labelled(Histogram(name, text, [label], registry=self.registry, buckets=buckets))
 
         self.calls = counter("jfluid_ps_calls", "Calls that were answered", "method", "status")
         self.seconds = histogram(
@@ -138,9 +136,7 @@ class Counted:
             every = {label: [*found] for label, found in self._found.items()}
         ends = [*(str(float(end)) for end in self._buckets), "+Inf"]
         for label, (*found, total) in every.items():
-            metric.add_metric(
-                [_shown(label)], list(zip(ends, itertools.accumulate(found))), float(total)
-            )
+            metric.add_metric([_shown(label)], list(zip(ends, itertools.accumulate(found))), float(total))
         yield metric
 
 
@@ -159,18 +155,14 @@ class _State:
         waiting = GaugeMetricFamily(
             "jfluid_ps_table_waiting", "Ids that the entry rule keeps waiting", labels=["table"]
         )
-        size = GaugeMetricFamily(
-            "jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"]
-        )
+        size = GaugeMetricFamily("jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"])
         for name, table in list(self._store.tables.items()):
             label = [_shown(name)]
             rows.add_metric(label, len(table))
             waiting.add_metric(label, table.waiting)
             size.add_metric(label, table.nbytes)
         yield from (rows, waiting, size)
-        yield GaugeMetricFamily(
-            "jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds
-        )
+        yield GaugeMetricFamily("jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds)
         yield GaugeMetricFamily(
             "jfluid_ps_lost_calls",
             "Acknowledged calls that a restored snapshot did not have",

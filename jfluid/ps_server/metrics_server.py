@@ -38,9 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.server.admits(self.headers.get("Authorization", "")):
-            return self._answer(
-                HTTPStatus.UNAUTHORIZED, "text/plain", _NO_TOKEN, ("WWW-Authenticate", "Bearer")
-            )
+            return self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", _NO_TOKEN, ("WWW-Authenticate", "Bearer"))
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         self._answer(HTTPStatus.OK, kind, encode(self.server.registry))
 
@@ -85,13 +83,9 @@ class MetricsServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise errors.ServerError(
-                f"metrics: cannot listen on {host}:{port}: {error.strerror}"
-            ) from None
+            raise errors.ServerError(f"metrics: cannot listen on {host}:{port}: {error.strerror}") from None
         if tls is not None:  # the handshake belongs to a connection's thread
-            self.socket = tls.wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(
             target=self.serve_forever,
             args=(0.05,),  # seconds between looks at whether it is shut down

@@ -1,5 +1,7 @@
-"""Optimizers of tables and blocks. All that there is to know of one stands in its `RuleDef`: a new
-one touches this file only. (`update_rule` makes a rule of a definition and settings.)
+"""Optimizers of tables and blocks.
+
+All that there is to know of one stands in its `RuleDef`: a new one touches this file only. (`update_rule`
+makes a rule of a definition and settings.)
 
 A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's
 momentum, Adam and RMSProp also move the rows that a step has no gradient for. A table cannot touch
@@ -53,9 +55,7 @@ _per_element = register_jitable(error_model="numpy")
 
 
 def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
-    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows
-    of -1 are left out.
-    """
+    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
 
     @kernel
     def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
@@ -160,18 +160,18 @@ class RuleDef:
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs of Fluid's operator that the rule stands for. One with others computes
-        something else.
+        """The inputs of Fluid's operator that the rule stands for.
+
+        One with others computes something else.
         """
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
     def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
-        """Return the settings of an operator with these attributes. Its learning rate, an input, is
-        another one in each step.
+        """Return the settings of an operator with these attributes.
+
+        Its learning rate, an input, is another one in each step.
         """
-        return self.settings(
-            learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()}
-        )
+        return self.settings(learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()})
 
 
 def _horizon(decay: float) -> int:
@@ -196,8 +196,7 @@ def _segment(steps, count, step):
 
 @kernel
 def _rest(heads, page_bits, row, now):
-    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for
-    row -1.
+    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
 
     From now on it has seen them, so that a row which occurs twice moves once.
     """
@@ -228,8 +227,9 @@ _SGD = RuleDef(Sgd, _sgd)
 
 
 class Momentum(Optimizer):
-    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless
-    `lazy_mode`.
+    """Descent along a decaying sum of gradients.
+
+    Rows without a gradient go on moving, unless `lazy_mode`.
     """
 
     type: Literal["momentum"] = "momentum"
@@ -247,9 +247,7 @@ def _momentum(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_momentum(
-    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
-):
+def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     mu, ahead = hyper[0], hyper[0] if hyper[1] != 0 else _ONE
     for i in range(len(rows)):
         last, missed = _rest(heads, page_bits, rows[i], now)
@@ -325,9 +323,7 @@ def _adam(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_adam(
-    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
-):
+def _idle_adam(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     beta1, beta2, epsilon = np.float64(hyper[0]), np.float64(hyper[1]), hyper[2]
     for i in range(len(rows)):
         last, missed = _rest(heads, page_bits, rows[i], now)
@@ -373,8 +369,9 @@ _ADAM = RuleDef(
 
 
 class RMSProp(Optimizer):
-    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving,
-    unless `lazy_mode`.
+    """Rates that shrink with an average of squared gradients.
+
+    Rows without a gradient go on moving, unless `lazy_mode`.
     """
 
     type: Literal["rmsprop"] = "rmsprop"
@@ -400,9 +397,7 @@ def _rmsprop(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_rmsprop(
-    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
-):
+def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     rho, momentum, centered = np.float64(hyper[0]), np.float64(hyper[2]), hyper[3] != 0
     for i in range(len(rows)):
         _, missed = _rest(heads, page_bits, rows[i], now)
@@ -441,8 +436,9 @@ _RMSPROP = RuleDef(
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader. A row's values follow from its slots: the first gradient
-    overwrites the first values.
+    """Follow the regularized leader.
+
+    A row's values follow from its slots: the first gradient overwrites the first values.
 
     Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a
     gradient; here they stay.
@@ -459,14 +455,10 @@ def _ftrl(numbers, gradient, j, width, rate, hyper):
     l1, twice_l2, power, g = hyper[0], hyper[1], hyper[2], gradient[j]
     before = numbers[width + j]
     squared = before + g * g
-    root, root_before = (
-        (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
-    )
+    root, root_before = (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
     linear = numbers[2 * width + j] + g - (root - root_before) / rate * numbers[j]
     numbers[width + j], numbers[2 * width + j] = squared, linear
-    numbers[j] = (
-        (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
-    )
+    numbers[j] = (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
 
 
 _FTRL = RuleDef(
@@ -485,17 +477,16 @@ RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMS
 
 
 class Slot(Spec):
-    """What an optimizer keeps beside the values of a row: `width` numbers that begin as
-    `initial`.
-    """
+    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
 
     name: Annotated[str, Field(pattern=NAME)]
     initial: FiniteFloat = 0.0
 
 
 class Program(Optimizer):
-    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have
-    it.
+    """An optimizer that the caller of a table computes: see `SparseTable.update`.
+
+    Only tables have it.
 
     The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read
     and to set.
@@ -519,6 +510,4 @@ if TYPE_CHECKING:
 else:
     _ALL = [rule.settings for rule in RULES.values()]
     AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]
-    TableOptimizer = Annotated[
-        functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")
-    ]
+    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")]

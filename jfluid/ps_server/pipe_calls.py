@@ -56,8 +56,10 @@ def refuse(code: grpc.StatusCode, details: str) -> None:
 
 
 class CallPipes:
-    """A client's ends of the pipes. Calls are answered in turn: one may be posted while the server is
-    at another. They are closed with this object.
+    """A client's ends of the pipes.
+
+    Calls are answered in turn: one may be posted while the server is at another. They are closed with this
+    object.
 
     Attributes:
         theirs: the file descriptors that the server opens: where it reads, and where it writes.
@@ -145,8 +147,9 @@ class ServedPipes:
         self._hung_up.register(self._files[0], 0)
 
     def receive(self) -> bytes:
-        """Return the next request; nothing where the caller has ended, or the server stops. Raises
-        OSError for what is no whole request: a request is one piece in the pipe.
+        """Return the next request; nothing where the caller has ended, or the server stops.
+
+        Raises OSError for what is no whole request: a request is one piece in the pipe.
         """
         ready = dict(self._waiting.poll())
         mine = ready.pop(self._files[0], 0)

@@ -1,6 +1,4 @@
-"""Where the rows of a table's last look-ups are: what a trainer pulls is mostly what it pushes gradients
-of next.
-"""
+"""Where the rows of a table's last look-ups are: what a trainer pulls is mostly what it pushes gradients of next."""
 
 import threading
 from typing import Any, NamedTuple
@@ -15,8 +13,7 @@ _MOST, _MOST_IDS = 6, 1 << 16
 
 
 class FoundRows(NamedTuple):
-    """The ids of a look-up (int64 [n]), these by shard, and their rows in the order of `groups`
-    (int64 [n]).
+    """The ids of a look-up (int64 [n]), these by shard, and their rows in the order of `groups` (int64 [n]).
 
     Rows move when others are dropped: a row is that of its id where its head says so.
     """

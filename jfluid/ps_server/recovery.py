@@ -1,5 +1,4 @@
-"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which
-rounds they write them.
+"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which rounds they write them.
 
 Server 0 speaks for all. When servers start again it asks each for its snapshots and decides; the
 others ask it. While they serve it names a round, a little ahead; each server cuts right after that
@@ -64,8 +63,7 @@ class Peers:
         return [connection.call(method, request) for connection in self._connections.values()]
 
     def agree(self, own: RoundSnapshots) -> int:
-        """Return the round that this server goes on from, when it starts again: 0 for the
-        beginning.
+        """Return the round that this server goes on from, when it starts again: 0 for the beginning.
 
         Raises ServerError when the others do not answer in time, or when servers have lost
         snapshots that they had.
@@ -79,18 +77,13 @@ class Peers:
             return chosen
         replies = [self.recovery(number) for number in self._connections]
         chosen = newest_common(rounds, replies)
-        line = max(
-            [0, *own.status().retained, *(number for reply in replies for number in reply.retained)]
-        )
+        line = max([0, *own.status().retained, *(number for reply in replies for number in reply.retained)])
         if line and not chosen:
-            held = {0: rounds} | {
-                number: list(reply.snapshots) for number, reply in zip(self._connections, replies)
-            }
+            held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._connections, replies)}
             raise errors.ServerError(
                 f"all servers had snapshots of round {line}, and now they have none in common: "
                 + "; ".join(
-                    f"server {number}: {', '.join(map(str, found)) or 'none'}"
-                    for number, found in held.items()
+                    f"server {number}: {', '.join(map(str, found)) or 'none'}" for number, found in held.items()
                 )
                 + ". Put back the folder that is missing, or remove all of them to begin anew"
             )
@@ -192,15 +185,10 @@ class Coordinator:
             lead = max(lead, math.ceil(rate * _LEAD_EXCHANGES * (time.monotonic() - start)))
             number: int = max(reply.rounds for reply in replies) + lead
             plan = pb.PlanSnapshotRequest(round=number)
-            if all(
-                reply.accepted
-                for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)
-            ):
+            if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
                 return number
             lead *= 2
-        logger.warning(
-            "no snapshot of all servers: they do not find a round that is ahead of all of them"
-        )
+        logger.warning("no snapshot of all servers: they do not find a round that is ahead of all of them")
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:

@@ -1,5 +1,4 @@
-"""Snapshots of a program's servers for another number of them: the pieces of each variable are
-joined, and cut anew.
+"""Snapshots of a program's servers for another number of them: the pieces of each variable are joined, and cut anew.
 
 What the pieces were of stands in the manifests; what they are here the store says (`Store.pieces`).
 Rows of tables travel from file to table.
@@ -55,8 +54,7 @@ def read(
         for piece in (manifest.pieces or {}).values():
             if piece.variable not in known:
                 raise errors.ServerError(
-                    f"{folder / manifest.stem}.json: variable {piece.variable}: this program has none "
-                    "of that name"
+                    f"{folder / manifest.stem}.json: variable {piece.variable}: this program has none of that name"
                 )
     blocks: list[tuple[SavedBlock, dict[str, Any]]] = []
     for block in store.recut_blocks():
@@ -74,9 +72,7 @@ def _tables(store: Store, folder: Path, manifests: Sequence[Manifest]) -> dict[s
         for part in manifest.tables:
             piece = (manifest.pieces or {}).get(part.spec.name)
             if piece is not None:
-                held.setdefault(piece.variable, []).append(
-                    (HeldPiece(piece, part.rows_file), part, manifest)
-                )
+                held.setdefault(piece.variable, []).append((HeldPiece(piece, part.rows_file), part, manifest))
     return {
         name: _table(store, folder, name, pieces, held.get(pieces[name].variable, []))
         for name in store.tables

@@ -1,6 +1,4 @@
-"""A trainer's calls to one server: those without an answer yet, and those to replay when the server
-is restored.
-"""
+"""A trainer's calls to one server: those without an answer yet, and those to replay when the server is restored."""
 
 import contextlib
 import threading
@@ -13,8 +11,9 @@ from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
 class SequenceNumbers:
-    """The sequence numbers of the calls to one server, and which of these calls are pending. Safe
-    for threads.
+    """The sequence numbers of the calls to one server, and which of these calls are pending.
+
+    Safe for threads.
     """
 
     def __init__(self) -> None:
@@ -22,8 +21,9 @@ class SequenceNumbers:
 
     @contextlib.contextmanager
     def next(self) -> Iterator[tuple[int, int]]:
-        """Number a call: yields its (sequence, lowest pending sequence). It is pending while the
-        context lasts.
+        """Number a call: yields its (sequence, lowest pending sequence).
+
+        It is pending while the context lasts.
         """
         with self._lock:
             sequence, self._next = self._next, self._next + 1
@@ -80,18 +80,12 @@ class ReplayLog:
             return
         if request.push:
             request.push.own()
-            self._add(
-                LoggedCall(
-                    OutgoingRequest(request.push), request.push.message.caller, len(request.push)
-                )
-            )
+            self._add(LoggedCall(OutgoingRequest(request.push), request.push.message.caller, len(request.push)))
         if counted:
             pull = OutgoingRequest()
             pull.pull.caller.CopyFrom(request.pull.caller)
             pull.pull.rows.extend(request.pull.rows)
-            self._add(
-                LoggedCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True)
-            )
+            self._add(LoggedCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True))
 
     def add_shrink(self, request: pb.ShrinkRequest) -> None:
         """Log an acknowledged shrink."""
@@ -108,9 +102,7 @@ class ReplayLog:
     def prune(self, pushes: int = 0, pulls: int = 0) -> None:
         """Drop the pushes and pulls up to these sequences, which are in a snapshot."""
         with self._lock:
-            while self._calls and self._calls[0].caller.sequence <= (
-                pulls if self._calls[0].pulls else pushes
-            ):
+            while self._calls and self._calls[0].caller.sequence <= (pulls if self._calls[0].pulls else pushes):
                 self.bytes -= self._calls.popleft().size
 
     def beyond(self, sequence: int) -> list[LoggedCall]:

@@ -84,10 +84,7 @@ class RoundSnapshots:
     def look(self) -> list[int]:
         """Return the rounds of the snapshots in the folder that are not damaged, in order."""
         there = snapshot.ids(self.folder)
-        found = {
-            manifest.rounds: manifest.id
-            for manifest in reversed(snapshot.sound(self.folder, self._store.job))
-        }
+        found = {manifest.rounds: manifest.id for manifest in reversed(snapshot.sound(self.folder, self._store.job))}
         with self._changed:
             self._found = found
             named = [int(match[1]) for match in map(_OF_ROUND.fullmatch, there) if match]
@@ -95,9 +92,11 @@ class RoundSnapshots:
         return sorted(found)
 
     def decide(self, rounds: int) -> None:
-        """Go on from the snapshot of this round; 0 for a server that begins anew. Later ones are of
-        a past that is not coming back, and are removed. Raises ServerError where the snapshot does
-        not fit the program."""
+        """Go on from the snapshot of this round; 0 for a server that begins anew.
+
+        Later ones are of a past that is not coming back, and are removed. Raises ServerError where the
+        snapshot does not fit the program.
+        """
         with self._changed:
             self._decided, self._rounds = True, rounds
             self._found = {number: name for number, name in self._found.items() if number <= rounds}
@@ -125,9 +124,7 @@ class RoundSnapshots:
         self._on_durable(chosen, manifest.ledger, manifest.shown)
 
     def left(self) -> dict[int, int]:
-        """Return the trainers that had left when the snapshot was written that this server goes on
-        from.
-        """
+        """Return the trainers that had left when the snapshot was written that this server goes on from."""
         with self._changed:
             chosen = self._found.get(self._rounds)
         return snapshot.latest(self.folder, chosen)[0].left if chosen else {}
@@ -135,8 +132,9 @@ class RoundSnapshots:
     # ---- while it serves ----
 
     def plan(self, number: int) -> bool:
-        """Write a snapshot right after this round. False where that is over, or another is being
-        written.
+        """Write a snapshot right after this round.
+
+        False where that is over, or another is being written.
         """
         with self._changed:
             if number <= self._store.rounds or self._writing:
@@ -166,9 +164,7 @@ class RoundSnapshots:
             open_view.close()
             self._end(number)
 
-    def _write(
-        self, number: int, view: StoreView, left: dict[int, int], open_view: contextlib.ExitStack
-    ) -> None:
+    def _write(self, number: int, view: StoreView, left: dict[int, int], open_view: contextlib.ExitStack) -> None:
         name, start = f"round-{number}", time.monotonic()
         try:
             with open_view, self._files:
@@ -201,15 +197,12 @@ class RoundSnapshots:
             return self._changed.wait_for(lambda: not self._writing, timeout_s)
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """All servers have snapshots of these rounds: others but the newest of this server may
-        go.
-        """
+        """All servers have snapshots of these rounds: others but the newest of this server may go."""
         with self._changed:
             missing = [r for r in rounds if r not in self._found]
             if missing or not rounds:
                 raise errors.ServerError(
-                    f"retain: expected rounds of snapshots that are here ({sorted(self._found)}), found "
-                    f"{list(rounds)}"
+                    f"retain: expected rounds of snapshots that are here ({sorted(self._found)}), found {list(rounds)}"
                 )
             self._retained = sorted(rounds)
             last = self._retained[-1]
@@ -225,12 +218,8 @@ class RoundSnapshots:
         with self._files:
             with self._changed:
                 keep = {*self._retained, max(self._found)}
-                self._found = {
-                    number: name for number, name in self._found.items() if number in keep
-                }
-                self._ledgers = {
-                    number: ledgers for number, ledgers in self._ledgers.items() if number in keep
-                }
+                self._found = {number: name for number, name in self._found.items() if number in keep}
+                self._ledgers = {number: ledgers for number, ledgers in self._ledgers.items() if number in keep}
                 names = list(self._found.values())
             snapshot.retain(self.folder, names, 0)
 
@@ -256,8 +245,7 @@ class RoundSnapshots:
 
 
 def newest_common(own: Iterable[int], peers: Sequence[pb.RecoveryReply]) -> int:
-    """Return the newest round that this server and its peers can go on from together; 0 for the
-    beginning.
+    """Return the newest round that this server and its peers can go on from together; 0 for the beginning.
 
     A peer that has decided (it serves, or restores) has applied a number of rounds: what is newer
     than that does not fit. Of the others the snapshots count.

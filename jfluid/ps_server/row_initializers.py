@@ -1,5 +1,4 @@
-"""Initial values of rows, from (seed, id) alone: the same after a restart, on any server, in any
-order of creation.
+"""Initial values of rows, from (seed, id) alone: the same after a restart, on any server, in any order of creation.
 
 The generator is counter-based: element j of a row draws from mix(key(seed, id), j, attempt), so no
 draw depends on another.
@@ -38,8 +37,9 @@ def _gauss(key, element, attempt):
 
 @kernel
 def fill(values, seed, id_, kind, first, second):
-    """Write the initial values of the row of an id. (first, second): value; low, high; or mean,
-    standard deviation.
+    """Write the initial values of the row of an id.
+
+    (first, second): value; low, high; or mean, standard deviation.
     """
     key = _key(seed, id_)
     for j in range(len(values)):

@@ -67,9 +67,7 @@ class Settings(validation.Spec):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # it may be the secret
 
-    token: Annotated[
-        str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)
-    ]
+    token: Annotated[str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)]
     host: str = "127.0.0.1"
     port: Port = 0
     server: Annotated[int, Field(ge=0)] = 0
@@ -101,9 +99,7 @@ class Server:
 
     def __init__(self, settings: Settings, store: Store | None = None):
         if settings.server >= settings.servers:
-            raise errors.ServerError(
-                f"server: expected a number below {settings.servers}, found {settings.server}"
-            )
+            raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
         self.trainer_group = TrainerGroup(
@@ -121,18 +117,12 @@ class Server:
             save_root=settings.save_root,
         )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
-        self._threads = ThreadPoolExecutor(
-            16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps"
-        )
-        self._grpc = grpc.server(
-            self._threads, interceptors=[Guard(settings.token)], options=_OPTIONS
-        )
+        self._threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
+        self._grpc = grpc.server(self._threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()
-        self._watch = threading.Thread(
-            target=self._watch_trainers, name="jfluid-ps-watch", daemon=True
-        )
+        self._watch = threading.Thread(target=self._watch_trainers, name="jfluid-ps-watch", daemon=True)
         self._record = ServerRecord(self.service.metrics.registry)
         self._metrics_server: MetricsServer | None = None
         self.metrics_port: int | None = None
@@ -152,9 +142,7 @@ class Server:
             else:
                 port = self._grpc.add_insecure_port(f"{host}:{settings.port}")
         except RuntimeError as error:
-            raise errors.ServerError(
-                f"cannot listen on {host}:{settings.port}; is the port taken? ({error})"
-            ) from None
+            raise errors.ServerError(f"cannot listen on {host}:{settings.port}; is the port taken? ({error})") from None
         return port
 
     def start(self) -> "Server":

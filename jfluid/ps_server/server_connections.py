@@ -62,18 +62,12 @@ class ServerConnections:
         share_memory: bool,
     ):
         if isinstance(endpoints, str) or not endpoints:
-            raise errors.ServerError(
-                f"endpoints: expected a list of host:port, found {endpoints!r}"
-            )
+            raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
         if incarnation is not None and not 1 <= incarnation < 1 << 64:
-            raise errors.ServerError(
-                f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}"
-            )
+            raise errors.ServerError(f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}")
         self.trainer = trainer
         self._connections = [
-            ServerConnection(
-                endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory
-            )
+            ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
             for endpoint in endpoints
         ]
         self._connections[0].on_restart = self._tell_passages
@@ -82,9 +76,7 @@ class ServerConnections:
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
-        self._threads = ThreadPoolExecutor(
-            32 * len(endpoints), thread_name_prefix="jfluid-ps-client"
-        )
+        self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
         self._closed = threading.Event()
         self._heartbeat_s, self._beats = heartbeat_s, False
         self._incarnation = incarnation or 0
@@ -123,15 +115,9 @@ class ServerConnections:
                 RuntimeError
             ):  # the interpreter is shutting down and starts no threads: one after the other
                 futures[number] = self._threads.submit(function, number)
-        found = {
-            number: function(number)
-            for number in range(len(self._connections))
-            if number not in futures
-        }
+        found = {number: function(number) for number in range(len(self._connections)) if number not in futures}
         meanwhile()
-        return [
-            futures[n].result() if n in futures else found[n] for n in range(len(self._connections))
-        ]
+        return [futures[n].result() if n in futures else found[n] for n in range(len(self._connections))]
 
     def meanwhile(
         self,
@@ -140,8 +126,10 @@ class ServerConnections:
         quick: bool,
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
-        """What `send` returns for each server. `meanwhile` is called when all requests are on their
-        way: before that the interpreter would keep the threads from sending them.
+        """What `send` returns for each server.
+
+        `meanwhile` is called when all requests are on their way: before that the interpreter would keep the
+        threads from sending them.
         """
         if meanwhile is None:
             return self.everywhere(send, quick)
@@ -167,9 +155,7 @@ class ServerConnections:
         requests[own].on_sent = all_sent
         return self.everywhere(answer, quick)
 
-    def begin(
-        self, requests: list[OutgoingRequest], pull: ShardedPull, round: int
-    ) -> BegunPushes | None:
+    def begin(self, requests: list[OutgoingRequest], pull: ShardedPull, round: int) -> BegunPushes | None:
         """Begin to push these, each to its server (see Client.begin_push)."""
         pushes: list[BegunPush] = []
         for connection, request, size in zip(self._connections, requests, pull.sizes, strict=True):
@@ -240,17 +226,13 @@ class ServerConnections:
         # A thread for each server: one that does not answer must not make this trainer silent to
         # the others.
         for connection in self._connections if self._heartbeat_s and not self._beats else ():
-            threading.Thread(
-                target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True
-            ).start()
+            threading.Thread(target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True).start()
         self._beats = True
 
     def _beat(self, connection: ServerConnection) -> None:
         while not self._closed.wait(self._heartbeat_s):
             try:
-                connection.look(
-                    pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False
-                )
+                connection.look(pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False)
             except errors.ServerError as error:
                 if not self._closed.is_set():
                     logger.warning("heartbeat: %s", error)
@@ -284,9 +266,7 @@ class ServerConnections:
             self._passed[name] = max(self._passed.get(name, 0), number)
 
     def _tell_passages(self, connection: ServerConnection) -> None:
-        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom
-        it lets through.
-        """
+        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom it lets through."""
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
@@ -298,8 +278,9 @@ class ServerConnections:
     # ---- the end ---------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Tell all servers that this trainer has finished, and close. A trainer with a replay log
-        waits for at most a minute until no server can need it any more.
+        """Tell all servers that this trainer has finished, and close.
+
+        A trainer with a replay log waits for at most a minute until no server can need it any more.
         """
         self.enter()
         try:
@@ -327,9 +308,7 @@ class ServerConnections:
         self._threads.shutdown(wait=False)
 
     def _end(self, error: RollbackError) -> None:
-        """End all connections, since the whole job has to restart: calls that wait at other servers
-        would wait forever.
-        """
+        """End all connections, since the whole job has to restart: calls that wait at other servers would wait forever."""
         self._closed.set()
         for connection in self._connections:
             connection.end(error)

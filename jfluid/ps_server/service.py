@@ -54,9 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class _CheckedPull(NamedTuple):
-    """A pull that can be answered: whose it is, None for one that changes nothing, and what it asks
-    for.
-    """
+    """A pull that can be answered: whose it is, None for one that changes nothing, and what it asks for."""
 
     call: Call | None
     wanted: list[Wanted]
@@ -138,11 +136,7 @@ class Service:
         with self.metrics.part("parse"):
             rows, blocks = wire.updates_of(request, self.store)
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
-        if (
-            self.store.synchronous
-            and not request.round
-            and any(u.change == Change.GRADIENT for u in updates)
-        ):
+        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in updates):
             raise errors.ServerError(
                 "this server trains synchronously: it takes gradients of rounds only; all trainers and "
                 "servers of a job need the same strategy"
@@ -170,9 +164,7 @@ class Service:
         if request.round:
             self.store.check_capacity(rows)  # a round that cannot be applied fails the job
             with self.metrics.waiting("round"):
-                return self.trainer_group.deposit(
-                    call, request.round, rows, blocks, alive, request.hold, request.state
-                )
+                return self.trainer_group.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
         with self.store.once(call, alive) as applied:
             if applied:
                 self.store.apply(rows, blocks, call.trainer)
@@ -184,18 +176,12 @@ class Service:
 
     def _meant(self, incarnation: int) -> None:
         if incarnation not in (0, self.incarnation):
-            raise RestartedError(
-                f"this server has started again, as incarnation {self.incarnation}"
-            )
+            raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _count(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int) -> None:
-        """Count what was applied, and how many other updates were between a trainer's pull and its
-        gradients.
-        """
+        """Count what was applied, and how many other updates were between a trainer's pull and its gradients."""
         pulled = self._pulled.get(trainer, {})
-        steps = [
-            (u.table, self.store.tables[u.table].step) for u in rows if u.change == Change.GRADIENT
-        ]
+        steps = [(u.table, self.store.tables[u.table].step) for u in rows if u.change == Change.GRADIENT]
         steps += [
             (b.block, self.store.block(b.block).version)
             for b in blocks
@@ -207,28 +193,20 @@ class Service:
             (name, max(step - 1 - pulled[name], 0)) for name, step in steps if name in pulled
         )
 
-    def pull(
-        self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
-    ) -> wire.PullReply:
+    def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
         return self._pulled_after(request, self._checked_pull(request, limit), alive)
 
-    def _pulled_after(
-        self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive
-    ) -> wire.PullReply:
+    def _pulled_after(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
         """What a pull asks for, when its round was applied."""
         if request.confirm and checked.call:
-            self.trainer_group.confirm(
-                checked.call.trainer, checked.call.incarnation, request.round
-            )
+            self.trainer_group.confirm(checked.call.trainer, checked.call.incarnation, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.trainer_group.wait_for_round(request.round, alive)
         with self.metrics.part("read"):
             return self._pulled_now(request, checked, alive)
 
-    def _pulled_now(
-        self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive
-    ) -> wire.PullReply:
+    def _pulled_now(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
         """What a checked pull asks for, as it is now."""
         call, wanted, blocks = checked
         reply = wire.PullReply(self.store.rounds, self.incarnation)
@@ -263,9 +241,7 @@ class Service:
             self._heard(request.caller)
         self._meant(request.server_incarnation)
         if request.confirm and call is None:
-            raise errors.ServerError(
-                "confirm: expected the trainer whose gradients are meant (caller)"
-            )
+            raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
         return _CheckedPull(call, *wire.wanted(request, self.store, limit))
 
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
@@ -313,13 +289,9 @@ class Service:
         with self.store.ledger.refusing(call):
             table = self.store.table(request.table)
             if request.age < 1:
-                raise errors.ServerError(
-                    f"table {request.table}: age: expected at least 1 step, found 0"
-                )
+                raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
         with self.store.once(call, alive) as first:
-            return pb.ShrinkReply(
-                rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0
-            )
+            return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0)
 
     # ---- trainers ----
 
@@ -335,9 +307,7 @@ class Service:
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
         with self.metrics.waiting("barrier"):
-            self.trainer_group.barrier(
-                request.caller.trainer, request.name, request.number, alive, request.passed
-            )
+            self.trainer_group.barrier(request.caller.trainer, request.name, request.number, alive, request.passed)
         return pb.BarrierReply()
 
     def heartbeat(self, request: pb.HeartbeatRequest, alive: Alive = always) -> pb.HeartbeatReply:
@@ -371,8 +341,7 @@ class Service:
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server alone, not as a part of one of all servers; the one
-        before is retained, too.
+        """Write a snapshot of this server alone, not as a part of one of all servers; the one before is retained, too.
 
         Raises OSError.
         """
@@ -400,9 +369,7 @@ class Service:
         ), view
 
     def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
-        """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown`
-        (see Store).
-        """
+        """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown` (see Store)."""
         self.snapshot = name
         self._durable, self._durable_pulls = (
             {(int(t), entry["incarnation"]): entry["through"] for t, entry in state.items()}
@@ -463,26 +430,18 @@ class Service:
             )
         return self.round_snapshots.status()
 
-    def plan_snapshot(
-        self, request: pb.PlanSnapshotRequest, alive: Alive = always
-    ) -> pb.PlanSnapshotReply:
+    def plan_snapshot(self, request: pb.PlanSnapshotRequest, alive: Alive = always) -> pb.PlanSnapshotReply:
         self.recovery(pb.RecoveryRequest())
         assert self.round_snapshots is not None  # otherwise that was refused
-        return pb.PlanSnapshotReply(
-            accepted=self.round_snapshots.plan(request.round), rounds=self.store.rounds
-        )
+        return pb.PlanSnapshotReply(accepted=self.round_snapshots.plan(request.round), rounds=self.store.rounds)
 
-    def retain_snapshots(
-        self, request: pb.RetainSnapshotsRequest, alive: Alive = always
-    ) -> pb.RetainSnapshotsReply:
+    def retain_snapshots(self, request: pb.RetainSnapshotsRequest, alive: Alive = always) -> pb.RetainSnapshotsReply:
         self.recovery(pb.RecoveryRequest())
         assert self.round_snapshots is not None  # otherwise that was refused
         self.round_snapshots.retain(request.rounds)
         return pb.RetainSnapshotsReply()
 
-    def trainer_state(
-        self, request: pb.TrainerStateRequest, alive: Alive = always
-    ) -> pb.TrainerStateReply:
+    def trainer_state(self, request: pb.TrainerStateRequest, alive: Alive = always) -> pb.TrainerStateReply:
         return pb.TrainerStateReply(state=self.store.trainer_states.get(request.trainer, b""))
 
     # ---- gRPC ----
@@ -509,15 +468,12 @@ class Service:
             "TrainerState": self.trainer_state,
         }
         methods = {
-            n: grpc.unary_unary_rpc_method_handler(self._unary(n, function))
-            for n, function in functions.items()
+            n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()
         }
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
-    def _unary(
-        self, name: str, function: Callable[..., Any]
-    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def _unary(self, name: str, function: Callable[..., Any]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         kind = wire.METHODS[name][0]
 
         def parsed(data: bytes) -> Any:
@@ -525,9 +481,7 @@ class Service:
                 return wire.parsed(kind, data)
 
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-            parts = self._answered(
-                name, context.abort, len(data), lambda: function(parsed(data), context.is_active)
-            )
+            parts = self._answered(name, context.abort, len(data), lambda: function(parsed(data), context.is_active))
             with self.metrics.part("reply"):
                 return b"".join(parts)
 
@@ -538,9 +492,7 @@ class Service:
             request = wire.parsed(pb.ExchangeRequest, wire.joined(chunks))
             if request.HasField("push"):
                 return self.exchange(request, context.is_active, wire.LARGEST_CALL)
-            return wire.ExchangeReply(
-                None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL)
-            )
+            return wire.ExchangeReply(None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
 
         yield from wire.chunked(b"".join(self._answered("Stream", context.abort, 0, exchange)))
 

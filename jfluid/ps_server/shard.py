@@ -130,8 +130,7 @@ class Shard:
         rows = self.count + int(self._reserved[HELD]) + more
         if rows > int(_LARGEST * _FULLEST):
             raise errors.ServerError(
-                f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more "
-                "shards"
+                f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more shards"
             )
         while len(self.bodies.arrays) << self.page_bits < rows:
             self.bodies.add(self.stride << self.page_bits, np.float32)
@@ -143,9 +142,7 @@ class Shard:
         if capacity > len(self.index):
             self.growths += 1
             self._new_index(capacity)
-        self._reserved[LIMIT] = min(
-            int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits
-        )
+        self._reserved[LIMIT] = min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
         return more
 
     def locate(self, ids: Array, order: Array) -> Array:
@@ -153,16 +150,15 @@ class Shard:
         return self._located(ids, order, -1, 0)
 
     def insert(self, ids: Array, order: Array, step: int) -> Array:
-        """Return int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is
-        `step`. There must be room.
+        """Return int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`.
+
+        There must be room.
         """
         return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
     def still(self, ids: Array, order: Array, rows: Array) -> bool:
         """Return whether all ids[order[i]] have the row that they had once, rows[i]."""
-        return bool(
-            index.leads_to(self.heads.addresses, self.page_bits, self.count, ids, order, rows)
-        )
+        return bool(index.leads_to(self.heads.addresses, self.page_bits, self.count, ids, order, rows))
 
     def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
         rows = np.empty(len(order), np.int64)
@@ -183,9 +179,7 @@ class Shard:
             step,
         )
         if done < len(order):
-            raise RuntimeError(
-                f"there is room for {limit} rows, which is {len(order) - done} too few"
-            )
+            raise RuntimeError(f"there is room for {limit} rows, which is {len(order) - done} too few")
         return rows
 
     def read(self, rows: Array) -> tuple[Array, Array]:
@@ -201,13 +195,13 @@ class Shard:
         """Insert or replace the rows heads[order], bodies[order]. There must be room."""
         heads, bodies = np.ascontiguousarray(heads[order]), np.ascontiguousarray(bodies[order])
         rows = self.insert(np.ascontiguousarray(heads["id"]), np.arange(len(order)), 0)
-        kernels.write_rows(
-            self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies
-        )
+        kernels.write_rows(self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies)
 
     def expire(self, oldest: int) -> int:
-        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the
-        lock of the Reservations, too."""
+        """Drop the rows that were last touched before step `oldest`; returns how many.
+
+        Needs the lock of the Reservations, too.
+        """
         before = self.count
         index.expire(
             self.index,
@@ -246,16 +240,15 @@ class Shard:
         self._saving = _Saving(self.count)
 
     def preserve(self, rows: Array) -> None:
-        """Copy the rows of the view that are about to change and were not read yet. Rows of -1 are
-        left out.
+        """Copy the rows of the view that are about to change and were not read yet.
+
+        Rows of -1 are left out.
         """
         if self._saving is not None and len(fresh := self._saving.missing(rows)):
             self._saving.take(fresh, self.read(fresh))
 
     def view_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
-        """Return the rows begin ... begin + size - 1 of the view that have not changed since; None
-        after the last.
-        """
+        """Return the rows begin ... begin + size - 1 of the view that have not changed since; None after the last."""
         if self._saving is None:
             raise RuntimeError("begin_view comes first")
         taken = self._saving.taken[begin : begin + size]
@@ -272,18 +265,14 @@ class Shard:
 
 
 class _Saving:
-    """The rows of a view that were read or copied, and the copies of those that changed before they
-    were read.
-    """
+    """The rows of a view that were read or copied, and the copies of those that changed before they were read."""
 
     def __init__(self, count: int):
         self.taken = np.zeros(count, np.bool_)
         self.aside: list[tuple[Array, Array]] = []
 
     def missing(self, rows: Array) -> Array:
-        """Return those of `rows` that belong to the view and were neither read nor copied, each
-        once.
-        """
+        """Return those of `rows` that belong to the view and were neither read nor copied, each once."""
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
         return np.unique(rows[~self.taken[rows]])
 

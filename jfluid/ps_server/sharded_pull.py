@@ -39,9 +39,7 @@ class PulledRows:
 
 @dataclass(frozen=True)
 class PullResult:
-    """The result of a pull: rows by table, values by block (not to be changed), and the number of
-    rounds applied.
-    """
+    """The result of a pull: rows by table, values by block (not to be changed), and the number of rounds applied."""
 
     rows: dict[str, PulledRows]
     blocks: dict[str, Array]
@@ -56,9 +54,7 @@ class RowRequest(dict[str, Array]):
             on their way; by none where nothing is asked for. It must not raise.
     """
 
-    def __init__(
-        self, ids: Mapping[str, Array], meanwhile: "Callable[[RowRequest], None] | None" = None
-    ):
+    def __init__(self, ids: Mapping[str, Array], meanwhile: "Callable[[RowRequest], None] | None" = None):
         super().__init__(ids)
         self.meanwhile = meanwhile
         self._distinct: dict[str, tuple[Array, Array]] = {}
@@ -70,9 +66,7 @@ class RowRequest(dict[str, Array]):
         return self._distinct[table]
 
     def then(self, call: Callable[[], None]) -> "RowRequest":
-        """Return a request for the same rows until whose answer `call` is called, too, after what this
-        one calls.
-        """
+        """Return a request for the same rows until whose answer `call` is called, too, after what this one calls."""
         other = RowRequest(self)
         other._distinct = self._distinct
 
@@ -107,14 +101,10 @@ class ShardedPull:
             with directory.lock:
                 known, life, value = block.known, block.life, block.value
             self._blocks[block.server].append((name, value))
-            requests[block.server].pull.blocks.add(
-                block=block.name, known=known, server_incarnation=life
-            )
+            requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
             self.sizes[block.server] += 4 * math.prod(block.shape) + _BESIDE_BLOCK
 
-    def add_rows(
-        self, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool = False
-    ) -> None:
+    def add_rows(self, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool = False) -> None:
         """Ask for rows, too; for none of them if `or_none` and no server has some of these ids, for
         which ServerError is raised otherwise.
         """
@@ -133,11 +123,7 @@ class ShardedPull:
         directory = self._directory
         for table in rows:
             ids, inverse = rows.distinct(table)
-            counts = (
-                np.bincount(inverse, minlength=len(ids)).astype(np.uint32)
-                if len(ids) < len(inverse)
-                else None
-            )
+            counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
             owned = []
             for part in directory.parts(table, ids):
                 own, wanted = ids[part.order], requests[part.server].pull.rows
@@ -169,24 +155,18 @@ class ShardedPull:
             if reply is not None
             for i, (name, known) in enumerate(asked)
         }
-        return PullResult(
-            rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0)
-        )
+        return PullResult(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
-    def _values(
-        self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]
-    ) -> Array:
+    def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
         width, what = self._directory.width(table), f"table {table}: values"
         if len(owned) == 1:
             ((part, i),) = owned
-            return wire.numbers(
-                replies[part.server].rows[i], "<f4", what, count * width, copy=False
-            ).reshape(count, width)
+            return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(
+                count, width
+            )
         values = np.empty((count, width), np.float32)
         for part, i in owned:
-            found = wire.numbers(
-                replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False
-            )
+            found = wire.numbers(replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False)
             values[part.order] = found.reshape(-1, width)
         return values
 
@@ -194,9 +174,9 @@ class ShardedPull:
         block = self._directory.block(name)
         if not reply.value:
             return known  # type: ignore[return-value]
-        value = wire.numbers(
-            reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False
-        ).reshape(block.shape)
+        value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(
+            block.shape
+        )
         with self._directory.lock:
             if life != block.life or reply.version + 1 > block.known:
                 block.known, block.life, block.value = reply.version + 1, life, value
@@ -206,16 +186,10 @@ class ShardedPull:
 def checked_ids(table: str, ids: Any) -> Array:
     """Raises ServerError for anything but an array int64 [n]."""
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise errors.ServerError(
-            f"table {table}: ids: expected an array int64 [n], found {described(ids)}"
-        )
+        raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {described(ids)}")
     return np.ascontiguousarray(ids)
 
 
 def described(value: Any) -> str:
     """Return the type and shape of a value, for an error message."""
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
-    )
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -24,16 +24,13 @@ def add_pushes(
     change: Change,
     merged: bool,
 ) -> None:
-    """Add to the request to each server the changes of its rows and blocks. The arguments are those of
-    `Client.push`. Raises ServerError for arrays of another type or shape.
+    """Add to the request to each server the changes of its rows and blocks.
+
+    The arguments are those of `Client.push`. Raises ServerError for arrays of another type or shape.
     """
     for table, (ids, values) in rows.items():
         ids, shape = checked_ids(table, ids), (len(ids), directory.width(table))
-        if (
-            not isinstance(values, np.ndarray)
-            or values.dtype != np.float32
-            or values.shape != shape
-        ):
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
             raise errors.ServerError(
                 f"table {table}: expected an array float32 {list(shape)}, found {described(values)}"
             )
@@ -46,15 +43,8 @@ def add_pushes(
             )
     for name, value in blocks.items():
         block = directory.block(name)
-        if (
-            not isinstance(value, np.ndarray)
-            or value.dtype != np.float32
-            or value.shape != block.shape
-        ):
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
             raise errors.ServerError(
-                f"block {name}: expected an array float32 {list(block.shape)}, found "
-                f"{described(value)}"
+                f"block {name}: expected an array float32 {list(block.shape)}, found {described(value)}"
             )
-        requests[block.server].push.add_block(
-            value, block=block.name, change=int(change), learning_rate=learning_rate
-        )
+        requests[block.server].push.add_block(value, block=block.name, change=int(change), learning_rate=learning_rate)

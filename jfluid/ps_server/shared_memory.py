@@ -38,8 +38,9 @@ _NAME = "jfluid-lane"
 
 
 class SharedBuffer:
-    """A header with the proof, then space for requests, and as much for a reply. Calls are answered in
-    turn; a large reply is to be read before another one that begins there is asked for.
+    """A header with the proof, then space for requests, and as much for a reply.
+
+    Calls are answered in turn; a large reply is to be read before another one that begins there is asked for.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -76,10 +77,9 @@ class SharedBuffer:
         self._end += size
         self.pipes.post(request.SerializeToString())
 
-    def answer(
-        self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False
-    ) -> bytes | memoryview:
+    def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> bytes | memoryview:
         """Return the reply to the first request without an answer, where it lies until the next call.
+
         Raises what CallPipes.answer does.
         """
         assert self.pipes is not None
@@ -97,9 +97,7 @@ class SharedBuffer:
         return self._write(_HEADER + self.capacity + at, parts)
 
     def request(self, size: int, at: int = 0) -> memoryview:
-        """Return the request where it lies: the client may change it, so nothing of it is to be read
-        twice.
-        """
+        """Return the request where it lies: the client may change it, so nothing of it is to be read twice."""
         return self._read(_HEADER, size, at)
 
     def reply(self, size: int, at: int = 0) -> memoryview:
@@ -148,8 +146,7 @@ class SharedBuffers:
         return self._possible
 
     def take(self, capacity: int) -> SharedBuffer | None:
-        """Return a buffer for a call of so many bytes; None when there is none, or another call is
-        creating one.
+        """Return a buffer for a call of so many bytes; None when there is none, or another call is creating one.
 
         `give` it back after the call. If the call had no answer `drop` it instead: a late one may
         still be written to it.
@@ -258,18 +255,12 @@ class AttachedBuffers:
         machine, or is another user.
         """
         if request.capacity > self._largest:
-            raise TooLargeError(
-                f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}"
-            )
+            raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
         buffer = _opened(request)
         if buffer is None:
             return 0
         with self._lock:
-            for other in [
-                c
-                for c, (process, _) in self._clients.items()
-                if not os.path.exists(f"/proc/{process}")
-            ]:
+            for other in [c for c, (process, _) in self._clients.items() if not os.path.exists(f"/proc/{process}")]:
                 self._forget(self._clients.pop(other)[1])
             _, known = self._clients.get(request.client, (0, set()))
             keep = known & set(request.used)
@@ -280,18 +271,14 @@ class AttachedBuffers:
             if self._stopping is None:
                 self._stopping = os.pipe()
             try:
-                pipes = ServedPipes(
-                    request.process, request.reads, request.writes, self._stopping[0]
-                )
+                pipes = ServedPipes(request.process, request.reads, request.writes, self._stopping[0])
             except OSError:
                 return 0
             self._forget(known - keep)
             buffer.name = random_name()
             self._buffers[buffer.name] = buffer
             self._clients[request.client] = request.process, keep | {buffer.name}
-            thread = threading.Thread(
-                target=self._serve, args=[buffer, pipes], name="jfluid-ps-lane", daemon=True
-            )
+            thread = threading.Thread(target=self._serve, args=[buffer, pipes], name="jfluid-ps-lane", daemon=True)
             self._threads[buffer.name] = thread
             thread.start()
             return buffer.name
@@ -310,9 +297,7 @@ class AttachedBuffers:
             self._forget_stopping()
 
     def end(self, grace_s: float) -> None:
-        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for
-        their answers.
-        """
+        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for their answers."""
         end = time.monotonic() + grace_s
         with self._lock:
             threads = list(self._threads.values())

@@ -131,14 +131,8 @@ def write(
     writer = _Writer(folder, f"{snapshot}.{server:05d}-of-{servers:05d}")
     try:
         tables = [_write_table(writer, table) for table in view.tables.values()]
-        blocks = [
-            _write_block(writer, name, state, view.specs.get(name))
-            for name, state in view.blocks.items()
-        ]
-        states = [
-            _write_state(writer, trainer, state)
-            for trainer, state in sorted(view.trainer_states.items())
-        ]
+        blocks = [_write_block(writer, name, state, view.specs.get(name)) for name, state in view.blocks.items()]
+        states = [_write_state(writer, trainer, state) for trainer, state in sorted(view.trainer_states.items())]
         manifest = Manifest(
             format=FORMAT,
             id=snapshot,
@@ -165,11 +159,7 @@ def write(
         raise
     found = _manifests(folder)
     if keep is not None and len(found.get((snapshot, servers), {})) == servers:
-        older = [
-            key
-            for key, parts in found.items()
-            if len(parts) == key[1] and key != (snapshot, servers)
-        ]
+        older = [key for key, parts in found.items() if len(parts) == key[1] and key != (snapshot, servers)]
         older.sort(key=lambda key: max(map(_number, found[key].values())), reverse=True)
         newest = max(map(_number, found[snapshot, servers].values()))
         retain(folder, [snapshot, *(name for name, _ in older[: keep - 1])], server, newest)
@@ -178,9 +168,7 @@ def write(
 
 def _write_table(writer: _Writer, view: TableView) -> TablePart:
     rows_file, rows = _write_rows(writer, view, waiting=False)
-    waiting_file, waiting = (
-        _write_rows(writer, view, waiting=True) if view.spec.entry else (None, 0)
-    )
+    waiting_file, waiting = _write_rows(writer, view, waiting=True) if view.spec.entry else (None, 0)
     with writer.file(writer.next("numbers")) as output:
         output.write(view.steps.astype("<i8"))
         output.write(view.rates.astype("<f4"))
@@ -208,9 +196,7 @@ def _write_rows(writer: _Writer, view: TableView, waiting: bool) -> tuple[File, 
     return output.done, count
 
 
-def _write_block(
-    writer: _Writer, name: str, state: dict[str, Any], spec: specs.BlockSpec | None
-) -> BlockPart:
+def _write_block(writer: _Writer, name: str, state: dict[str, Any], spec: specs.BlockSpec | None) -> BlockPart:
     state = dict(state)
     with writer.file(writer.next("numbers")) as output:
         output.write(state.pop("numbers").astype("<f4"))
@@ -231,9 +217,7 @@ def _sync(folder: Path) -> None:
         os.close(number)
 
 
-def retain(
-    folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None
-) -> None:
+def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
     """Remove the files of other snapshots than these from a folder: those whose number is below
     `before` (all without it), and what this server left behind when it was killed while it wrote.
 
@@ -241,18 +225,12 @@ def retain(
     have one.
     """
     folder = Path(folder)
-    numbers = {
-        name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()
-    }
+    numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
     for path in folder.iterdir():
         name = FILE.fullmatch(path.name)
         if not name or name[1] in snapshots:
             continue
-        if (
-            int(name[2]) == server
-            if name[1] not in numbers
-            else before is None or numbers[name[1]] < before
-        ):
+        if int(name[2]) == server if name[1] not in numbers else before is None or numbers[name[1]] < before:
             path.unlink(missing_ok=True)
 
 
@@ -283,8 +261,7 @@ def complete(folder: str | Path) -> bool:
 
 
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
-    """Return the manifests of the newest complete snapshot in a folder, or of the one with the
-    given id, by server.
+    """Return the manifests of the newest complete snapshot in a folder, or of the one with the given id, by server.
 
     Raises ServerError when there is none, DamagedError when a manifest cannot be read.
     """
@@ -299,20 +276,14 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     ]
     if not complete:
         what = f"snapshot {snapshot}" if snapshot else "snapshot"
-        parts = [
-            f"{name}: {len(parts)} of {servers} parts"
-            for (name, servers), parts in sorted(found.items())
-        ]
-        raise errors.ServerError(
-            f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}"
-        )
+        parts = [f"{name}: {len(parts)} of {servers} parts" for (name, servers), parts in sorted(found.items())]
+        raise errors.ServerError(f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}")
     groups = [list(map(read_manifest, paths)) for paths in complete]
     manifests = max(groups, key=lambda group: max((m.number, m.created_ns) for m in group))
     for manifest in manifests:
         if manifest.format != FORMAT:
             raise errors.ServerError(
-                f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads "
-                f"{FORMAT}"
+                f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads {FORMAT}"
             )
     return manifests
 
@@ -372,8 +343,7 @@ def restore(
     snapshot: str = "",
     tables: Sequence[str] = (),
 ) -> Manifest:
-    """Put server number `server` of `servers` into the state of a snapshot, which as many or other
-    servers wrote.
+    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
 
     With `tables` only these are taken from it, and everything else stays: also what is known of the
     trainers' calls.
@@ -387,9 +357,7 @@ def restore(
     ServerError when it does not fit what the store holds: then the store is as it was.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
-    same = len(manifests) == servers and (
-        bool(tables) or _has_the_same_pieces(folder, manifests[server], store)
-    )
+    same = len(manifests) == servers and (bool(tables) or _has_the_same_pieces(folder, manifests[server], store))
     own = [manifests[server]] if same else manifests
     owner = None if same else (server, servers)
     if tables:
@@ -401,9 +369,7 @@ def restore(
     else:
         states, found = _read_cut(folder, own, store, server, servers)
     blocks = dict[str, DenseBlock]()
-    for name, (spec, state) in _read_blocks(
-        folder, own, None if same else set(store.blocks)
-    ).items():
+    for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
         if spec is not None:
             blocks[name] = _block(spec, state, store)
         elif same:
@@ -434,8 +400,9 @@ def restore(
 
 
 def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool:
-    """Whether this server had the same pieces of a program's variables. Raises ServerError where it
-    had not, and no other part of the snapshot can have what is missing.
+    """Whether this server had the same pieces of a program's variables.
+
+    Raises ServerError where it had not, and no other part of the snapshot can have what is missing.
     """
     others = recut.other_pieces(store, manifest)
     if others and manifest.servers == 1:
@@ -451,9 +418,7 @@ def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool
 def _read_cut(
     folder: Path, manifests: list[Manifest], store: Store, server: int, servers: int
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
-    """The blocks with their states, and the tables, of a program's variables that were cut in
-    another way.
-    """
+    """The blocks with their states, and the tables, of a program's variables that were cut in another way."""
     if not recut.told(store, manifests):
         raise errors.ServerError(
             f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
@@ -484,9 +449,7 @@ def _restore_tables(
 
 
 def _no_table(folder: Path, manifest: Manifest, missing: set[str]) -> errors.ServerError:
-    return errors.ServerError(
-        f"{folder}: snapshot {manifest.id} does not hold table {', '.join(sorted(missing))}"
-    )
+    return errors.ServerError(f"{folder}: snapshot {manifest.id} does not hold table {', '.join(sorted(missing))}")
 
 
 def _read_tables(
@@ -518,13 +481,9 @@ def _read_tables(
                 "restore all of it"
             )
         spec = store.tables[name].spec if name in store.tables else group[0].spec
-        if any(
-            part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec
-            for part in group
-        ):
+        if any(part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec for part in group):
             raise errors.ServerError(
-                f"table {name}: the snapshot holds another table: expected {spec!r}, found "
-                f"{group[0].spec!r}"
+                f"table {name}: the snapshot holds another table: expected {spec!r}, found {group[0].spec!r}"
             )
         table = store.new_table(spec)
         read_clock(folder, max(group, key=lambda part: part.step), table)
@@ -538,9 +497,7 @@ def _read_tables(
 def _read_blocks(
     folder: Path, manifests: list[Manifest], wanted: set[str] | None
 ) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
-    """The state of the blocks, or of those with the wanted names, with the specs of those that have
-    one.
-    """
+    """The state of the blocks, or of those with the wanted names, with the specs of those that have one."""
     blocks = {}
     for part in (part for manifest in manifests for part in manifest.blocks):
         if wanted is None or (part.spec is not None and part.name in wanted):
@@ -558,8 +515,7 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
     if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says
         raise errors.ServerError(
-            f"block {spec.name}: expected {expected} numbers float32, found float32 "
-            f"[{len(state['numbers'])}]"
+            f"block {spec.name}: expected {expected} numbers float32, found float32 [{len(state['numbers'])}]"
         )
     block = DenseBlock(spec)
     block.restore(state)

@@ -27,9 +27,7 @@ def read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
     """Give a table that is empty the steps of a part. Raises DamagedError."""
     rates = read_file(folder, part.rates_file)
     if not part.segments or len(rates) != 12 * part.segments:
-        raise DamagedError(
-            f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes"
-        )
+        raise DamagedError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
     at = 8 * part.segments
     table.restore_clock(
         part.step,
@@ -54,9 +52,7 @@ def read_rows(
     kind = record(0 if waiting else table.stride)
     path = _checked_size(folder, file)
     if file.size != rows * kind.itemsize:
-        raise DamagedError(
-            f"{path}: expected {rows} rows of {kind.itemsize} bytes, found {file.size} bytes"
-        )
+        raise DamagedError(f"{path}: expected {rows} rows of {kind.itemsize} bytes, found {file.size} bytes")
     crc32 = 0
     with open(path, "rb") as raw:
         while data := raw.read(_RECORDS * kind.itemsize):
@@ -77,9 +73,7 @@ def _checked_size(folder: Path, file: File) -> Path:
     name = FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise DamagedError(
-            f"{path}: expected a file of {file.size} bytes; it is missing or has another size"
-        )
+        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
     return path
 
 

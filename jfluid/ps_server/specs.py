@@ -52,18 +52,14 @@ Initializer = Annotated[Constant | Uniform | Normal | TruncatedNormal, Field(dis
 
 
 class CountEntry(Spec):
-    """An id gets a row when it is shown for the `count`-th time; before, it reads as zeros and
-    takes no gradient.
-    """
+    """An id gets a row when it is shown for the `count`-th time; before, it reads as zeros and takes no gradient."""
 
     type: Literal["count"] = "count"
     count: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ProbabilityEntry(Spec):
-    """Each time that an id is shown it gets a row with this probability; before, as with
-    CountEntry.
-    """
+    """Each time that an id is shown it gets a row with this probability; before, as with CountEntry."""
 
     type: Literal["probability"] = "probability"
     probability: Annotated[float, Field(gt=0, le=1)]
@@ -111,14 +107,10 @@ _MOST_DIMENSIONS = 32
 
 
 class BlockSpec(Spec):
-    """A dense block: a float32 array of `shape` whose elements the optimizer updates all at
-    once.
-    """
+    """A dense block: a float32 array of `shape` whose elements the optimizer updates all at once."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    shape: Annotated[
-        tuple[Annotated[int, Field(ge=1, lt=2**48)], ...], Field(max_length=_MOST_DIMENSIONS)
-    ]
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**48)], ...], Field(max_length=_MOST_DIMENSIONS)]
     initializer: Initializer = Constant()
     optimizer: AnyOptimizer
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0

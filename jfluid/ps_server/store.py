@@ -1,6 +1,4 @@
-"""Store: the tables and blocks of one server, the record of what was applied to them, and
-consistent views of all.
-"""
+"""Store: the tables and blocks of one server, the record of what was applied to them, and consistent views of all."""
 
 import contextlib
 import enum
@@ -27,9 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class SharedExclusiveLock:
-    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request
-    goes before later ones.
-    """
+    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request goes before later ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -105,9 +101,7 @@ def _together(
     growths: Sequence[tuple[Size, Callable[[], Size]]],
 ) -> tuple[Size, Callable[[], Size]]:
     """The total growth of several tables."""
-    return Size.total(most for most, _ in growths), lambda: Size.total(
-        exact() for _, exact in growths
-    )
+    return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
 
 
 @dataclass
@@ -172,8 +166,7 @@ class Store:
         return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
 
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
-        """Return the table of a spec, created unless it exists; an existing one takes over the
-        bounds of the spec.
+        """Return the table of a spec, created unless it exists; an existing one takes over the bounds of the spec.
 
         Raises ServerError when the name is taken by something else.
         """
@@ -181,21 +174,22 @@ class Store:
         return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
-        """Return an empty table of the same kind as the existing one of this name, to be filled
-        from a snapshot.
-        """
+        """Return an empty table of the same kind as the existing one of this name, to be filled from a snapshot."""
         return SparseTable(spec)
 
     def put_table(self, name: str, table: SparseTable) -> None:
-        """Replace the table of this name by one that `new_table` made. Call it within
-        `exclusive`.
+        """Replace the table of this name by one that `new_table` made.
+
+        Call it within `exclusive`.
         """
         self.tables[name] = table
         self.layout += 1
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
-        """Return the block of a spec, created unless it exists. Raises ServerError when the name is
-        taken by something else, TooLargeError when the server's bounds leave no room for it.
+        """Return the block of a spec, created unless it exists.
+
+        Raises ServerError when the name is taken by something else, TooLargeError when the server's bounds
+        leave no room for it.
         """
         self.create([], [spec])
         return self.blocks[spec.name]
@@ -207,16 +201,12 @@ class Store:
             every: list[specs.TableSpec | specs.BlockSpec] = [*tables, *blocks]
             for each in every:
                 if named.setdefault(each.name, each) != each:
-                    raise errors.ServerError(
-                        f"{each.name}: two things of one name: {named[each.name]!r} and {each!r}"
-                    )
+                    raise errors.ServerError(f"{each.name}: two things of one name: {named[each.name]!r} and {each!r}")
             bounds = {name: table.spec for name, table in self.tables.items()}
             new_tables = [
                 spec
                 for spec in tables
-                if not self._exists(
-                    spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables
-                )
+                if not self._exists(spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables)
             ]
             new_blocks = [spec for spec in blocks if not self._exists(spec.name, spec, self.blocks)]
             size = Size(0, sum(map(DenseBlock.bytes_of, new_blocks)))
@@ -235,8 +225,9 @@ class Store:
             self.blocks[block.name] = block
 
     def _exists(self, name: str, spec: validation.Spec, kind: dict[str, Any]) -> bool:
-        """Whether `kind` holds this name. Raises ServerError when the name is taken by something
-        else.
+        """Whether `kind` holds this name.
+
+        Raises ServerError when the name is taken by something else.
         """
         if name not in self.tables and name not in self.blocks:
             return False
@@ -251,9 +242,7 @@ class Store:
     def table(self, name: str) -> SparseTable:
         """Raises UnknownNameError for a name that is not a table's."""
         if name not in self.tables:
-            raise UnknownNameError(
-                f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first"
-            )
+            raise UnknownNameError(f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first")
         return self.tables[name]
 
     def block(self, name: str) -> Block:
@@ -261,13 +250,12 @@ class Store:
         return self.saved_block(name)
 
     def saved_block(self, name: str) -> SavedBlock:
-        """Return a block that snapshots store. Raises UnknownNameError for a name that is not such
-        a block's.
+        """Return a block that snapshots store.
+
+        Raises UnknownNameError for a name that is not such a block's.
         """
         if name not in self.blocks:
-            raise UnknownNameError(
-                f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first"
-            )
+            raise UnknownNameError(f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
 
     def pieces(self) -> dict[str, PiecePart] | None:
@@ -290,9 +278,7 @@ class Store:
         return [block.read() for block in blocks]
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
-        """Raise ServerError for updates that cannot be applied although their tables, blocks and
-        shapes are right.
-        """
+        """Raise ServerError for updates that cannot be applied although their tables, blocks and shapes are right."""
         for update in rows:
             if update.change == Change.GRADIENT and self.tables[update.table].rule.update is None:
                 raise errors.ServerError(
@@ -300,12 +286,8 @@ class Store:
                     "program can compute: push values or differences"
                 )
 
-    def check_capacity(
-        self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()
-    ) -> None:
-        """Raise TooLargeError for updates and look-ups that would add more rows than the bounds
-        leave room for.
-        """
+    def check_capacity(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> None:
+        """Raise TooLargeError for updates and look-ups that would add more rows than the bounds leave room for."""
         growths = []
         for table, ids, counts in self._adding(rows, wanted):
             if table.cap.bounded or self.cap.bounded:
@@ -314,9 +296,7 @@ class Store:
         self.cap.check(*_together(growths))
 
     @contextlib.contextmanager
-    def reserve(
-        self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()
-    ) -> Iterator[None]:
+    def reserve(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
         """Reserve memory for the rows that the updates or look-ups of one call add, so that all of
         it is applied, or nothing.
 
@@ -325,9 +305,7 @@ class Store:
         with contextlib.ExitStack() as held:
             growths = []
             # In the order of names, so that no two calls deadlock.
-            for table, ids, counts in sorted(
-                self._adding(rows, wanted), key=lambda part: part[0].spec.name
-            ):
+            for table, ids, counts in sorted(self._adding(rows, wanted), key=lambda part: part[0].spec.name):
                 groups = held.enter_context(table.reserve(ids, counts, assigned=counts is None))
                 if self.cap.bounded:
                     growths.append(table.growth(ids, groups, counts, assigned=counts is None))
@@ -335,9 +313,7 @@ class Store:
             yield
 
     def _adding(self, rows: Sequence[RowsUpdate], wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Each table that may get rows, once: the ids, and how often each is shown (None: they get
-        rows in any case).
-        """
+        """Each table that may get rows, once: the ids, and how often each is shown (None: they get rows in any case)."""
         ids: dict[SparseTable, list[Array]] = {}
         shown: dict[SparseTable, list[Array]] = {}
         for update in rows:
@@ -346,19 +322,15 @@ class Store:
                 ids.setdefault(table, []).append(update.ids)
         for table, asked, counts in wanted:
             ids.setdefault(table, []).append(asked)
-            shown.setdefault(table, []).append(
-                np.ones(len(asked), np.uint32) if counts is None else counts
-            )
+            shown.setdefault(table, []).append(np.ones(len(asked), np.uint32) if counts is None else counts)
         return [
-            (table, _joined(parts), _joined(shown[table]) if table in shown else None)
-            for table, parts in ids.items()
+            (table, _joined(parts), _joined(shown[table]) if table in shown else None) for table, parts in ids.items()
         ]
 
-    def apply(
-        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None
-    ) -> None:
-        """Apply checked updates: a trainer's, or those of a round. Call it within `once` or
-        `changing`.
+    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+        """Apply checked updates: a trainer's, or those of a round.
+
+        Call it within `once` or `changing`.
 
         Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was
         applied.
@@ -366,9 +338,7 @@ class Store:
         with self.reserve(rows):
             self._apply(rows, blocks, trainer)
 
-    def _apply(
-        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None
-    ) -> None:
+    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
         for update in rows:
             table = self.tables[update.table]
             if update.change == Change.GRADIENT:
@@ -421,12 +391,8 @@ class Store:
         chosen = {name: self.table(name) for name in only} or self.tables
         with contextlib.ExitStack() as open_views:
             with self._lock.exclusive():
-                tables = {
-                    name: open_views.enter_context(table.view()) for name, table in chosen.items()
-                }
-                blocks = (
-                    {} if only else {name: block.state() for name, block in self.blocks.items()}
-                )
+                tables = {name: open_views.enter_context(table.view()) for name, table in chosen.items()}
+                blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
                 named = {
                     name: block.spec
                     for name, block in self.blocks.items()

@@ -48,8 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One side of a stream. Calls are answered in turn: one may be posted while the server is at
-    another.
+    """One side of a stream.
+
+    Calls are answered in turn: one may be posted while the server is at another.
     """
 
     def __init__(self, connection: sockets.Connection, largest: int):
@@ -88,8 +89,9 @@ class _Stream:
                 left[0] = left[0][sent:]
 
     def _receive_head(self, kind: bytes) -> tuple[int, int]:
-        """(number of the method or status, bytes that follow). Raises OSError, also for a head that is
-        not the other side's.
+        """(number of the method or status, bytes that follow).
+
+        Raises OSError, also for a head that is not the other side's.
         """
         data = bytearray(_WHOLE)
         self._fill(memoryview(data))
@@ -137,9 +139,7 @@ class CallStream(_Stream):
         except OSError as error:
             raise _lost(error) from None
 
-    def answer(
-        self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False
-    ) -> memoryview:
+    def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> memoryview:
         """Return the reply to the first request without an answer.
 
         Raises CallError where the server refuses, has gone, or does not begin to answer in time;
@@ -248,9 +248,7 @@ class CallStreams:
             port = self._port_of()
             if port:
                 stream = CallStream(
-                    sockets.connect(
-                        (self._host, port), self._secret, _PURPOSE, self._largest, _CONNECT_S
-                    ),
+                    sockets.connect((self._host, port), self._secret, _PURPOSE, self._largest, _CONNECT_S),
                     self._largest,
                 )
             possible = port != 0
@@ -286,6 +284,7 @@ class _Served(_Stream):
 
     def receive(self) -> tuple[str, memoryview] | None:
         """Return the next call, whose request stays until the one after; None when the server stops.
+
         Raises OSError when the caller has gone.
         """
         if any(file != self.socket.fileno() for file, _ in self._arrived.poll()):
@@ -332,9 +331,7 @@ class ServedStreams:
     def listen(self, host: str, secret: str, beside: int) -> None:
         """Take connections from now on, at a free port; at none where the host has no such address."""
         try:
-            stream = socket.create_server(
-                (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-            )
+            stream = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             logger.warning("%s: no port for large messages, which go through gRPC: %s", host, error)
             return
@@ -342,9 +339,7 @@ class ServedStreams:
         self._stopping = os.pipe()
         self._listener.return_when(self._stopping[0])
         self.port, self.beside = self._listener.port, beside
-        self._accepting = threading.Thread(
-            target=self._accept, name="jfluid-ps-streams", daemon=True
-        )
+        self._accepting = threading.Thread(target=self._accept, name="jfluid-ps-streams", daemon=True)
         self._accepting.start()
 
     def stop(self) -> None:
@@ -355,9 +350,7 @@ class ServedStreams:
             self._stopped = True
 
     def end(self, grace_s: float) -> None:
-        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for
-        their answers.
-        """
+        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for their answers."""
         end = time.monotonic() + grace_s
         with self._lock:
             threads = dict(self._threads)
@@ -387,9 +380,7 @@ class ServedStreams:
                 return
             try:
                 stream = _Served(connection, self._largest, self._stopping[0])
-                thread = threading.Thread(
-                    target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True
-                )
+                thread = threading.Thread(target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True)
                 thread.start()
                 self._threads[stream] = thread  # before it ends: it takes the lock for that
             # it has disconnected; or there is no memory for another thread
@@ -419,12 +410,7 @@ class ServedStreams:
 
     def _forget_stopping(self) -> None:
         """Close what hung up, when no thread looks at it any more."""
-        if (
-            self._stopped
-            and not self._threads
-            and self._accepting is None
-            and self._stopping is not None
-        ):
+        if self._stopped and not self._threads and self._accepting is None and self._stopping is not None:
             os.close(self._stopping[0])
             self._stopping = None
 

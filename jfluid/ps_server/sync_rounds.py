@@ -1,6 +1,4 @@
-"""The trainers of a job as one server sees them: membership, barriers, and rounds of synchronous
-training.
-"""
+"""The trainers of a job as one server sees them: membership, barriers, and rounds of synchronous training."""
 
 import logging
 import threading
@@ -26,9 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Deposit:
-    """The gradients of one trainer for the next round; later `applied`, or `refused` with a
-    reason.
-    """
+    """The gradients of one trainer for the next round; later `applied`, or `refused` with a reason."""
 
     call: Call
     rows: list[RowsUpdate]
@@ -107,16 +103,16 @@ class TrainerGroup:
     # ---- who is there ----
 
     def heard(self, trainer: int, incarnation: int) -> None:
-        """Note a call of this trainer. Raises ServerError for a number that no trainer has,
-        StateError for an ended incarnation, JobFailedError when the job has failed.
+        """Note a call of this trainer.
+
+        Raises ServerError for a number that no trainer has, StateError for an ended incarnation,
+        JobFailedError when the job has failed.
 
         Incarnation 0 is a process that has yet to ask for its own: it counts as a sign of life and
         changes nothing else.
         """
         if not 0 <= trainer < self.trainers:
-            raise errors.ServerError(
-                f"trainer {trainer}: this job has {self.trainers} trainers, numbered from 0"
-            )
+            raise errors.ServerError(f"trainer {trainer}: this job has {self.trainers} trainers, numbered from 0")
         with self._changed:
             self._check()
             known = self._known.get(trainer)
@@ -138,9 +134,7 @@ class TrainerGroup:
                     known.state = "at work"
 
     def incarnation(self, trainer: int) -> int:
-        """Return the highest incarnation of a trainer that has called here, even if it has only
-        pulled; 0 for none.
-        """
+        """Return the highest incarnation of a trainer that has called here, even if it has only pulled; 0 for none."""
         with self._changed:
             known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
             return max(
@@ -172,9 +166,7 @@ class TrainerGroup:
     def over(self) -> bool:
         """Whether all trainers have joined and left."""
         with self._changed:
-            return len(self._known) == self.trainers and all(
-                known.state == "left" for known in self._known.values()
-            )
+            return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
 
     @property
     def finished(self) -> bool:
@@ -183,10 +175,7 @@ class TrainerGroup:
             if not self.over:
                 return False
             heard_s = max(known.heard_s for known in self._known.values())
-            return (
-                all(known.knows for known in self._known.values())
-                or self._clock() - heard_s > _GOODBYE_S
-            )
+            return all(known.knows for known in self._known.values()) or self._clock() - heard_s > _GOODBYE_S
 
     def look_for_silence(self) -> None:
         """Find trainers that have been silent for too long. To be called regularly."""
@@ -203,9 +192,7 @@ class TrainerGroup:
                 known.state = "silent"
                 logger.warning("trainer %d has been silent for %.0f s%s", number, silent_s, since)
                 if self.on_silence == "fail":
-                    self._fail(
-                        f"trainer {number} has been silent for {silent_s:.0f} s{since} (limit {limit_s:g} s)"
-                    )
+                    self._fail(f"trainer {number} has been silent for {silent_s:.0f} s{since} (limit {limit_s:g} s)")
             self._advance()
 
     def _fail(self, why: str) -> None:
@@ -224,15 +211,12 @@ class TrainerGroup:
         known = self._known.get(trainer)
         if known is not None and incarnation < known.incarnation:
             raise StateError(
-                f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is "
-                "at work"
+                f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is at work"
             )
 
     def _awaited(self) -> set[int]:
         return {
-            t
-            for t in range(self.trainers)
-            if t not in self._known or self._known[t].state in ("expected", "at work")
+            t for t in range(self.trainers) if t not in self._known or self._known[t].state in ("expected", "at work")
         }
 
     def _advance(self) -> None:
@@ -244,15 +228,14 @@ class TrainerGroup:
             if barrier.waiting and awaited <= barrier.waiting.keys():
                 barrier.passed = max(barrier.passed, min(barrier.waiting.values()))
                 barrier.waiting = {t: n for t, n in barrier.waiting.items() if n > barrier.passed}
-        if self._deposits and awaited <= {
-            t for t, deposit in self._deposits.items() if deposit.confirmed
-        }:
+        if self._deposits and awaited <= {t for t, deposit in self._deposits.items() if deposit.confirmed}:
             self._apply_round()
         self._changed.notify_all()
 
     def _wait(self, done: Callable[[], bool], alive: cancellation.Alive) -> None:
-        """Wait for `done`, unless the caller goes away. Raises JobFailedError when the job fails in
-        the meantime.
+        """Wait for `done`, unless the caller goes away.
+
+        Raises JobFailedError when the job fails in the meantime.
         """
 
         def met() -> bool:
@@ -273,17 +256,16 @@ class TrainerGroup:
         alive: cancellation.Alive = cancellation.always,
         passed: bool = False,
     ) -> None:
-        """Wait until all trainers have reached passage `number` (from 1) of the barrier. Repeating
-        a passage is harmless.
+        """Wait until all trainers have reached passage `number` (from 1) of the barrier.
+
+        Repeating a passage is harmless.
 
         Args:
             passed: the trainer has passed it at the server that this one replaces, so all trainers
                 had reached it.
         """
         if number < 1 or not name or len(name) > 256:
-            raise errors.ServerError(
-                f"barrier: expected a name and a number from 1, found {name[:256]!r} and {number}"
-            )
+            raise errors.ServerError(f"barrier: expected a name and a number from 1, found {name[:256]!r} and {number}")
         with self._changed:
             if name not in self._barriers and len(self._barriers) >= 4096:
                 raise errors.ServerError("barrier: this job has 4096 barriers and makes no more")
@@ -322,9 +304,7 @@ class TrainerGroup:
         """
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if any(update.change != Change.GRADIENT for update in updates):
-            raise errors.ServerError(
-                "a round takes gradients only; send other changes with round 0"
-            )
+            raise errors.ServerError("a round takes gradients only; send other changes with round 0")
         with self._changed:
             there = self._deposits.get(call.trainer)
             if there is not None and there.call[:3] == call[:3]:
@@ -343,9 +323,7 @@ class TrainerGroup:
                     raise _rollback(call.trainer, number, self.store.rounds)
                 if number == self._left_out.get(call.trainer):
                     raise StateError(_without(call.trainer, number))
-                if number != self.store.rounds + 1 or (
-                    earlier and earlier.call.incarnation >= call.incarnation
-                ):
+                if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
                     raise StateError(
                         f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} "
                         "comes next" + ", and has this trainer's already" * bool(earlier)
@@ -364,8 +342,9 @@ class TrainerGroup:
         return True
 
     def _settle(self, deposit: _Deposit, hold: bool, alive: cancellation.Alive) -> None:
-        """Confirm a deposit, unless it is to be held, and wait until it is applied. Raises
-        StateError if it is not.
+        """Confirm a deposit, unless it is to be held, and wait until it is applied.
+
+        Raises StateError if it is not.
         """
         if hold:
             return
@@ -383,6 +362,7 @@ class TrainerGroup:
 
     def confirm(self, trainer: int, incarnation: int, number: int) -> None:
         """Let this trainer's gradients of round `number` be applied: all servers have them.
+
         Repeating this is harmless.
 
         Raises StateError when this server does not have them, or has applied the round without
@@ -418,13 +398,14 @@ class TrainerGroup:
     def left(self) -> dict[int, int]:
         """Return the trainers that have left, with their incarnations."""
         with self._changed:
-            return {
-                t: known.incarnation for t, known in self._known.items() if known.state == "left"
-            }
+            return {t: known.incarnation for t, known in self._known.items() if known.state == "left"}
 
     def resume(self, left: Mapping[int, int]) -> None:
-        """Continue after a restart. `left` names the trainers that had left when the snapshot was
-        written; the others may have left since, and their silence counts from now."""
+        """Continue after a restart.
+
+        `left` names the trainers that had left when the snapshot was written; the others may have left since,
+        and their silence counts from now.
+        """
         with self._changed:
             for trainer in range(self.trainers):
                 heard = (
@@ -440,9 +421,7 @@ class TrainerGroup:
             self._wait(lambda: self.store.rounds >= number, alive)
 
     def _apply_round(self) -> None:
-        deposits = [
-            self._deposits[t] for t in sorted(self._deposits) if self._deposits[t].confirmed
-        ]
+        deposits = [self._deposits[t] for t in sorted(self._deposits) if self._deposits[t].confirmed]
         for trainer, deposit in self._deposits.items():
             if not deposit.confirmed:  # of a trainer that is silent, or has left
                 self._left_out[trainer] = self.store.rounds + 1
@@ -482,9 +461,7 @@ def _rollback(trainer: int, number: int, applied: int) -> RollbackError:
 
 
 def averaged(deposits: Sequence[_Deposit]) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """Merge the updates of several trainers: their sum, in the order of the trainers, over the
-    number of trainers.
-    """
+    """Merge the updates of several trainers: their sum, in the order of the trainers, over the number of trainers."""
     if len(deposits) == 1:
         return deposits[0].rows, deposits[0].blocks
     share = np.float32(1 / len(deposits))
@@ -497,18 +474,12 @@ def averaged(deposits: Sequence[_Deposit]) -> tuple[list[RowsUpdate], list[Block
             blocks.setdefault(change.block, []).append(change)
     joined_rows = []
     for table, updates in rows.items():
-        ids, values = merge(
-            np.concatenate([u.ids for u in updates]), np.concatenate([u.values for u in updates])
-        )
-        joined_rows.append(
-            RowsUpdate(table, Change.GRADIENT, ids, values * share, updates[0].learning_rate)
-        )
+        ids, values = merge(np.concatenate([u.ids for u in updates]), np.concatenate([u.values for u in updates]))
+        joined_rows.append(RowsUpdate(table, Change.GRADIENT, ids, values * share, updates[0].learning_rate))
     joined_blocks = []
     for block, changes in blocks.items():
         total = changes[0].value.copy()
         for change in changes[1:]:
             total += change.value
-        joined_blocks.append(
-            BlockUpdate(block, Change.GRADIENT, total * share, changes[0].learning_rate)
-        )
+        joined_blocks.append(BlockUpdate(block, Change.GRADIENT, total * share, changes[0].learning_rate))
     return joined_rows, joined_blocks

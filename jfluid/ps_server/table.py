@@ -1,5 +1,7 @@
-"""SparseTable: rows of float32 by int64 id, which are created when first shown and updated row by
-row. It is independent of calls and servers."""
+"""SparseTable: rows of float32 by int64 id, which are created when first shown and updated row by row.
+
+It is independent of calls and servers.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,11 +76,8 @@ class SparseTable(TableState):
                 self._peek(shard, rows, order, out)
             self._fill_absent(rows, ids, order, out)
 
-    def push(
-        self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False
-    ) -> int:
-        """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the
-        step.
+    def push(self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False) -> int:
+        """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the step.
 
         Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids
         that an entry rule gives no row are skipped. Raises ServerError for another shape or type,
@@ -116,8 +115,7 @@ class SparseTable(TableState):
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
-        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller
-        computes the update.
+        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller computes the update.
 
         `function(values, slots, gradients)` is called once with the m rows to be updated: values
         and gradients float32 [m, width], and a list of such arrays for the slots, in the order of
@@ -142,9 +140,7 @@ class SparseTable(TableState):
             groups = list(locks.enter_context(self.reserve(ids)).parts())
             for number, _ in groups:
                 locks.enter_context(self._shards[number].lock)
-            rows = [
-                self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups
-            ]
+            rows = [self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups]
             addresses = np.zeros(len(ids), np.int64)
             for (number, order), found in zip(groups, rows):
                 kernels.addresses_of(*self._shards[number].values, found, order, addresses)
@@ -159,9 +155,7 @@ class SparseTable(TableState):
         return step
 
     def _computed(self, function: Function, addresses: Array, gradients: Array) -> list[Array]:
-        """The new values and slots that `function` computes for the rows at these addresses,
-        checked.
-        """
+        """The new values and slots that `function` computes for the rows at these addresses, checked."""
         old = [np.empty_like(gradients) for _ in range(1 + len(self.rule.names))]
         for group, out in enumerate(old):
             kernels.read_at(addresses, group * self.spec.width, out)
@@ -179,53 +173,43 @@ class SparseTable(TableState):
         ]
 
     def slots(self, ids: Array) -> dict[str, Array]:
-        """Return the optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n,
-        width].
+        """Return the optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n, width].
 
         The table stays as it is; ids without a row read as a new row. Names are those of Fluid's
         accumulators. (Accumulators with one number for the whole parameter, such as Adam's powers,
         follow from `step`.)
         """
         ids = self._checked_ids(ids)
-        state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(
-            np.float32
-        )
+        state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(np.float32)
         bodies = np.tile(state, (len(ids), 1))
         for number, order in self._groups(ids).parts(BLOCK):
             shard = self._shards[number]
             with shard.lock:
                 self._peek(shard, shard.locate(ids, order), order, bodies)
         return {
-            name: np.ascontiguousarray(
-                bodies[:, (1 + i) * self.spec.width : (2 + i) * self.spec.width]
-            )
+            name: np.ascontiguousarray(bodies[:, (1 + i) * self.spec.width : (2 + i) * self.spec.width])
             for i, name in enumerate(self.rule.names)
         }
 
     def assign_slots(self, ids: Array, slots: Mapping[str, Array]) -> None:
-        """Set slots, by name, of the rows of `ids` (int64 [n]) to float32 [n, width]; the values
-        and other slots stay.
+        """Set slots, by name, of the rows of `ids` (int64 [n]) to float32 [n, width]; the values and other slots stay.
 
         Ids without a row get one. Raises ServerError for a name that the optimizer does not have.
         """
         ids = self._checked_ids(ids)
         if unknown := set(slots) - set(self.rule.names):
             raise errors.ServerError(
-                f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
-                f"{sorted(unknown)}"
+                f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found {sorted(unknown)}"
             )
         groups = [
-            (1 + self.rule.names.index(name), self._checked_values(name, ids, values))
-            for name, values in slots.items()
+            (1 + self.rule.names.index(name), self._checked_values(name, ids, values)) for name, values in slots.items()
         ]
         with self.reserve(ids, assigned=True) as places:
             for number, order in places.parts(BLOCK):
                 with self._shards[number].lock:
                     rows = self._inserted(number, ids, order)
                     addresses = np.zeros(len(order), np.int64)
-                    kernels.addresses_of(
-                        *self._shards[number].values, rows, np.arange(len(order)), addresses
-                    )
+                    kernels.addresses_of(*self._shards[number].values, rows, np.arange(len(order)), addresses)
                     for group, values in groups:
                         kernels.write_at(addresses, group * self.spec.width, values[order])
 
@@ -238,38 +222,30 @@ class SparseTable(TableState):
         either before. Raises ServerError for a block below 1.
         """
         if block < 1:
-            raise errors.ServerError(
-                f"table {self.spec.name}: items: block: expected at least 1 row, found {block}"
-            )
+            raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
         with self.view() as view:
             for ids, values, _ in view.rows(block):
                 yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
-        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]),
-        without the optimizer.
-        """
+        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), without the optimizer."""
         self._change("differences", ids, differences, replace=False)
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the
-        optimizer's slots stay.
+        """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the optimizer's slots stay.
 
         These ids get rows whatever the entry rule says.
         """
         self._change("values", ids, values, replace=True)
 
     def shrink(self, age: int, alive: cancellation.Alive = cancellation.always) -> int:
-        """Drop the rows (and waiting ids) that no step of the last `age` has touched; returns how
-        many rows.
+        """Drop the rows (and waiting ids) that no step of the last `age` has touched; returns how many rows.
 
         Waits for a snapshot that is being written, while the caller is `alive`. Raises ServerError
         for an age below 1, StateError when the caller has gone.
         """
         if age < 1:
-            raise errors.ServerError(
-                f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}"
-            )
+            raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
         with cancellation.held(self._viewing, alive), self.cap.alone():
             for reserved, shards in (
@@ -283,9 +259,7 @@ class SparseTable(TableState):
 
     # ---- one block of rows, under its shard's lock -----------------------------------------------
 
-    def _touched(
-        self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int
-    ) -> Array:
+    def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
         """The rows of ids[order], ready to be read or changed: created if needed, and marked as
         touched. -1 for ids that an entry rule gives no row."""
         rows = self._located(number, ids, order, counts, step)
@@ -307,23 +281,15 @@ class SparseTable(TableState):
             self._admit(number, ids, order, counts, step, rows)
         return rows
 
-    def _mark(
-        self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int
-    ) -> None:
+    def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
         """Preserve rows for an open view, apply the steps up to `until` that they have missed, mark
         them as touched at `step`."""
         shard.preserve(rows)
-        self.rule.catch_up(
-            shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates
-        )
+        self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
         kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
-    def _admit(
-        self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array
-    ) -> None:
-        """Count a show of the ids without a row, and create rows for those that the entry rule
-        accepts.
-        """
+    def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
+        """Count a show of the ids without a row, and create rows for those that the entry rule accepts."""
         absent = np.flatnonzero(rows < 0)
         asking, waiting = order[absent], self._waiting[number]
         with waiting.lock:
@@ -339,14 +305,10 @@ class SparseTable(TableState):
         # The row takes over the earlier shows of the waiting id; those of this call are counted
         # with all the others'.
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
-        kernels.touch(
-            shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step
-        )
+        kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
     def _enters(self, ids: Array, shows: Array) -> Array:
-        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule
-        accepts.
-        """
+        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule accepts."""
         entry = self.spec.entry
         if isinstance(entry, specs.CountEntry):
             enters: Array = shows >= entry.count
@@ -356,8 +318,7 @@ class SparseTable(TableState):
         return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """Write the values of rows to out[order], after the steps that they have missed, which are
-        computed on a copy.
+        """Write the values of rows to out[order], after the steps that they have missed, which are computed on a copy.
 
         `out` may be wider than the values: then it gets slots too.
         """
@@ -387,18 +348,13 @@ class SparseTable(TableState):
                         rows = self._inserted(number, ids, order)
                     else:
                         rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
-                    kernels.change_values(
-                        *shard.values, self.spec.width, rows, order, values, replace
-                    )
+                    kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
 
     # ---- reservations for new rows ---------------------------------------------------------------
 
     @contextlib.contextmanager
-    def reserve(
-        self, ids: Array, counts: Array | None = None, assigned: bool = False
-    ) -> Iterator[Groups]:
-        """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups
-        by shard.
+    def reserve(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
+        """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups by shard.
 
         Every method that may add rows does this itself. A thread that does it around several calls
         reserves for all of them.
@@ -417,9 +373,7 @@ class SparseTable(TableState):
             return
         groups = self._groups(ids)
         bounded = (
-            self.cap.held(*self.growth(ids, groups, counts, assigned))
-            if self.cap.bounded
-            else contextlib.nullcontext()
+            self.cap.held(*self.growth(ids, groups, counts, assigned)) if self.cap.bounded else contextlib.nullcontext()
         )
         with bounded:
             held: list[tuple[Reservations, Array]] = []
@@ -433,9 +387,7 @@ class SparseTable(TableState):
                 for reserved, more in held:
                     reserved.release(more)
 
-    def _growing(
-        self, counts: Array | None, assigned: bool
-    ) -> list[tuple[Reservations, list[Shard]]]:
+    def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
         """The reservations and shards that a call may add to; for the arguments see `reserve`."""
         rows, waiting = (
             (self._reservations, self._shards),
@@ -452,13 +404,12 @@ class SparseTable(TableState):
         counts: Array | None = None,
         assigned: bool = False,
     ) -> tuple[Size, Callable[[], Size]]:
-        """Return (an upper bound of the growth of the table by a call, a function that computes it
-        exactly). For the arguments see `reserve`.
+        """Return (an upper bound of the growth of the table by a call, a function that computes it exactly).
+
+        For the arguments see `reserve`.
         """
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
-        return self._size(*most[:2]), lambda: self._growth(
-            ids, groups or self._groups(ids), counts, assigned
-        )
+        return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
 
     def _growth(self, ids: Array, groups: Groups, counts: Array | None, assigned: bool) -> Size:
         rows = waiting = 0
@@ -473,23 +424,15 @@ class SparseTable(TableState):
                 with self._waiting[number].lock:
                     known = self._waiting[number].locate(once, np.arange(len(once)))
                     shows[known >= 0] += self._waiting[number].read(known[known >= 0])[0]["shows"]
-                rows += int(
-                    self._enters(once, np.minimum(shows, _MOST_SHOWS).astype(np.uint32)).sum()
-                )
+                rows += int(self._enters(once, np.minimum(shows, _MOST_SHOWS).astype(np.uint32)).sum())
                 waiting += int((known < 0).sum())
         return self._size(rows, waiting)
 
     # ---- around the rows -------------------------------------------------------------------------
 
     def _wrong(self, what: str, expected: str, found: Any) -> errors.ServerError:
-        kind = (
-            f"{found.dtype} {list(found.shape)}"
-            if isinstance(found, np.ndarray)
-            else type(found).__name__
-        )
-        return errors.ServerError(
-            f"table {self.spec.name}: {what}: expected {expected}, found {kind}"
-        )
+        kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+        return errors.ServerError(f"table {self.spec.name}: {what}: expected {expected}, found {kind}")
 
     def _checked_ids(self, ids: Array) -> Array:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
@@ -503,18 +446,12 @@ class SparseTable(TableState):
 
     def _checked_values(self, what: str, ids: Array, values: Array) -> Array:
         shape = (len(ids), self.spec.width)
-        if (
-            not isinstance(values, np.ndarray)
-            or values.dtype != np.float32
-            or values.shape != shape
-        ):
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
             raise self._wrong(what, f"an array float32 {list(shape)}", values)
         return np.ascontiguousarray(values)
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:
-    """Return (ids, values): each id once, with the sum of its rows of `values` (float32 [n,
-    width]).
-    """
+    """Return (ids, values): each id once, with the sum of its rows of `values` (float32 [n, width])."""
     once, inverse = kernels.distinct(ids)
     return once, kernels.summed(values, inverse, len(once))

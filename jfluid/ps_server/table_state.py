@@ -1,6 +1,4 @@
-"""TableState: the rows of a table in shards and the number of its updates; views of them, and their
-restoring from one.
-"""
+"""TableState: the rows of a table in shards and the number of its updates; views of them, and their restoring from one."""
 
 import contextlib
 import threading
@@ -105,9 +103,7 @@ class TableState:
 
     @property
     def size(self) -> Size:
-        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers,
-        and 24 a waiting id.
-        """
+        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers, and 24 a waiting id."""
         return self._size(len(self), self.waiting)
 
     def _size(self, rows: int, waiting: int) -> Size:
@@ -125,9 +121,7 @@ class TableState:
         if (recent := self._recent.of(ids)) is not None:
             return recent.groups
         bits = len(self._shards).bit_length() - 1
-        return Groups(
-            *kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards))
-        )
+        return Groups(*kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards)))
 
     def _tick(self, rate: float) -> int:
         """Count an update at this learning rate, and return its step."""
@@ -146,8 +140,9 @@ class TableState:
 
     @contextlib.contextmanager
     def view(self) -> Iterator[TableView]:
-        """Return a view of the table as it is now, to be read while the table keeps changing. One
-        at a time; `shrink` waits for it.
+        """Return a view of the table as it is now, to be read while the table keeps changing.
+
+        One at a time; `shrink` waits for it.
         """
         with self._viewing:
             shards = [*self._shards, *self._waiting]
@@ -197,9 +192,7 @@ class TableState:
         as a view yields them. The bounds of the spec do not apply: whatever was saved is
         restored."""
         reserved, shards = (
-            (self._waiting_reservations, self._waiting)
-            if waiting
-            else (self._reservations, self._shards)
+            (self._waiting_reservations, self._waiting) if waiting else (self._reservations, self._shards)
         )
         ids = np.ascontiguousarray(heads["id"])
         groups = self._groups(ids)

@@ -16,9 +16,7 @@ _ONE_PAGE = 48
 
 
 def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
-    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that
-    they have missed.
-    """
+    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that they have missed."""
     pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)
 
@@ -70,7 +68,6 @@ class TableView:
         for heads, bodies in self.blocks(size=size):
             moved(rule, heads, bodies, width, self.step, rates)
             values, *slots = (
-                np.ascontiguousarray(bodies[:, begin : begin + width])
-                for begin in range(0, bodies.shape[1], width)
+                np.ascontiguousarray(bodies[:, begin : begin + width]) for begin in range(0, bodies.shape[1], width)
             )
             yield np.ascontiguousarray(heads["id"]), values, dict(zip(rule.names, slots))

@@ -70,20 +70,17 @@ class Rule:
 
     @property
     def update(self) -> Callable[..., None] | None:
-        """The kernel of one update of rows with gradients; None where the caller of the table
-        brings a function.
-        """
+        """The kernel of one update of rows with gradients; None where the caller of the table brings a function."""
         return self.definition.update if self.definition is not None else None
 
     def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
-        """Return the rate of update number `step` (from 1). As in Fluid, sparse rows take that of
-        the step after it.
+        """Return the rate of update number `step` (from 1).
+
+        As in Fluid, sparse rows take that of the step after it.
         """
         if self.definition is None or self.definition.rate is None:
             return np.float32(learning_rate)
-        return np.float32(
-            self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step)
-        )
+        return np.float32(self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step))
 
     def catch_up(
         self,
@@ -96,9 +93,7 @@ class Rule:
         until: int,
         rates: Rates,
     ) -> None:
-        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until`
-        that they have missed.
-        """
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
         if self.idle is not None:
             # The count first: arrays only grow.
             count = rates.count
@@ -131,9 +126,7 @@ def rule_of(settings: Spec) -> Rule:
         raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {settings!r}")
     definition = RULES[settings.type]
     slots = [slot for slot in definition.slots if not slot.needs or getattr(settings, slot.needs)]
-    firsts = np.array(
-        [getattr(settings, slot.first) if slot.first else 0.0 for slot in slots], np.float32
-    )
+    firsts = np.array([getattr(settings, slot.first) if slot.first else 0.0 for slot in slots], np.float32)
     hyper = np.zeros(MOST_CONSTANTS, np.float32)
     constants = definition.constants(settings)
     hyper[: len(constants)] = constants

@@ -23,9 +23,7 @@ class Spec(BaseModel):
     def _not_too_many(cls, value: Any) -> Any:
         """One mistake for very many unknown fields, rather than one for each."""
         if isinstance(value, dict) and len(value) > _MOST_FIELDS:
-            raise ValueError(
-                f"expected some of {', '.join(cls.model_fields)}; found {len(value)} fields"
-            )
+            raise ValueError(f"expected some of {', '.join(cls.model_fields)}; found {len(value)} fields")
         return value
 
 
@@ -39,16 +37,12 @@ def read(kind: type[Kind], value: Any, what: str) -> Kind:
     take more than ten times its size in memory.
     """
     if isinstance(value, (str, bytes)):
-        value = _from_json(
-            value.encode(errors="replace") if isinstance(value, str) else value, what
-        )
+        value = _from_json(value.encode(errors="replace") if isinstance(value, str) else value, what)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         if error.error_count() > _MOST_MISTAKES:
-            raise errors.ServerError(
-                f"{what}: {error.error_count()} mistakes: no {kind.__name__}"
-            ) from None
+            raise errors.ServerError(f"{what}: {error.error_count()} mistakes: no {kind.__name__}") from None
         lines = [
             f"{what}: {'.'.join(map(str, e['loc']))[:200] or 'the whole'}: {e['msg'][:300]}"
             for e in error.errors(include_url=False, include_context=False, include_input=False)
@@ -57,14 +51,13 @@ def read(kind: type[Kind], value: Any, what: str) -> Kind:
 
 
 def _from_json(data: bytes, what: str) -> Any:
-    """Plain values. The memory that they take is bounded beforehand, by the characters that each of
-    them needs.
+    """Plain values.
+
+    The memory that they take is bounded beforehand, by the characters that each of them needs.
     """
     most = max(10 * len(data), _LEAST)
     if _BRACKET * (data.count(b"{") + data.count(b"[")) + _VALUE * data.count(b",") > most:
-        raise errors.ServerError(
-            f"{what}: these {len(data)} bytes of JSON would take more than {most} bytes of memory"
-        )
+        raise errors.ServerError(f"{what}: these {len(data)} bytes of JSON would take more than {most} bytes of memory")
     try:
         return from_json(data, cache_strings="keys")
     except ValueError as error:

@@ -82,10 +82,7 @@ class Wholes:
         path = self._folder / part.file.name
         try:
             described = _DESCRIBED.validate_python(part.state["variables"])
-            sizes = [
-                np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
-                for _, dtype, shape in described
-            ]
+            sizes = [np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)) for _, dtype, shape in described]
         except (ValidationError, TypeError):
             raise DamagedError(
                 f"{path}: block {part.name}: expected names, types and shapes of variables, found "
@@ -93,8 +90,7 @@ class Wholes:
             ) from None
         if -(-sum(sizes) // 4) * 4 != part.file.size:
             raise DamagedError(
-                f"{path}: block {part.name}: expected {sum(sizes)} bytes of variables, found "
-                f"{part.file.size}"
+                f"{path}: block {part.name}: expected {sum(sizes)} bytes of variables, found {part.file.size}"
             )
         offset = 0
         for (name, dtype, shape), size in zip(described, sizes, strict=True):
@@ -151,9 +147,7 @@ def in_order(folder: Path, wanted: PiecePart, found: Sequence[HeldPiece]) -> lis
     Raises DamagedError where rows are missing, or there twice.
     """
     if not found:
-        raise DamagedError(
-            f"{folder}: variable {wanted.variable}: no server of the snapshot has it"
-        )
+        raise DamagedError(f"{folder}: variable {wanted.variable}: no server of the snapshot has it")
     if all(held.piece.first is None for held in found):
         return list(found[:1])
     found, end = sorted(found, key=lambda held: held.first), 0
@@ -161,16 +155,11 @@ def in_order(folder: Path, wanted: PiecePart, found: Sequence[HeldPiece]) -> lis
         if held.piece.first is None or held.first != end:
             raise DamagedError(
                 f"{folder / held.file.name}: variable {wanted.variable}: expected rows from {end} on, "
-                + (
-                    "found a copy of all rows"
-                    if held.piece.first is None
-                    else f"found {held.first}"
-                )
+                + ("found a copy of all rows" if held.piece.first is None else f"found {held.first}")
             )
         end += held.rows
     if end != wanted.shape[0]:
         raise DamagedError(
-            f"{folder / found[-1].file.name}: variable {wanted.variable}: expected "
-            f"{wanted.shape[0]} rows, found {end}"
+            f"{folder / found[-1].file.name}: variable {wanted.variable}: expected {wanted.shape[0]} rows, found {end}"
         )
     return found

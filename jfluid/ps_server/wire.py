@@ -64,22 +64,17 @@ OPTIONS = [
 ]
 
 
-def numbers(
-    data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True
-) -> Array:
-    """Return the array in `data`. Raises ServerError when the bytes are not `count` (or any number
-    of) numbers.
+def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:
+    """Return the array in `data`.
+
+    Raises ServerError when the bytes are not `count` (or any number of) numbers.
 
     By default it is a copy, which XLA reads in place: kernels are compiled for arrays that may be
     written, and would be compiled anew for others.
     """
     size = np.dtype(dtype).itemsize
     if len(data) % size or count not in (None, len(data) // size):
-        expected = (
-            f"{count * size} bytes ({count} numbers)"
-            if count is not None
-            else f"a multiple of {size} bytes"
-        )
+        expected = f"{count * size} bytes ({count} numbers)" if count is not None else f"a multiple of {size} bytes"
         raise errors.ServerError(f"{what}: expected {expected}, found {len(data)} bytes")
     return zero_copy.aligned_copy(data).view(dtype) if copy else np.frombuffer(data, dtype)
 
@@ -88,8 +83,7 @@ def call_of(caller: pb.Caller) -> Call:
     """Return the call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
         raise errors.ServerError(
-            "caller: expected trainer, incarnation and sequence; a mutation without them could be "
-            "applied twice"
+            "caller: expected trainer, incarnation and sequence; a mutation without them could be applied twice"
         )
     return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
 
@@ -100,9 +94,7 @@ _CHANGES = {int(change): change for change in Change}
 def _change(value: int, what: str) -> Change:
     found = _CHANGES.get(value)
     if found is None:
-        raise errors.ServerError(
-            f"{what}: change: expected one of {[c.name for c in Change]}, found {value}"
-        )
+        raise errors.ServerError(f"{what}: change: expected one of {[c.name for c in Change]}, found {value}")
     return found
 
 
@@ -110,15 +102,12 @@ def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
     if not message.HasField("learning_rate"):
         return None
     if not math.isfinite(message.learning_rate):
-        raise errors.ServerError(
-            f"{what}: learning_rate: expected a finite number, found {message.learning_rate}"
-        )
+        raise errors.ServerError(f"{what}: learning_rate: expected a finite number, found {message.learning_rate}")
     return message.learning_rate
 
 
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """Return the updates of a push, checked against what the store holds, so that applying them
-    cannot fail half-way.
+    """Return the updates of a push, checked against what the store holds, so that applying them cannot fail half-way.
 
     Gradients of blocks stay where the message lies, until its call ends; those that are held, and all
     else, are copies.
@@ -127,9 +116,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
         ids, width = numbers(message.ids, "<i8", f"{what}: ids"), table.spec.width
-        values = numbers(
-            message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width
-        )
+        values = numbers(message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width)
         rows.append(
             RowsUpdate(
                 message.table,
@@ -149,25 +136,22 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
             math.prod(block.shape),
             copy=kind != Change.GRADIENT or request.hold,
         )
-        blocks.append(
-            BlockUpdate(change.block, kind, value.reshape(block.shape), _rate(change, what))
-        )
+        blocks.append(BlockUpdate(change.block, kind, value.reshape(block.shape), _rate(change, what)))
     store.check(rows, blocks)
     return rows, blocks
 
 
 def wanted(request: pb.PullRequest, store: Store, limit: int) -> tuple[list[Wanted], list[Block]]:
-    """Return (table, ids, counts) of the rows of a pull, and its blocks. Raises UnknownNameError, and
-    TooLargeError when the reply would be larger than `limit` bytes.
+    """Return (table, ids, counts) of the rows of a pull, and its blocks.
+
+    Raises UnknownNameError, and TooLargeError when the reply would be larger than `limit` bytes.
     """
     blocks = [store.block(message.block) for message in request.blocks]
     rows, size = [], OVERHEAD + 4 * sum(math.prod(block.shape) for block in blocks)
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
         ids = numbers(message.ids, "<i8", f"{what}: ids")
-        counts = (
-            numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
-        )
+        counts = numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
         rows.append((table, ids, counts))
         size += 4 * len(ids) * table.spec.width
     check_size(size, limit)
@@ -175,8 +159,7 @@ def wanted(request: pb.PullRequest, store: Store, limit: int) -> tuple[list[Want
 
 
 class PullReply:
-    """A reply to a pull that goes into its message without a copy of the rows on the way (see
-    lifting).
+    """A reply to a pull that goes into its message without a copy of the rows on the way (see lifting).
 
     Attributes:
         rows: of each table that was asked for.
@@ -226,11 +209,7 @@ def check_size(size: int, limit: int, what: str = "reply") -> None:
 
 def parts_of(reply: Any) -> list[Any]:
     """Return a reply, serialized, in pieces."""
-    return (
-        reply.parts()
-        if isinstance(reply, (PullReply, ExchangeReply))
-        else [reply.SerializeToString()]
-    )
+    return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
 
 
 _ZERO_COPY: dict[Any, Any] = {
@@ -263,8 +242,9 @@ def parsed(kind: type[Message], data: bytes | memoryview) -> Any:
 
 
 def joined(chunks: Iterable[bytes]) -> bytes:
-    """Return the message that came in chunks. Raises TooLargeError or ServerError when the sizes
-    are not as announced.
+    """Return the message that came in chunks.
+
+    Raises TooLargeError or ServerError when the sizes are not as announced.
     """
     parts, size, total = [], 0, None
     for data in chunks:
@@ -272,9 +252,7 @@ def joined(chunks: Iterable[bytes]) -> bytes:
         if total is None:
             total = chunk.total
             if total > LARGEST_CALL:
-                raise TooLargeError(
-                    f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}"
-                )
+                raise TooLargeError(f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}")
         parts.append(chunk.data)
         size += len(chunk.data)
         if size > total or (len(chunk.data) < _SMALLEST_CHUNK and size != total):

@@ -114,9 +114,7 @@ class OutgoingPush:
         self._changes: list[Any] = []
         self._size = 0
 
-    def add_rows(
-        self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any
-    ) -> None:
+    def add_rows(self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any) -> None:
         """Add a RowsChange with these fields."""
         front = pb.RowsChange(**fields).SerializeToString()
         self._add(_ROWS, front, (_IDS, ids), (_VALUES_OF_ROWS, values))
@@ -181,6 +179,7 @@ class OutgoingRequest:
 
     def rows(self) -> bytes | None:
         """Return a PullRequest of the rows alone, of the same number: a pull of no rows is not counted.
+
         None where there are none.
         """
         pull = self.pull
@@ -219,8 +218,9 @@ class OutgoingRequest:
 
 
 def flat_message(kind: Any, data: Any) -> Any:
-    """Parse a message whose submessages have none themselves. Raises DecodeError for bad data, or
-    too many submessages.
+    """Parse a message whose submessages have none themselves.
+
+    Raises DecodeError for bad data, or too many submessages.
     """
     data = bytes(data)
     if len(data) > 2 * MOST_PARTS:  # none takes less than two bytes
@@ -250,9 +250,7 @@ class IncomingPush:
         # its kind, what is no array of it, its ids and its values: as little as can be, since of a
         # hostile message there are many
         changes: list[list[Any]] = []
-        for depth, number, kind, value, begin, end in nested_fields(
-            data, tuple(_ARRAYS), MOST_PARTS, MOST_FIELDS
-        ):
+        for depth, number, kind, value, begin, end in nested_fields(data, tuple(_ARRAYS), MOST_PARTS, MOST_FIELDS):
             if depth:
                 change = changes[-1]
                 place = _ARRAYS[change[0]].get(number) if kind == BYTES else None
@@ -281,8 +279,9 @@ class IncomingPush:
 
 
 class IncomingExchange:
-    """An ExchangeRequest whose pushed arrays are read in place. It has the attributes of the
-    message.
+    """An ExchangeRequest whose pushed arrays are read in place.
+
+    It has the attributes of the message.
     """
 
     def __init__(self, data: memoryview):
@@ -318,9 +317,7 @@ class IncomingPullReply:
         self.rows: list[Any] = []
         self.blocks: list[BlockValue] = []
         rest: list[Any] = []
-        for depth, number, kind, value, begin, end in nested_fields(
-            own, (2,), MOST_PARTS, MOST_FIELDS
-        ):
+        for depth, number, kind, value, begin, end in nested_fields(own, (2,), MOST_PARTS, MOST_FIELDS):
             if depth:
                 version, found = self.blocks[-1]
                 if number == 1 and kind == VARINT:

@@ -119,8 +119,7 @@ def progress(report: Mapping[str, Any]) -> None:
     recorder = current()
     if recorder is not None:
         metrics = {
-            lines.shortened(name, lines.LONGEST_NAME): lines.written(value)
-            for name, value in report["metrics"].items()
+            lines.shortened(name, lines.LONGEST_NAME): lines.written(value) for name, value in report["metrics"].items()
         }
         name = lines.shortened(report["description"], lines.LONGEST_NAME)
         before, last = _state.steps.get(name, (0, 0))
@@ -210,12 +209,8 @@ def _found(before: Recorder | None) -> Recorder | None:
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
     except OSError as error:
         if own:
-            raise errors.DataError(
-                f"FLAGS_record_dir: {path}: {error.strerror or error}"
-            ) from error
-        _log.warning(
-            "the record %s cannot be written (%s); the job goes on without it", path, error
-        )
+            raise errors.DataError(f"FLAGS_record_dir: {path}: {error.strerror or error}") from error
+        _log.warning("the record %s cannot be written (%s); the job goes on without it", path, error)
         return None
 
 

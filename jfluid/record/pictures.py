@@ -47,14 +47,13 @@ def image(name: str, value: Any) -> dict[str, Any]:
 
 
 def histogram(name: str, value: Any) -> dict[str, Any]:
-    """Return a histogram's fields: counts of 32 equal parts from `low` to `high`, and of what is not
-    finite. Raises DtypeError for what is no array of real numbers.
+    """Return a histogram's fields: counts of 32 equal parts from `low` to `high`, and of what is not finite.
+
+    Raises DtypeError for what is no array of real numbers.
     """
     found = array(value).reshape(-1)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
-        raise errors.DtypeError(
-            f"log_histogram: {name}: expected real numbers, found {found.dtype}"
-        )
+        raise errors.DtypeError(f"log_histogram: {name}: expected real numbers, found {found.dtype}")
     found = found.astype("float64")
     finite = found[np.isfinite(found)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

@@ -16,11 +16,7 @@ def thinned(data: bytes, most: int) -> bytes:
     Of scalars the lowest and the highest of a stretch of time stay, and what is not finite; stretches are equally long
     for all of a name. Starts, failures and other events stay as long as they fit by themselves.
     """
-    kept = [
-        (line, piece + b"\n")
-        for piece in data.split(b"\n")
-        if piece and (line := lines.decode(piece)) is not None
-    ]
+    kept = [(line, piece + b"\n") for piece in data.split(b"\n") if piece and (line := lines.decode(piece)) is not None]
     for _ in range(_MOST_ROUNDS):
         if sum(len(piece) for _, piece in kept) <= most:
             break
@@ -55,9 +51,7 @@ def _fewer(kept: Sequence[tuple[lines.Line, bytes]]) -> list[tuple[lines.Line, b
         else:
             stay.add(index)
     for (kind, *names), indices in groups.items():
-        stay.update(
-            _half([kept[i][0] for i in indices], indices, names if kind == "scalars" else [])
-        )
+        stay.update(_half([kept[i][0] for i in indices], indices, names if kind == "scalars" else []))
     return [kept[index] for index in sorted(stay)]
 
 

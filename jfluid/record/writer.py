@@ -115,8 +115,7 @@ class Recorder:
         """The lines of what was added since the last call."""
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         found = [
-            (moment, self._scalars_line(moment, step, values))
-            for moment, step, values in reduced(self._known(calls))
+            (moment, self._scalars_line(moment, step, values)) for moment, step, values in reduced(self._known(calls))
         ]
         newest: dict[str, tuple[float, bytes]] = {}  # progress of each loop: the newest tells all
         for kind, moment, fields in [self._others.popleft() for _ in range(len(self._others))]:

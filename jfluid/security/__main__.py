@@ -1,6 +1,4 @@
-"""`python -m jfluid.security`: creates a secret for a job, and derives the token for metrics from
-one.
-"""
+"""`python -m jfluid.security`: creates a secret for a job, and derives the token for metrics from one."""
 
 import argparse
 import sys
@@ -16,9 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("new", help=f"print a new secret, for {secret.VARIABLE} or a file")
-    token = commands.add_parser(
-        "metrics-token", help="print the token with which Prometheus asks the job's servers"
-    )
+    token = commands.add_parser("metrics-token", help="print the token with which Prometheus asks the job's servers")
     token.add_argument(
         "--secret-file",
         metavar="FILE",
@@ -31,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(
                 secret.metrics_token(
-                    secret.from_file(options.secret_file)
-                    if options.secret_file
-                    else secret.job_secret()
+                    secret.from_file(options.secret_file) if options.secret_file else secret.job_secret()
                 )
             )
     except errors.SecretError as error:

@@ -1,5 +1,6 @@
-"""The secret of a job and its sources. Processes that have it belong to the job; it is never
-sent.
+"""The secret of a job and its sources.
+
+Processes that have it belong to the job; it is never sent.
 """
 
 import base64
@@ -55,8 +56,7 @@ def checked(text: str, source: str) -> str:
     """Check a secret. Raises SecretError, which never contains it."""
     if not _SHAPE.fullmatch(text):
         raise errors.SecretError(
-            f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} "
-            "characters"
+            f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} characters"
         )
     return text
 
@@ -79,9 +79,7 @@ def from_file(path: str | os.PathLike[str]) -> str:
             problem = _problem_of(about)
             data = b"" if problem else file.read(4 * _LONGEST)
     except OSError as error:
-        raise errors.SecretError(
-            f"{path}: cannot read the job's secret: {error.strerror}"
-        ) from None
+        raise errors.SecretError(f"{path}: cannot read the job's secret: {error.strerror}") from None
     if problem:
         raise errors.SecretError(f"{path}: the job's secret is not safe there: {problem}")
     return checked(data.decode("ascii", errors="replace").strip(), str(path))
@@ -95,8 +93,9 @@ def _problem_of(about: os.stat_result) -> str:
 
 
 def of_this_user() -> str:
-    """Return the secret of this user's jobs on this machine alone. Raises SecretError when it can
-    be neither read nor created.
+    """Return the secret of this user's jobs on this machine alone.
+
+    Raises SecretError when it can be neither read nor created.
     """
     path = _file_of_this_user()
     if not path.exists():
@@ -131,11 +130,7 @@ def _make(path: Path) -> None:
 
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can connect to "host", "host:port" or "[host]:port"."""
-    host = (
-        re.sub(r":\d+$", "", address)
-        if address.startswith("[") or address.count(":") == 1
-        else address
-    )
+    host = re.sub(r":\d+$", "", address) if address.startswith("[") or address.count(":") == 1 else address
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -143,14 +138,13 @@ def is_loopback(address: str) -> bool:
 
 
 def metrics_token(secret: str) -> str:
-    """Return the token with which Prometheus gets the metrics of the job's servers. It does not
-    reveal the secret.
+    """Return the token with which Prometheus gets the metrics of the job's servers.
+
+    It does not reveal the secret.
     """
     return base64.urlsafe_b64encode(key_for(secret, "metrics")).decode().rstrip("=")
 
 
 def key_for(secret: str, purpose: str) -> bytes:
-    """Return a key (32 bytes) for one purpose: proofs for one kind of listener are useless at
-    another.
-    """
+    """Return a key (32 bytes) for one purpose: proofs for one kind of listener are useless at another."""
     return hmac.digest(secret.encode(), b"jfluid 1 " + purpose.encode(), "sha256")

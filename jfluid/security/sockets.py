@@ -1,5 +1,6 @@
-"""Connections between processes of one job. Each side proves that it has the job's secret before
-anything else is read.
+"""Connections between processes of one job.
+
+Each side proves that it has the job's secret before anything else is read.
 
     listener                                        connector
     greeting, nonce                            ->
@@ -47,18 +48,14 @@ logger = logging.getLogger(__name__)
 def decode_challenge(data: bytes) -> bytes:
     """Return the nonce in a listener's greeting. Raises MessageError."""
     if len(data) != _CHALLENGE.size or not data.startswith(_GREETING):
-        raise errors.MessageError(
-            f"expected the greeting of a listener of jfluid, found {data[:20]!r}"
-        )
+        raise errors.MessageError(f"expected the greeting of a listener of jfluid, found {data[:20]!r}")
     return data[len(_GREETING) :]
 
 
 def decode_response(data: bytes) -> tuple[bytes, bytes]:
     """Return (nonce, MAC) in a connector's greeting. Raises MessageError."""
     if len(data) != _RESPONSE.size or not data.startswith(_GREETING):
-        raise errors.MessageError(
-            f"expected the greeting of a process of jfluid, found {data[:20]!r}"
-        )
+        raise errors.MessageError(f"expected the greeting of a process of jfluid, found {data[:20]!r}")
     _, nonce, mac = _RESPONSE.unpack(data)
     return nonce, mac
 
@@ -87,25 +84,22 @@ class Frames:
         self._data, self._number = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the messages that this piece completes. Raises MessageError for one that is too
-        long, or altered.
+        """Return the messages that this piece completes.
+
+        Raises MessageError for one that is too long, or altered.
         """
         self._data += data
         while len(self._data) >= _HEAD.size:
             length, mac = _HEAD.unpack_from(self._data)
             if length > self._longest:
-                raise errors.MessageError(
-                    f"a message of {length} bytes; the limit is {self._longest}"
-                )
+                raise errors.MessageError(f"a message of {length} bytes; the limit is {self._longest}")
             end = _HEAD.size + length
             if len(self._data) < end:
                 return
             message = bytes(memoryview(self._data)[_HEAD.size : end])
             del self._data[:end]
             if not hmac.compare_digest(mac, _mac(self._key, self._sender, self._number, message)):
-                raise errors.MessageError(
-                    "a message that is not as it was sent, or not of the other side"
-                )
+                raise errors.MessageError("a message that is not as it was sent, or not of the other side")
             self._number += 1
             yield message
 
@@ -147,8 +141,9 @@ class Connection:
         return self.stream.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError when the other side has disconnected, or accepts nothing
-        until the timeout.
+        """Send a message.
+
+        Raises OSError when the other side has disconnected, or accepts nothing until the timeout.
         """
         head = _HEAD.pack(len(message), _mac(self.key, self._own, self._sent, message))
         self._sent += 1
@@ -156,16 +151,18 @@ class Connection:
         self.stream.sendall(message)
 
     def receive(self) -> bytes:
-        """Return the next message. Raises OSError when the other side has disconnected or is
-        silent, MessageError for invalid data.
+        """Return the next message.
+
+        Raises OSError when the other side has disconnected or is silent, MessageError for invalid data.
         """
         while not self._messages:
             self._read()
         return self._messages.pop(0)
 
     def arrived(self) -> list[bytes]:
-        """Return the messages that have arrived, after waiting for data. Raises what `receive`
-        raises.
+        """Return the messages that have arrived, after waiting for data.
+
+        Raises what `receive` raises.
         """
         if not self._messages:
             self._read()
@@ -177,9 +174,7 @@ class Connection:
             raise self._fault
         data = self.stream.recv(_PIECE)
         if not data:
-            raise ConnectionError(
-                "the connection ended" + " in the middle of a message" * self._frames.begun
-            )
+            raise ConnectionError("the connection ended" + " in the middle of a message" * self._frames.begun)
         try:
             self._messages.extend(self._frames.feed(data))
         except errors.MessageError as error:
@@ -254,10 +249,11 @@ class _Newcomer:
 
 
 class Listener:
-    """Accepts connections of processes of the job. Strangers delay nobody: they have some seconds,
-    concurrently, and if there are too many of them the oldest is closed. Where descriptors run out
-    those that have proved nothing for half a second go, and none comes in for so long. Not safe for
-    threads.
+    """Accepts connections of processes of the job.
+
+    Strangers delay nobody: they have some seconds, concurrently, and if there are too many of them the oldest
+    is closed. Where descriptors run out those that have proved nothing for half a second go, and none comes
+    in for so long. Not safe for threads.
 
     Args:
         stream: a listening socket, closed by `close`.
@@ -266,9 +262,7 @@ class Listener:
         timeout_s: of the accepted connections.
     """
 
-    def __init__(
-        self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float
-    ):
+    def __init__(self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float):
         self._stream, self._key, self._longest, self._timeout_s = (
             stream,
             key_for(secret, purpose),

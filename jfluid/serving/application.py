@@ -37,9 +37,7 @@ try:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "models are served with Starlette and Uvicorn: pip install 'jfluid[serve]'"
-    ) from error
+    raise ImportError("models are served with Starlette and Uvicorn: pip install 'jfluid[serve]'") from error
 
 _log = logging.getLogger("jfluid.serving")
 _RATE = 16 << 10  # bytes a second at which a body has to come, after a while
@@ -51,8 +49,7 @@ class Service:
     """A model, what batches its requests, and what is counted."""
 
     def __init__(self, model: LoadedModel, largest: int, delay: float, limits: Limits):
-        """Compile the model for all sizes of batches, and start the threads that run it and read large
-        requests.
+        """Compile the model for all sizes of batches, and start the threads that run it and read large requests.
 
         Raises UnsupportedError for sequences of different lengths.
         """
@@ -64,27 +61,18 @@ class Service:
             )
         self.model, self.limits, self.room = model, limits, Room(limits.held)
         self.inputs = tuple(
-            Input(v.name, np.dtype(v.np_dtype), tuple(v.shape), model.heights.get(v.name))
-            for v in model.feeds
+            Input(v.name, np.dtype(v.np_dtype), tuple(v.shape), model.heights.get(v.name)) for v in model.feeds
         )
         by_rows = bool(model.feeds) and all(v.shape and v.shape[0] == -1 for v in model.feeds)
-        self.batched = by_rows and rows_are_independent(
-            model.run, model.sample(2), 2, model.fetches
-        )
+        self.batched = by_rows and rows_are_independent(model.run, model.sample(2), 2, model.fetches)
         any_input = Input("x", np.dtype("float32"), (-1,))
-        read_json(
-            bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits
-        )  # compiles the reader
+        read_json(bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits)  # compiles the reader
         if self.batched and all(min(v.shape[1:], default=1) >= 0 for v in model.feeds):
             for power in range(2, (largest - 1).bit_length() + 1):
                 model.run(model.sample(1 << power))  # compiles it: later, others would wait
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "jfluid_requests", "requests by status", ["status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "jfluid_request_seconds", "time of a request", registry=self.registry
-        )
+        self.requests = Counter("jfluid_requests", "requests by status", ["status"], registry=self.registry)
+        self.seconds = Histogram("jfluid_request_seconds", "time of a request", registry=self.registry)
         sizes = Histogram(
             "jfluid_batch_rows",
             "rows of the batches that ran",
@@ -115,10 +103,7 @@ class Service:
     def described(self) -> dict[str, Any]:
         """Return what the model takes and gives."""
         return {
-            kind: [
-                {"name": v.name, "dtype": str(v.np_dtype), "shape": list(v.shape)}
-                for v in variables
-            ]
+            kind: [{"name": v.name, "dtype": str(v.np_dtype), "shape": list(v.shape)} for v in variables]
             for kind, variables in (("inputs", self.model.feeds), ("outputs", self.model.fetches))
         } | {"batched": self.batched}
 
@@ -195,9 +180,7 @@ def application(service: Service) -> Starlette:
 
 
 def server(service: Service) -> uvicorn.Server:
-    """Return what serves the application; `run(sockets=[...])` runs it until the process is told to
-    end.
-    """
+    """Return what serves the application; `run(sockets=[...])` runs it until the process is told to end."""
     from jfluid.serving.connections import configured
 
     return uvicorn.Server(configured(application(service), service.limits))

@@ -135,9 +135,7 @@ class Batcher:
             found = self._found(
                 batch[0].feed
                 if len(batch) == 1
-                else {
-                    name: np.concatenate([r.feed[name] for r in batch]) for name in batch[0].feed
-                },
+                else {name: np.concatenate([r.feed[name] for r in batch]) for name in batch[0].feed},
                 rows,
             )
         except Exception as error:
@@ -173,9 +171,7 @@ class Batcher:
         """Run a piece of the large request whose turn it is."""
         request = self._large.popleft()
         rows = min(self._largest, request.rows - request.done)
-        piece = {
-            name: value[request.done : request.done + rows] for name, value in request.feed.items()
-        }
+        piece = {name: value[request.done : request.done + rows] for name, value in request.feed.items()}
         try:
             found = self._found(piece, rows)
             if sum(v.nbytes / len(v) for v in found) * request.rows > self._most_bytes:
@@ -210,22 +206,19 @@ def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
 def rows_are_independent(
     run: Callable[[Arrays], list[np.ndarray]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
-    """Return whether each row of a batch gives what it gives alone, as batches of several requests
-    need. Of a model that refuses the sample this is not known: no.
+    """Return whether each row of a batch gives what it gives alone, as batches of several requests need.
+
+    Of a model that refuses the sample this is not known: no.
     """
     if not all(var.shape and var.shape[0] == -1 for var in fetches):
         return False
     try:
         whole = run(sample)
-        alone = [
-            run({name: value[i : i + 1] for name, value in sample.items()}) for i in range(rows)
-        ]
+        alone = [run({name: value[i : i + 1] for name, value in sample.items()}) for i in range(rows)]
     except errors.OperandError:
         return False
     return all(
         value.shape[:1] == (rows,)
-        and np.allclose(
-            value, np.concatenate([one[k] for one in alone]), rtol=1e-3, atol=1e-5, equal_nan=True
-        )
+        and np.allclose(value, np.concatenate([one[k] for one in alone]), rtol=1e-3, atol=1e-5, equal_nan=True)
         for k, value in enumerate(whole)
     )

@@ -140,8 +140,9 @@ class Connection(H11Protocol):
 
 
 class _Parts(h11.Connection):
-    """What h11 reads from a connection. Each piece of a body costs as much as a small request does,
-    however small the piece is.
+    """What h11 reads from a connection.
+
+    Each piece of a body costs as much as a small request does, however small the piece is.
     """
 
     def __init__(self, most: int):

@@ -90,9 +90,7 @@ class _Reader:
         return str(found)
 
     def _fail(self, wanted: str) -> NoReturn:
-        raise BadRequest(
-            f"{_FORM}, or {NPZ}: expected {wanted}, found {self._found()}{self._where()}"
-        )
+        raise BadRequest(f"{_FORM}, or {NPZ}: expected {wanted}, found {self._found()}{self._where()}")
 
     def _where(self) -> str:
         return f" at byte {self._at - self._base}"
@@ -146,9 +144,7 @@ class _Reader:
         if wrong == json_numbers.SYNTAX:
             self._fail(f"a list of numbers ({item.name})")
         if wrong == json_numbers.MANY:
-            raise BadRequest(
-                f"{item.name}: a request may have {self._limits.elements} numbers and lists", 413
-            )
+            raise BadRequest(f"{item.name}: a request may have {self._limits.elements} numbers and lists", 413)
         if wrong == json_numbers.DEEP:
             raise item.wrong_shape(f"lists of more than {depth} levels{self._where()}")
         if wrong == json_numbers.SHALLOW:

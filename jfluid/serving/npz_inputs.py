@@ -68,9 +68,7 @@ class Archive:
             array = _array(item, data)
             elements += array.size
             if elements > self._limits.elements:
-                raise BadRequest(
-                    f"{item.name}: a request may have {self._limits.elements} numbers", 413
-                )
+                raise BadRequest(f"{item.name}: a request may have {self._limits.elements} numbers", 413)
             found[item.name] = item.fitted(array)
         return found
 
@@ -121,9 +119,7 @@ def _array(item: Input, data: memoryview) -> np.ndarray:
             warnings.simplefilter("ignore")  # of a literal with odd escapes
             shape, by_columns, dtype = _READERS[version](file, max_header_size=_HEAD_BYTES)
     except Exception as error:  # all that a literal can be wrong in
-        raise BadRequest(
-            f"{item.name}: expected an array in NumPy's format: {shown(error)}"
-        ) from None
+        raise BadRequest(f"{item.name}: expected an array in NumPy's format: {shown(error)}") from None
     if dtype.kind not in "iubf":
         raise item.wrong(f": found elements of {shown(dtype)}")
     if any(type(size) is not int or size < 0 for size in shape):

@@ -1,6 +1,4 @@
-"""What a request may be: its bounds, the inputs that it has to have, and what is said of one that
-is wrong.
-"""
+"""What a request may be: its bounds, the inputs that it has to have, and what is said of one that is wrong."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -94,14 +92,13 @@ class Input:
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise BadRequest for an array of another shape."""
-        if len(shape) != len(self.shape) or any(
-            wanted not in (-1, found) for wanted, found in zip(self.shape, shape)
-        ):
+        if len(shape) != len(self.shape) or any(wanted not in (-1, found) for wanted, found in zip(self.shape, shape)):
             raise self.wrong_shape(str(list(shape)))
 
     def fitted(self, array: np.ndarray) -> np.ndarray:
-        """Return an array with the input's dtype. Raises BadRequest for elements that it has none
-        for, and of another shape.
+        """Return an array with the input's dtype.
+
+        Raises BadRequest for elements that it has none for, and of another shape.
         """
         kinds = "iub" if self.whole else "iubf"
         if array.dtype.kind not in kinds:
@@ -163,7 +160,4 @@ def check_names(found: Any, inputs: tuple[Input, ...]) -> None:
     if sorted(names) == sorted(expected):
         return
     given = ", ".join(name if name in expected else shown(name) for name in names[:8])
-    raise BadRequest(
-        f"expected the inputs {', '.join(expected)}, found {given or 'none'}"
-        + ", ..." * (len(names) > 8)
-    )
+    raise BadRequest(f"expected the inputs {', '.join(expected)}, found {given or 'none'}" + ", ..." * (len(names) > 8))

@@ -25,8 +25,6 @@ def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def share() -> None:
-    """Have processes that this one starts from now on take jfluid for `paddle`, as it does
-    itself.
-    """
+    """Have processes that this one starts from now on take jfluid for `paddle`, as it does itself."""
     os.environ[CHOICE] = "1"
     os.environ.update(variables())

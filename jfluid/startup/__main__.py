@@ -1,6 +1,4 @@
-"""`python -m jfluid.startup`: lines for a shell, after which `python script.py` takes jfluid for
-`paddle`.
-"""
+"""`python -m jfluid.startup`: lines for a shell, after which `python script.py` takes jfluid for `paddle`."""
 
 import os
 import shlex

@@ -17,8 +17,7 @@ __all__ = ["Collective", "GradAllReduce", "LocalSGD"]
 
 
 class Collective:
-    """Rewrites the programs of one process among several; subclasses say how the main program
-    changes.
+    """Rewrites the programs of one process among several; subclasses say how the main program changes.
 
     Args:
         nrings: how many rings the operators take turns in.
@@ -64,27 +63,21 @@ class Collective:
             )
         self.endpoints, self.current_endpoint = endpoints, current_endpoint
         self.rank, self.nranks = rank, len(endpoints)
-        self.startup_program = (
-            startup_program if startup_program is not None else default_startup_program()
-        )
+        self.startup_program = startup_program if startup_program is not None else default_startup_program()
         self.main_program = main_program if main_program is not None else default_main_program()
         self.main_program._trainers_endpoints = endpoints
         self._transpile_startup_program()
         self._transpile_main_program()
 
     def _transpile_main_program(self) -> None:
-        raise NotImplementedError(
-            f"{type(self).__name__}: a subclass of Collective has to rewrite the main program"
-        )
+        raise NotImplementedError(f"{type(self).__name__}: a subclass of Collective has to rewrite the main program")
 
     def _transpile_startup_program(self) -> None:
         """Processes meet, and start from process 0's parameters."""
         block = self.startup_program.global_block()
         others = [e for e in self.endpoints if e != self.current_endpoint]
         for ring in range(self.nrings):
-            nccl_id = block.create_var(
-                name=unique_name.generate("nccl_id"), persistable=True, type=VarType.RAW
-            )
+            nccl_id = block.create_var(name=unique_name.generate("nccl_id"), persistable=True, type=VarType.RAW)
             block.append_op(
                 "c_gen_nccl_id",
                 {},
@@ -143,9 +136,7 @@ class _Turns:
         return self._last
 
 
-def _in_place(
-    block: Block, index: int, type_: str, name: str, role: int, **attrs: object
-) -> Operator:
+def _in_place(block: Block, index: int, type_: str, name: str, role: int, **attrs: object) -> Operator:
     """Insert an operator that overwrites its only input."""
     return block.insert_op(index, type_, {"X": name}, {"Out": name}, {**attrs, "op_role": role})
 
@@ -160,9 +151,7 @@ def _has_role(op: Operator, role: int) -> bool:
 
 
 class GradAllReduce(Collective):
-    """Sums the gradients of all processes, each scaled to its share of the loss, before they are
-    used.
-    """
+    """Sums the gradients of all processes, each scaled to its share of the loss, before they are used."""
 
     mode = "grad_allreduce"
 
@@ -182,16 +171,12 @@ class GradAllReduce(Collective):
             if block.ops[at].input("nranks"):  # `dgc` sums over the processes by itself
                 continue
             pairs = block.ops[at].attrs.get("op_role_var", ())
-            gradients = [
-                g for p, g in zip(pairs[::2], pairs[1::2]) if not _is_divided(block.var(p))
-            ]
+            gradients = [g for p, g in zip(pairs[::2], pairs[1::2]) if not _is_divided(block.var(p))]
             for i, grad in enumerate(gradients):
                 _refuse_sparse(block, grad)
                 if i == 0:
                     _in_place(block, at + 1, "c_sync_calc_stream", grad, OpRole.Backward)
-                _in_place(
-                    block, at + 2, "c_allreduce_sum", grad, OpRole.Backward, ring_id=rings.next()
-                )
+                _in_place(block, at + 2, "c_allreduce_sum", grad, OpRole.Backward, ring_id=rings.next())
                 last = grad
         first = next((i for i, op in enumerate(block.ops) if _has_role(op, OpRole.Optimize)), None)
         if last and first is not None:
@@ -199,9 +184,7 @@ class GradAllReduce(Collective):
 
 
 def _backwards(block: Block, role: int) -> list[int]:
-    """Positions of the operators of a role, the last one first: insertion after one moves no
-    other.
-    """
+    """Positions of the operators of a role, the last one first: insertion after one moves no other."""
     return [i for i in reversed(range(len(block.ops))) if _has_role(block.ops[i], role)]
 
 
@@ -214,9 +197,7 @@ def _refuse_sparse(block: Block, grad: str) -> None:
 
 
 class LocalSGD(Collective):
-    """Each process updates by its own gradients; then the parameters become the mean of all
-    processes'.
-    """
+    """Each process updates by its own gradients; then the parameters become the mean of all processes'."""
 
     mode = "local_sgd"
     snapshot_key = "@SNAPSHOT"

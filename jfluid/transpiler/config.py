@@ -42,9 +42,7 @@ class ServerRuntimeConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.FIELDS:
-            raise errors.ProgramError(
-                f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS)
-            )
+            raise errors.ProgramError(f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS))
         if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
             raise errors.ProgramError(f"{name}: expected a whole number above 0, found {value!r}")
         self.__dict__[name] = int(value)
@@ -135,22 +133,17 @@ class DistributeTranspilerConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._defaults:
             raise errors.ProgramError(
-                f"DistributeTranspilerConfig has no field {name}"
-                + errors.close_to(name, self._defaults)
+                f"DistributeTranspilerConfig has no field {name}" + errors.close_to(name, self._defaults)
             )
         default = self._defaults[name]
         kind = str if name == "collective_mode" else type(default)
         if name == "split_method":
-            if value is not None and not (
-                isinstance(value, type) and issubclass(value, PSDispatcher)
-            ):
+            if value is not None and not (isinstance(value, type) and issubclass(value, PSDispatcher)):
                 raise errors.ProgramError(
-                    "split_method: expected RoundRobin, HashName or another PSDispatcher, found "
-                    f"{value!r}"
+                    f"split_method: expected RoundRobin, HashName or another PSDispatcher, found {value!r}"
                 )
         elif (
-            not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool))
-            and not value is default is None
+            not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)) and not value is default is None
         ):
             raise errors.ProgramError(f"{name}: expected {_KINDS[kind]}, found {value!r}")
         if value is True and (name, True) in (

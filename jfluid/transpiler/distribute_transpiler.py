@@ -28,8 +28,7 @@ def _collective(request: Request) -> None:
     kind = collective.MODES.get(request.config.collective_mode or "")
     if kind is None:
         raise errors.ProgramError(
-            f"collective_mode: expected {' or '.join(collective.MODES)}, found "
-            f"{request.config.collective_mode!r}"
+            f"collective_mode: expected {' or '.join(collective.MODES)}, found {request.config.collective_mode!r}"
         )
     kind(request.config.nccl_comm_num).transpile(
         request.startup,
@@ -46,9 +45,7 @@ def _pserver(request: Request) -> ServerJob:
 
 
 def _nccl2(request: Request) -> None:
-    nccl2.transpile(
-        request.config, request.program, request.startup, request.trainer_id, request.endpoints()
-    )
+    nccl2.transpile(request.config, request.program, request.startup, request.trainer_id, request.endpoints())
 
 
 def _check_block_size(size: int) -> None:
@@ -79,9 +76,7 @@ class DistributeTranspiler:
 
     def __init__(self, config: DistributeTranspilerConfig | None = None):
         if config is not None and not isinstance(config, DistributeTranspilerConfig):
-            raise TypeError(
-                f"config: expected a DistributeTranspilerConfig, found {type(config).__name__}"
-            )
+            raise TypeError(f"config: expected a DistributeTranspilerConfig, found {type(config).__name__}")
         self.config = config if config is not None else DistributeTranspilerConfig()
         if self.config.split_method is None:
             self.config.split_method = RoundRobin
@@ -93,9 +88,7 @@ class DistributeTranspiler:
         _check_block_size(self.config.min_block_size)
         self._job: ServerJob | None = None
         if self.config.nccl_comm_num < 1:
-            raise errors.ProgramError(
-                f"nccl_comm_num: at least 1, found {self.config.nccl_comm_num}"
-            )
+            raise errors.ProgramError(f"nccl_comm_num: at least 1, found {self.config.nccl_comm_num}")
 
     def transpile(
         self,
@@ -111,8 +104,7 @@ class DistributeTranspiler:
         split_method: type[PSDispatcher] | None = None,
         min_block_size: int | None = None,
     ) -> None:
-        """Rewrite the programs in place; in mode "pserver" only decide, and rewrite when the
-        programs are asked for.
+        """Rewrite the programs in place; in mode "pserver" only decide, and rewrite when the programs are asked for.
 
         With mode "pserver" each server holds some parameters, or pieces of them, and updates them
         with the gradients that trainers send: see `get_trainer_program`, `get_pserver_program` and
@@ -160,9 +152,7 @@ class DistributeTranspiler:
             _check_block_size(min_block_size)
         self.trainer_id = trainer_id
         self.origin_program = program if program is not None else default_main_program()
-        self.startup_program = (
-            startup_program if startup_program is not None else default_startup_program()
-        )
+        self.startup_program = startup_program if startup_program is not None else default_startup_program()
         self.origin_startup_program = self.startup_program.clone()
         request = Request(
             self.config,
@@ -215,8 +205,9 @@ class DistributeTranspiler:
         return self._servers("get_pserver_program").server_program(endpoint)
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Return the program of the server at `endpoint` and its startup program. Raises as
-        `get_pserver_program`.
+        """Return the program of the server at `endpoint` and its startup program.
+
+        Raises as `get_pserver_program`.
         """
         job = self._servers("get_pserver_programs")
         return job.server_program(endpoint), job.server_startup(endpoint)
@@ -227,8 +218,7 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Return the startup program of the server at `endpoint`, which initializes what the server
-        holds.
+        """Return the startup program of the server at `endpoint`, which initializes what the server holds.
 
         Args:
             pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.
@@ -237,9 +227,7 @@ class DistributeTranspiler:
 
         Raises as `get_pserver_program`.
         """
-        return self._servers("get_startup_program").server_startup(
-            endpoint, pserver_program, startup_program
-        )
+        return self._servers("get_startup_program").server_startup(endpoint, pserver_program, startup_program)
 
     def _exchanged(self) -> dict[str, dict[str, list[str]]]:
         """What a communicator of geo_sgd_mode exchanges with whom; see `geo.exchanged`."""

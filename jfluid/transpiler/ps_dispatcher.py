@@ -37,9 +37,7 @@ class PSDispatcher:
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """Return the endpoint of each variable. Raises NotImplementedError in this class."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it")
 
 
 class HashName(PSDispatcher):

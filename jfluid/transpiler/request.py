@@ -28,13 +28,12 @@ class Request:
     current_endpoint: str
 
     def endpoints(self) -> list[str]:
-        """Return the trainers' endpoints. Raises ProgramError when `trainers` does not contain
-        them.
+        """Return the trainers' endpoints.
+
+        Raises ProgramError when `trainers` does not contain them.
         """
         given = self.trainers.split(",") if isinstance(self.trainers, str) else self.trainers
-        if not isinstance(given, (list, tuple)) or not all(
-            isinstance(e, str) and ":" in e for e in given
-        ):
+        if not isinstance(given, (list, tuple)) or not all(isinstance(e, str) and ":" in e for e in given):
             raise errors.ProgramError(
                 f"trainers: mode {self.config.mode} needs all trainers' endpoints, such as "
                 f'"10.0.0.1:6170,10.0.0.2:6170"; found {self.trainers!r}'
@@ -43,9 +42,7 @@ class Request:
         if len(set(found)) < len(found):
             raise errors.ProgramError(f"trainers: an endpoint stands twice in {found}")
         if not 0 <= self.trainer_id < len(found):
-            raise errors.ProgramError(
-                f"trainer_id: expected 0 to {len(found) - 1}, found {self.trainer_id}"
-            )
+            raise errors.ProgramError(f"trainer_id: expected 0 to {len(found) - 1}, found {self.trainer_id}")
         if found[self.trainer_id] != self.current_endpoint:
             raise errors.ProgramError(
                 f"current_endpoint: trainer {self.trainer_id} of {found} is at "
@@ -65,20 +62,14 @@ class Request:
         return found
 
     def trainer_count(self) -> int:
-        """Return how many trainers there are. Raises ProgramError when `trainers` is no number, or
-        `trainer_id` none of them.
+        """Return how many trainers there are.
+
+        Raises ProgramError when `trainers` is no number, or `trainer_id` none of them.
         """
-        if (
-            isinstance(self.trainers, bool)
-            or not isinstance(self.trainers, int)
-            or self.trainers < 1
-        ):
+        if isinstance(self.trainers, bool) or not isinstance(self.trainers, int) or self.trainers < 1:
             raise errors.ProgramError(
-                'trainers: mode "pserver" needs how many there are, a whole number above 0; found '
-                f"{self.trainers!r}"
+                f'trainers: mode "pserver" needs how many there are, a whole number above 0; found {self.trainers!r}'
             )
         if not 0 <= self.trainer_id < self.trainers:
-            raise errors.ProgramError(
-                f"trainer_id: expected 0 to {self.trainers - 1}, found {self.trainer_id}"
-            )
+            raise errors.ProgramError(f"trainer_id: expected 0 to {self.trainers - 1}, found {self.trainer_id}")
         return self.trainers

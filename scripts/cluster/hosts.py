@@ -125,8 +125,7 @@ class VirtualHosts:
 
     def _start_switch(self, stack: ExitStack) -> "subprocess.Popen[str]":
         places = [
-            f"{namespace}={v4},{v6}"
-            for namespace, v4, v6 in zip(self._namespaces, self.addresses, self.addresses6)
+            f"{namespace}={v4},{v6}" for namespace, v4, v6 in zip(self._namespaces, self.addresses, self.addresses6)
         ]
         switch = stack.enter_context(
             subprocess.Popen(
@@ -177,9 +176,7 @@ class VirtualHosts:
         """Start a process on a host; options as those of subprocess.Popen."""
         return subprocess.Popen(self.host(host).command(arguments), **options)
 
-    def run(
-        self, host: int, arguments: list[str], **options: Any
-    ) -> "subprocess.CompletedProcess[Any]":
+    def run(self, host: int, arguments: list[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
         """Run a command on a host; options as those of subprocess.run."""
         return subprocess.run(self.host(host).command(arguments), **options)
 

@@ -56,9 +56,7 @@ def missing() -> str:
     """Return why there can be no Slurm cluster here; "" where there can."""
     absent = [name for name in ("slurmctld", "slurmd", "munged") if _daemon(name) is None]
     if absent:
-        return (
-            f"Slurm is not installed ({', '.join(absent)}): python -m scripts.cluster.slurm install"
-        )
+        return f"Slurm is not installed ({', '.join(absent)}): python -m scripts.cluster.slurm install"
     return hosts.missing()
 
 
@@ -79,15 +77,11 @@ class Slurm:
 
     def __enter__(self) -> "Slurm":
         with ExitStack() as stack:
-            self.folder = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="jfluid-slurm-"))
-            )
+            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jfluid-slurm-")))
             os.chmod(self.folder, 0o755)  # munged wants its socket where all can reach it
             self.hosts = stack.enter_context(VirtualHosts(self._nodes + 1))
             configuration = self.folder / "slurm.conf"
-            configuration.write_text(
-                _CONFIGURATION.format(folder=self.folder, nodes=self._nodes, cpus=self._cpus)
-            )
+            configuration.write_text(_CONFIGURATION.format(folder=self.folder, nodes=self._nodes, cpus=self._cpus))
             (self.folder / "state").mkdir()
             (self.folder / "cgroup.conf").write_text("IgnoreSystemd=yes\n")
             self.environment = {"SLURM_CONF": str(configuration)}
@@ -159,9 +153,7 @@ def main() -> int:
         install = ["apt-get", "install", "-y", "--no-install-recommends", *_PACKAGES]
         return (
             subprocess.run(["apt-get", "update", "-q"]).returncode
-            or (
-                subprocess.run(install, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
-            ).returncode
+            or (subprocess.run(install, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})).returncode
         )
     if problem := missing():
         print(problem, file=sys.stderr)

@@ -127,8 +127,7 @@ def _packets(device: int) -> Iterator[bytes]:
 def main(arguments: list[str]) -> None:
     names = [argument.partition("=")[0] for argument in arguments]
     addresses = [
-        [ipaddress.ip_address(text).packed for text in argument.partition("=")[2].split(",")]
-        for argument in arguments
+        [ipaddress.ip_address(text).packed for text in argument.partition("=")[2].split(",")] for argument in arguments
     ]
     devices = [_device_in(name) for name in names]
 

@@ -24,9 +24,7 @@ def main() -> int:
             path.write_text(made)
         elif made != there:
             code = 1
-            sys.stdout.writelines(
-                difflib.unified_diff(there.splitlines(True), made.splitlines(True), name, "made")
-            )
+            sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), made.splitlines(True), name, "made"))
     return code
 
 

@@ -73,9 +73,7 @@ def page() -> str:
         _ON_GPUS,
         table(["operators, with their gradients", "how many"], _lowered()),
         _ELSEWHERE,
-        table(
-            ["operator", "why"], [[f"`{n}`", why] for n, why in sorted(structure.ELSEWHERE.items())]
-        ),
+        table(["operator", "why"], [[f"`{n}`", why] for n, why in sorted(structure.ELSEWHERE.items())]),
         _ON_THE_HOST,
         table(
             ["operator", "what it does"],
@@ -150,12 +148,8 @@ def _operators() -> dict[str, list[str]]:
     elsewhere = {name for name in absent if "divide the program here" in registry.get(name).absent}
     return {
         "run": sorted(registered & fluids - absent),
-        "run in programs that work with parameter servers": sorted(
-            absent - unpublished - elsewhere
-        ),
-        "refused in saved programs, since their servers were never published; layers build others": sorted(
-            unpublished
-        ),
+        "run in programs that work with parameter servers": sorted(absent - unpublished - elsewhere),
+        "refused in saved programs, since their servers were never published; layers build others": sorted(unpublished),
         "refused in programs that Fluid's own DistributeTranspiler has divided": sorted(elsewhere),
         "not in this release": sorted(fluids - registered),
         "only here, or only in Fluid's build for GPUs": sorted(

@@ -66,9 +66,7 @@ def text() -> str:
         if name != "fluid" and (module := importlib.import_module(home)):
             table.add(f"paddle.{name}", module)
             for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
-                table.add(
-                    f"paddle.{name}.{inner.name}", importlib.import_module(f"{home}.{inner.name}")
-                )
+                table.add(f"paddle.{name}.{inner.name}", importlib.import_module(f"{home}.{inner.name}"))
     for name in ("launch", "launch_ps"):
         home = aliases.target(f"paddle.distributed.{name}")
         table.add(f"paddle.distributed.{name}", importlib.import_module(home))
@@ -78,9 +76,7 @@ def text() -> str:
         "objects": dict(sorted(table.objects.items())),
         "operators": {state: " ".join(names) for state, names in _operators().items()},
         "reaches": {
-            name: asdict(found)
-            for name in registry.registered()
-            if (found := registry.get(name).reaches) is not None
+            name: asdict(found) for name in registry.registered() if (found := registry.get(name).reaches) is not None
         },
         "activations": sorted(_activations()),
         "dtypes": [name for name in _DTYPES if _is_dtype(name)],
@@ -149,11 +145,7 @@ def _described(value: object) -> dict[str, Any]:
     if isinstance(value, surface.Missing):
         return {"kind": "missing", "says": str(value._refuse()).partition(": ")[2]}
     if not callable(value):
-        return (
-            _members(type(value)) | {"kind": "instance"}
-            if _has_methods(value)
-            else {"kind": "value"}
-        )
+        return _members(type(value)) | {"kind": "instance"} if _has_methods(value) else {"kind": "value"}
     found = {"kind": "class" if isinstance(value, type) else "function"} | _called(value)
     if isinstance(value, type) and not issubclass(value, BaseException):
         found |= _members(value)
@@ -179,12 +171,7 @@ def _members(holder: type) -> dict[str, Any]:
             if callable(method) and not isinstance(method, type)
         },
         "attributes": sorted(
-            fields
-            | {
-                name
-                for name, value in members.items()
-                if not callable(value) or isinstance(value, type)
-            }
+            fields | {name for name, value in members.items() if not callable(value) or isinstance(value, type)}
         ),
         "open": hasattr(holder, "__getattr__"),
     }
@@ -272,8 +259,6 @@ def _operators() -> dict[str, list[str]]:
     return {
         "run": [n for n in registered if not known[n].absent],
         "without gradient": [n for n in registered if not (known[n].grad and not known[n].host)],
-        "in jobs with servers": [
-            n for n in registered if known[n].absent and "never published" not in known[n].absent
-        ],
+        "in jobs with servers": [n for n in registered if known[n].absent and "never published" not in known[n].absent],
         "of Fluid, not here": sorted(n for n in fluids if registry.find(n) is None),
     }

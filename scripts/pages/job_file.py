@@ -31,16 +31,13 @@ _SECTIONS: list[tuple[str, type[BaseModel], type[BaseModel] | None]] = [
 
 def page() -> str:
     """The page's text."""
-    examples = (
-        inspect.cleandoc(job.__doc__ or "").partition("\n\n")[2].partition("\n\nYAML is read")[0]
-    )
+    examples = inspect.cleandoc(job.__doc__ or "").partition("\n\n")[2].partition("\n\nYAML is read")[0]
     return (
         NOTE
         + _ABOUT
         + f"\n```yaml\n{inspect.cleandoc(examples)}\n```\n"
         + "".join(
-            f"\n## {title}\n\n{inspect.getdoc(model)}\n\n{_keys(model, parent)}"
-            for title, model, parent in _SECTIONS
+            f"\n## {title}\n\n{inspect.getdoc(model)}\n\n{_keys(model, parent)}" for title, model, parent in _SECTIONS
         )
     )
 
@@ -57,9 +54,4 @@ def _keys(model: type[BaseModel], parent: type[BaseModel] | None) -> str:
 
 def _text(value: object) -> str:
     plain = value.model_dump() if isinstance(value, BaseModel) else value
-    return (
-        yaml.safe_dump(plain, default_flow_style=True, width=1000)
-        .removesuffix("\n")
-        .removesuffix("...")
-        .strip()
-    )
+    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("...").strip()

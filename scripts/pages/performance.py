@@ -187,9 +187,7 @@ def _engines(found: Found) -> str:
     rows = []
     for model, timed in found["engines"].items():
         ours = timed["jfluid"]
-        cells = [
-            f"{_ms(timed[n]['ms'])}: {_times(ours, timed[n])}" if n in timed else "" for n in names
-        ]
+        cells = [f"{_ms(timed[n]['ms'])}: {_times(ours, timed[n])}" if n in timed else "" for n in names]
         best = min((n for n in names if n in timed), key=lambda n: timed[n]["ms"])
         ahead = _times(ours, timed[best]).split()[0]
         rows.append([model, _ms(ours["ms"]), *cells, f"{best}: {ahead}"])
@@ -318,8 +316,7 @@ def _startup(found: Found) -> str:
 
 def _memory(found: Found) -> str:
     rows = [
-        [optimizer, f"{f['one device']:.0f}", f"{f['Reduce']:.0f}"]
-        + [f"{f['Reduce'] / f['one device']:.2f}"]
+        [optimizer, f"{f['one device']:.0f}", f"{f['Reduce']:.0f}"] + [f"{f['Reduce'] / f['one device']:.2f}"]
         for optimizer, f in found["optimizers"].items()
     ]
     title = f"MiB, {found['parameters_mb']:.0f} of them parameters"
@@ -354,9 +351,7 @@ def _dataset(found: Found) -> str:
     for engine, rates in found["lines_s"].items():
         text = f"{_median(rates):,.0f} lines/s ({min(rates):,.0f} to {max(rates):,.0f})"
         rows.append([f"an epoch over a QueueDataset, {names[engine]}", text])
-    return table(
-        ["what", ""], [*rows, ["of a CTR-DNN epoch, waits for data", f"{found['waits']:.1%}"]]
-    )
+    return table(["what", ""], [*rows, ["of a CTR-DNN epoch, waits for data", f"{found['waits']:.1%}"]])
 
 
 def _quality(found: Found) -> str:
@@ -391,13 +386,9 @@ def _servers(found: Found) -> str:
                     _ms(one["ms"]),
                     f"{one['cpu_ms']:.1f}",
                     f"{one['server_cpu_ms']:.1f}" if "server_cpu_ms" in one else "",
-                    f"{(one['cpu_ms'] + one['server_cpu_ms']) / alone:.2f}"
-                    if "server_cpu_ms" in one
-                    else "",
+                    f"{(one['cpu_ms'] + one['server_cpu_ms']) / alone:.2f}" if "server_cpu_ms" in one else "",
                     f"{one['examples_s']:,.0f}" if "examples_s" in one else "",
-                    f"{against['ratio']:.2f} ({against['low']:.2f} to {against['high']:.2f})"
-                    if against
-                    else "",
+                    f"{against['ratio']:.2f} ({against['low']:.2f} to {against['high']:.2f})" if against else "",
                     cell(one),
                 ]
             )
@@ -428,10 +419,7 @@ def _parts_of_steps(found: Found) -> str:
 
 
 def _tables(found: Found) -> str:
-    rows = [
-        [what, f["text"], "" if f["goal"] is None else f"{f['goal']:g}"]
-        for what, f in found.items()
-    ]
+    rows = [[what, f["text"], "" if f["goal"] is None else f"{f['goal']:g}"] for what, f in found.items()]
     return table(["rows of 16 floats, Adagrad", "found", "goal"], rows)
 
 

@@ -81,9 +81,7 @@ def _x(ratio: float) -> float:
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_TEXT}">{escape(text)}</text>'
-    )
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_TEXT}">{escape(text)}</text>'
 
 
 def _legend() -> list[str]:
@@ -114,8 +112,7 @@ def _drawn(bar: Bar, y: float) -> list[str]:
     return [
         f'<rect x="{low:.1f}" y="{y:.1f}" width="{max(high - low, 0.5):.1f}" height="{_BAR - 1}"'
         f' fill="{_COLORS[bar.engine]}"/>',
-        f'<line x1="{_x(bar.low):.1f}" x2="{_x(bar.high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"'
-        f' stroke="{_TEXT}"/>',
+        f'<line x1="{_x(bar.low):.1f}" x2="{_x(bar.high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="{_TEXT}"/>',
         f'<text x="{max(_x(bar.high), _x(1)) + 4:.1f}" y="{y + _BAR - 1:.1f}" font-size="9"'
         f' fill="{_TEXT}">{bar.median:.3g}</text>',
     ]

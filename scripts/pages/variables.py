@@ -31,14 +31,10 @@ starts does not get `http_proxy` and `https_proxy`.
 def page() -> str:
     """The page's text."""
     parts, seen = [NOTE + _ABOUT], set()
-    for section in (
-        kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__
-    ):
+    for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
         own = {name: field for name, field in section.fields().items() if name not in seen}
         seen |= set(own)
-        parts.append(
-            f"\n## {' '.join((section.__doc__ or '').split())}\n\n" + _table(own, marked=ASSIGNED)
-        )
+        parts.append(f"\n## {' '.join((section.__doc__ or '').split())}\n\n" + _table(own, marked=ASSIGNED))
     rows = [
         [f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
         for name, flag in sorted(flags.EFFECTIVE.items())
@@ -49,14 +45,11 @@ def page() -> str:
     )
     parts.append(
         "\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
-        "kernels and threads.\n"
-        + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT))
-        + ".\n"
+        "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n"
     )
     parts.append(_LAUNCHER)
     parts += [
-        f"\n### {' '.join((section.__doc__ or '').split())}\n\n" + _table(section.fields())
-        for section in SCHEDULERS
+        f"\n### {' '.join((section.__doc__ or '').split())}\n\n" + _table(section.fields()) for section in SCHEDULERS
     ]
     return "".join(parts)
 

@@ -34,9 +34,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         if given.shrink:
             player = Player(Path(folder), mounts)
-            print(
-                shrunk(_given(given), lambda plan: _fails(player, plan)).model_dump_json(indent=1)
-            )
+            print(shrunk(_given(given), lambda plan: _fails(player, plan)).model_dump_json(indent=1))
             return 1
         if not given.minutes:
             return play_all(given, Player(Path(folder), mounts, out), Summary(out))
@@ -61,13 +59,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         help="of the plans; each that comes after them has the next seed",
     )
     parser.add_argument("--minutes", type=float, help="for how long new plans begin")
-    parser.add_argument(
-        "--plans", type=int, help="how many plans are played (without --minutes one for each seed)"
-    )
+    parser.add_argument("--plans", type=int, help="how many plans are played (without --minutes one for each seed)")
     parser.add_argument("--plan", help="play this plan: a file of JSON, or the JSON itself")
-    parser.add_argument(
-        "--shrink", action="store_true", help="print the smallest part of the plan that still fails"
-    )
+    parser.add_argument("--shrink", action="store_true", help="print the smallest part of the plan that still fails")
     parser.add_argument("--out", help="a folder for results (a new temporary one by default)")
     return parser.parse_args(arguments)
 
@@ -76,9 +70,7 @@ def _given(given: argparse.Namespace) -> Plan:
     if given.plan is None:
         return generate(given.seed[0])
     text: str = given.plan
-    return Plan.model_validate_json(
-        text if text.lstrip().startswith("{") else Path(text).read_text()
-    )
+    return Plan.model_validate_json(text if text.lstrip().startswith("{") else Path(text).read_text())
 
 
 def _fails(player: Player, plan: Plan) -> bool:
@@ -158,9 +150,7 @@ class Summary:
         the middle and at the end.
         """
         usage = (
-            [self._usage[i] for i in sorted({0, len(self._usage) // 2, len(self._usage) - 1})]
-            if self._usage
-            else []
+            [self._usage[i] for i in sorted({0, len(self._usage) // 2, len(self._usage) - 1})] if self._usage else []
         )
         return {
             "minutes": round((time.monotonic() - self._start_s) / 60, 1),

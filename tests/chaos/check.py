@@ -29,11 +29,7 @@ class Final:
 def final(folder: Path) -> Final:
     """What the job of a plan's folder left."""
     with np.load(folder / "final.npz", allow_pickle=False) as arrays:
-        saved = sorted(
-            path
-            for path in (folder / "saved").glob("*")
-            if path.is_file() and path.name != "__model__"
-        )
+        saved = sorted(path for path in (folder / "saved").glob("*") if path.is_file() and path.name != "__model__")
         return Final(
             dict(arrays),
             {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in saved},
@@ -73,14 +69,10 @@ def failures(plan: Plan, folder: Path, wanted: Final | None, pasts: Sequence[Pas
         return differences(found, wanted)
     journals = [journal.read(folder / f"journal-{number}") for number in range(TRAINERS)]
     wrong = [
-        f"trainer {number}: {what}"
-        for number, each in enumerate(journals)
-        for what in _unfinished(plan, number, each)
+        f"trainer {number}: {what}" for number, each in enumerate(journals) for what in _unfinished(plan, number, each)
     ]
     return wrong + [
-        wrong
-        for number, past in enumerate(pasts)
-        for wrong in _of_server(plan, number, found.arrays, journals, past)
+        wrong for number, past in enumerate(pasts) for wrong in _of_server(plan, number, found.arrays, journals, past)
     ]
 
 
@@ -101,7 +93,9 @@ def differences(found: Final, wanted: Final) -> list[str]:
 def _compared(found: Any, wanted: Any) -> str:
     if found is None or wanted is None:
         return "only one of both jobs has it"
-    return f"{int((found != wanted).sum())} of {wanted.size} numbers differ, by at most {np.abs(found - wanted).max():g}"
+    return (
+        f"{int((found != wanted).sum())} of {wanted.size} numbers differ, by at most {np.abs(found - wanted).max():g}"
+    )
 
 
 def _unfinished(plan: Plan, number: int, found: journal.Journal) -> list[str]:
@@ -125,8 +119,7 @@ def _of_server(
     count, what = plan.steps * TRAINERS, f"server {server}"
     rows = arrays["marks"][server * count : (server + 1) * count]
     wrong = [
-        f"{what}: mark {row} is not the same in all columns"
-        for row in np.flatnonzero((rows != rows[:, :1]).any(1))
+        f"{what}: mark {row} is not the same in all columns" for row in np.flatnonzero((rows != rows[:, :1]).any(1))
     ]
     pushes = [push for each in journals for push in each.pushes]
     of_mark: dict[int, list[Push]] = {mark: [] for mark in range(count)}
@@ -149,9 +142,7 @@ def _of_server(
     wrong += [
         f"{what}: a push of marks {list(push.marks)} is missing, which was answered and never in danger"
         for push in pushes
-        if push.answered_s is not None
-        and not all(applied[id(push)])
-        and not past.may_lose(push.answered_s)
+        if push.answered_s is not None and not all(applied[id(push)]) and not past.may_lose(push.answered_s)
     ]
     for table in ("cut", "hashed"):
         if table in arrays:
@@ -159,18 +150,12 @@ def _of_server(
                 first = of_mark[row][0] if of_mark[row] else None  # a row travels once
                 expected = first.marks[row] if first is not None and all(applied[id(first)]) else 0
                 if (arrays[table][row] != expected).any():
-                    wrong.append(
-                        f"{what}: table {table}: row {row}: expected {expected}, found {arrays[table][row]}"
-                    )
+                    wrong.append(f"{what}: table {table}: row {row}: expected {expected}, found {arrays[table][row]}")
     kept = plan.keep and not past.damaged
-    return wrong + _losses(
-        kept, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()}
-    )
+    return wrong + _losses(kept, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()})
 
 
-def _applied(
-    value: float, mark: int, group: Sequence[Push], applied: dict[int, list[bool]]
-) -> float:
+def _applied(value: float, mark: int, group: Sequence[Push], applied: dict[int, list[bool]]) -> float:
     """Find out which pushes made a mark, whose amounts are different powers of two; what is left of
     its value.
     """

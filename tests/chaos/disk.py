@@ -74,9 +74,7 @@ class Disk:
         for pid in self._pids():
             with contextlib.suppress(OSError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(
-                    pid, resource.RLIMIT_FSIZE, (min(size, most) if most >= 0 else size, most)
-                )
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (min(size, most) if most >= 0 else size, most))
 
 
 def used(folder: Path) -> int:

@@ -66,16 +66,12 @@ class Deeds:
 
     def __init__(self, folder: Path, draw: np.random.Generator):
         self._folder, self._draw = folder, draw
-        self._lasting = fluid.Executor(
-            fluid.CPUPlace()
-        )  # one executor for programs that come and go
+        self._lasting = fluid.Executor(fluid.CPUPlace())  # one executor for programs that come and go
         self._shapes = net(8, draw)
         self._lasting.run(self._shapes[1])
 
     def every(self) -> list[Callable[[], None]]:
-        return [
-            getattr(self, n) for n in sorted(vars(type(self))) if not n.startswith(("_", "every"))
-        ]
+        return [getattr(self, n) for n in sorted(vars(type(self))) if not n.startswith(("_", "every"))]
 
     def _width(self) -> int:
         return int(self._draw.integers(1, 400))
@@ -225,9 +221,7 @@ class Deeds:
     def loaders(self) -> None:
         main, startup, loss, _ = net(self._width(), self._draw)
         with fluid.program_guard(main, startup):
-            loader = fluid.io.DataLoader.from_generator(
-                [main.global_block().var("x")], capacity=2, iterable=False
-            )
+            loader = fluid.io.DataLoader.from_generator([main.global_block().var("x")], capacity=2, iterable=False)
         loader.set_batch_generator(lambda: iter([list(batch(self._draw).values())] * 4))
         with fluid.scope_guard(fluid.Scope()):
             self._lasting.run(startup)
@@ -258,8 +252,7 @@ def grown(looks: Sequence[dict[str, float]]) -> list[str]:
     found = []
     for name, (share, number) in _MORE.items():
         before, after = (
-            min(look[name] for look in looks[part])
-            for part in (slice(-2 * quarter, -quarter), slice(-quarter, None))
+            min(look[name] for look in looks[part]) for part in (slice(-2 * quarter, -quarter), slice(-quarter, None))
         )
         if after > before * (1 + share) + number:
             found.append(f"{name}: {before:g}, and in the last quarter {after:g}")

@@ -89,9 +89,7 @@ class Plan(_Model):
         return Plan(seed=0, job=self.job, steps=self.steps)
 
 
-PROCESSES = tuple(f"server {n}" for n in range(SERVERS)) + tuple(
-    f"trainer {n}" for n in range(TRAINERS)
-)
+PROCESSES = tuple(f"server {n}" for n in range(SERVERS)) + tuple(f"trainer {n}" for n in range(TRAINERS))
 WAYS = tuple(f"trainer {t} - server {s}" for t in range(TRAINERS) for s in range(SERVERS))
 
 
@@ -122,9 +120,7 @@ def _moment(draw: random.Random, step: int, launcher: bool) -> list[Action]:
 
 def _actions(draw: random.Random, step: int, launcher: bool) -> list[Action]:
     after_s = round(draw.choice((0.0, draw.uniform(0, 0.3), draw.uniform(-3, 0))), 3)
-    kind = draw.choices(
-        ("death", "everything", "stop", "network", "disk", "clock"), (40, 12, 10, 25, 7, 6)
-    )[0]
+    kind = draw.choices(("death", "everything", "stop", "network", "disk", "clock"), (40, 12, 10, 25, 7, 6))[0]
     if kind in ("death", "everything"):
         return _death(draw, step, after_s, everything=kind == "everything", launcher=launcher)
     if kind == "stop":
@@ -159,9 +155,7 @@ def _actions(draw: random.Random, step: int, launcher: bool) -> list[Action]:
         ]
     do: Deed = draw.choice(("cut", "cut", "delay", "throttle", "dribble", "partition", "refuse"))
     ways = tuple(sorted(draw.sample(WAYS, draw.choice((1, 1, 2, 4)))))
-    low, high = {"delay": (0.001, 0.03), "throttle": (1e5, 3e6), "dribble": (2e4, 1e6)}.get(
-        do, (0.0, 0.0)
-    )
+    low, high = {"delay": (0.001, 0.03), "throttle": (1e5, 3e6), "dribble": (2e4, 1e6)}.get(do, (0.0, 0.0))
     return [
         Action(
             step=step,
@@ -174,14 +168,8 @@ def _actions(draw: random.Random, step: int, launcher: bool) -> list[Action]:
     ]
 
 
-def _death(
-    draw: random.Random, step: int, after_s: float, everything: bool, launcher: bool
-) -> list[Action]:
-    who = (
-        PROCESSES
-        if everything
-        else tuple(sorted(draw.sample(PROCESSES, draw.choice((1, 1, 1, 1, 2, 3)))))
-    )
+def _death(draw: random.Random, step: int, after_s: float, everything: bool, launcher: bool) -> list[Action]:
+    who = PROCESSES if everything else tuple(sorted(draw.sample(PROCESSES, draw.choice((1, 1, 1, 1, 2, 3)))))
     if launcher and draw.random() < 0.4:
         who = ("launcher",)
     death = Action(

@@ -93,9 +93,7 @@ class Player:
             raise RuntimeError(f"a job to which nothing was done has failed: {outcome.failures}")
         return found[0]
 
-    def _play(
-        self, plan: Plan, checked: Callable[[Path, Sequence[check.Past]], list[str]]
-    ) -> Outcome:
+    def _play(self, plan: Plan, checked: Callable[[Path, Sequence[check.Past]], list[str]]) -> Outcome:
         self._played += 1
         folder = self._folder / f"plan-{self._played}"
         folder.mkdir(parents=True)
@@ -108,9 +106,7 @@ class Player:
             if outcome.failures and self._keep is not None:
                 (folder / "plan.json").write_text(plan.model_dump_json(indent=1))
                 (folder / "failures").write_text("\n".join(outcome.failures) + "\n")
-                shutil.copytree(
-                    folder, self._keep / f"{folder.name}-seed-{plan.seed}", dirs_exist_ok=True
-                )
+                shutil.copytree(folder, self._keep / f"{folder.name}-seed-{plan.seed}", dirs_exist_ok=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         outcome.seconds = round(time.monotonic() - start_s, 1)
@@ -138,9 +134,7 @@ class _Performance:
     def __enter__(self) -> "_Performance":
         with ExitStack() as stack:
             stack.callback(self._log.close)
-            self._disk = stack.enter_context(
-                Disk(self._folder / "disk", self._mounts, self._server_pids)
-            )
+            self._disk = stack.enter_context(Disk(self._folder / "disk", self._mounts, self._server_pids))
             network = stack.enter_context(Network(self._plan.seed))
             ports = [f"127.0.0.1:{port}" for port in free_ports(SERVERS + TRAINERS)]
             servers, trainers = ports[:SERVERS], ports[SERVERS:]
@@ -167,10 +161,7 @@ class _Performance:
     def _supervised(self, servers: list[str], trainers: list[str]) -> Supervisor:
         plan, snapshots = self._plan, self._snapshots
         through = [
-            [
-                self._relays[f"trainer {t} - server {s}"].endpoint if self._relays else servers[s]
-                for s in range(SERVERS)
-            ]
+            [self._relays[f"trainer {t} - server {s}"].endpoint if self._relays else servers[s] for s in range(SERVERS)]
             for t in range(TRAINERS)
         ]
         environment = {
@@ -278,9 +269,7 @@ class _Performance:
             if each[0] <= time.monotonic():
                 self._due.remove(each)
                 at = [self._at(number) for number in range(TRAINERS)]
-                self._log.write(
-                    f"{time.monotonic() - self._start_s:.3f} s, trainers at {at}: {each[2]}\n"
-                )
+                self._log.write(f"{time.monotonic() - self._start_s:.3f} s, trainers at {at}: {each[2]}\n")
                 each[1]()
 
     # ---- what is done ----
@@ -312,15 +301,9 @@ class _Performance:
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
     def _end(self, action: Action) -> None:
-        ending = [
-            number
-            for number in range(SERVERS)
-            if {"launcher", f"server {number}"} & set(action.who)
-        ]
+        ending = [number for number in range(SERVERS) if {"launcher", f"server {number}"} & set(action.who)]
         begins_s = [self._before_newest_s(number) for number in ending]
-        self._supervisor.end(
-            action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s
-        )
+        self._supervisor.end(action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s)
         for number, begin_s in zip(ending, begins_s, strict=True):
             self.pasts[number].dangers.append((begin_s, time.time() + _ON_ITS_WAY_S))
 

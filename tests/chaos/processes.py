@@ -73,11 +73,7 @@ class Supervisor(Protocol):
 def logs(folder: Path) -> dict[str, Path]:
     """Where each process of a plan's folder writes what it prints."""
     names = {"server": "serverlog", "trainer": "workerlog"}
-    return {
-        who: folder / "logs" / f"{names[role]}.{number}"
-        for who in PROCESSES
-        for role, number in [role_of(who)]
-    }
+    return {who: folder / "logs" / f"{names[role]}.{number}" for who in PROCESSES for role, number in [role_of(who)]}
 
 
 def role_of(who: str) -> tuple[str, int]:
@@ -155,9 +151,7 @@ class Forked:
                 self._roll_back(life)
                 return
             else:
-                self.failure = (
-                    self.failure or f"{life.who} ended with {code}: {self._last_line(life)}"
-                )
+                self.failure = self.failure or f"{life.who} ended with {code}: {self._last_line(life)}"
         self._see_servers_off(now_s)
 
     def _roll_back(self, failed: _Life) -> None:
@@ -330,9 +324,7 @@ class Launched:
             self._launcher.kill()
             self._launcher.wait()
         end_s = time.monotonic() + 10
-        while (
-            left := [pid for pid in map(self.pid, PROCESSES) if pid]
-        ) and time.monotonic() < end_s:
+        while (left := [pid for pid in map(self.pid, PROCESSES) if pid]) and time.monotonic() < end_s:
             time.sleep(0.02)  # the launcher's guard kills them
         for pid in left:
             with contextlib.suppress(ProcessLookupError):

@@ -54,9 +54,7 @@ def marks(count: int, hashed: bool) -> Any:
         which = fluid.data("which", [None, 1], dtype="int64")
         both = layers.concat([fluid.data("one_hot", [None, count])] * 2, axis=1)
         zero = fluid.initializer.Constant(0.0)
-        dense = layers.create_parameter(
-            [2 * count, WIDTH], "float32", attr=fluid.ParamAttr("marks", initializer=zero)
-        )
+        dense = layers.create_parameter([2 * count, WIDTH], "float32", attr=fluid.ParamAttr("marks", initializer=zero))
         found = [layers.matmul(both, dense)]
         for name in ("cut", "hashed")[: 1 + hashed]:
             found.append(
@@ -153,13 +151,7 @@ def train(spec: Mapping[str, Any]) -> None:
     main = transpiler.get_trainer_program()
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(startup)
-    train_on = (
-        synchronously
-        if spec["job"].startswith("sync")
-        else for_long
-        if spec["job"] == "soak"
-        else by_marks
-    )
+    train_on = synchronously if spec["job"].startswith("sync") else for_long if spec["job"] == "soak" else by_marks
     for step, feed in train_on(spec, main):
         publish(folder / f"at-{number}", str(step))
         wait_for(folder / "go", step)
@@ -218,9 +210,7 @@ def by_marks(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
         Path(spec["folder"], f"journal-{spec['number']}"),
     )
     first = max(journal.read(path).next_mark - number * steps, 0)
-    communicator = Communicator(
-        main, MODES[spec["job"]], {"trainers": spec["trainers"], "push_nums": EVERY}
-    )
+    communicator = Communicator(main, MODES[spec["job"]], {"trainers": spec["trainers"], "push_nums": EVERY})
     writer = journal.Writer(path, marks_in)
     writer.watch(connections.connect(trainer_program.read(main)).calls)
     communicator.start()
@@ -269,16 +259,12 @@ def dump(spec: Mapping[str, Any], executor: Any, main: Any) -> None:
         for name in names:
             ids = np.arange(main.global_block().var(name).shape[0])
             slots = ("", f"{name}_moment1_0", f"{name}_moment2_0")
-            arrays |= {
-                f"{name} {slot}": connection.client.look_up(name, ids, slot) for slot in slots
-            }
+            arrays |= {f"{name} {slot}": connection.client.look_up(name, ids, slot) for slot in slots}
     else:
         arrays |= job.served(main)
         arrays["cut servers"] = servers_of(trainer_program.read(main), "cut")
         if "hashed" in arrays:
-            arrays["hashed servers"] = kernels.owners_of(
-                np.arange(len(arrays["hashed"])), len(statuses)
-            )
+            arrays["hashed servers"] = kernels.owners_of(np.arange(len(arrays["hashed"])), len(statuses))
     fresh = folder / "final.fresh"
     with open(fresh, "wb") as file:
         np.savez(file, **arrays)

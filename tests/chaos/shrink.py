@@ -10,9 +10,7 @@ TRIES = 3  # a fault that depends on the moment does not show each time
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """A plan that fails from which no action, and no process of an action, can be left out."""
     while (
-        smaller := next(
-            (each for each in _smaller(plan) if any(fails(each) for _ in range(TRIES))), None
-        )
+        smaller := next((each for each in _smaller(plan) if any(fails(each) for _ in range(TRIES))), None)
     ) is not None:
         plan = smaller
     return plan
@@ -25,12 +23,6 @@ def _smaller(plan: Plan) -> list[Plan]:
         found.append(plan.model_copy(update={"actions": plan.actions[:i] + plan.actions[i + 1 :]}))
     for i, action in enumerate(plan.actions):
         for who in action.who if len(action.who) > 1 else ():
-            less = action.model_copy(
-                update={"who": tuple(other for other in action.who if other != who)}
-            )
-            found.append(
-                plan.model_copy(
-                    update={"actions": (*plan.actions[:i], less, *plan.actions[i + 1 :])}
-                )
-            )
+            less = action.model_copy(update={"who": tuple(other for other in action.who if other != who)})
+            found.append(plan.model_copy(update={"actions": (*plan.actions[:i], less, *plan.actions[i + 1 :])}))
     return found

@@ -68,9 +68,7 @@ class Soak:
                 "environment": environment,
             }
             for who in PROCESSES:
-                (self._folder / f"clock-{who.replace(' ', '-')}").write_bytes(
-                    struct.pack("<d", 0.0)
-                )
+                (self._folder / f"clock-{who.replace(' ', '-')}").write_bytes(struct.pack("<d", 0.0))
             self._job = Forked(self._folder, spec)
             stack.callback(self._job.close)
             self._job.start()
@@ -113,11 +111,7 @@ class Soak:
 
     def rounds(self) -> int:
         """How far the trainer is that is furthest."""
-        found = [
-            path.read_text()
-            for number in range(TRAINERS)
-            if (path := self._folder / f"at-{number}").exists()
-        ]
+        found = [path.read_text() for number in range(TRAINERS) if (path := self._folder / f"at-{number}").exists()]
         return max(map(int, found), default=0)
 
     def usage(self) -> dict[str, dict[str, float]]:

@@ -64,9 +64,7 @@ def test_a_plan_that_fails_is_told_and_the_next_one_is_played(tmp_path, capsys):
     again = told[-1].partition("again with: python -m tests.chaos --plan ")[2]
     assert Plan.model_validate_json(shlex.split(again)[0]) == generate(8)
     (tmp_path / "plan.json").write_text(generate(9).model_dump_json())
-    assert (
-        play_all(options(["--plan", str(tmp_path / "plan.json")]), Player(), Summary(tmp_path)) == 0
-    )
+    assert play_all(options(["--plan", str(tmp_path / "plan.json")]), Player(), Summary(tmp_path)) == 0
 
 
 # ---- plans ----
@@ -77,9 +75,7 @@ def test_a_plan_follows_from_its_seed_and_can_be_written_down():
     assert plans == [generate(seed) for seed in range(200)]
     assert [Plan.model_validate_json(plan.model_dump_json()) for plan in plans] == plans
     assert {plan.job for plan in plans} == set(JOBS)
-    assert (
-        {plan.launcher for plan in plans} == {plan.share_memory for plan in plans} == {True, False}
-    )
+    assert {plan.launcher for plan in plans} == {plan.share_memory for plan in plans} == {True, False}
     deeds = {action.do for plan in plans for action in plan.actions}
     assert deeds == set(Action.model_fields["do"].annotation.__args__)
     assert any(set(action.who) == set(PROCESSES) for plan in plans for action in plan.actions)
@@ -164,9 +160,9 @@ def test_an_acknowledged_push_that_is_missing(ended):
     ended.arrays["lost"][0] = 1
     assert ended.failures(PLAN.model_copy(update={"keep": False})) == []
     assert ended.failures(past=check.Past(IN_DANGER.dangers, damaged=True)) == []
-    assert ended.failures(
-        PLAN.model_copy(update={"keep": False}), check.Past([(50, 100.5), (102, 200)])
-    ) == ["server 0: a push of marks [1] is missing, which was answered and never in danger"]
+    assert ended.failures(PLAN.model_copy(update={"keep": False}), check.Past([(50, 100.5), (102, 200)])) == [
+        "server 0: a push of marks [1] is missing, which was answered and never in danger"
+    ]
     ended.arrays["lost"][0] = 2
     assert len(ended.failures(PLAN.model_copy(update={"keep": False}))) == 1
 
@@ -186,9 +182,7 @@ def test_an_unanswered_push_of_a_killed_trainer_may_be_missing_and_no_other(ende
 def test_powers_of_two_tell_which_pushes_of_geo_are_there(ended):
     for line in ended.lines[0]:
         if "marks" in line:  # the fourth push brings a part of the first's mark, too
-            line["marks"] = dict.fromkeys(line["marks"], 0.5) | (
-                {0: 0.25} if line["push"] == 3 else {}
-            )
+            line["marks"] = dict.fromkeys(line["marks"], 0.5) | ({0: 0.25} if line["push"] == 3 else {})
     for row in range(COUNT):
         ended.arrays["cut"][row] = 0.5
         ended.arrays["marks"][[row, row + COUNT * TRAINERS]] = 0.5 + 0.25 * (row == 0)
@@ -201,14 +195,10 @@ def test_a_model_that_is_not_that_of_an_undisturbed_job():
     one, other = np.zeros(5, np.float32), np.array([0, 0, 1, 0, 0], np.float32)
     wanted = check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"})
     assert (
-        check.differences(
-            check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"}), wanted
-        )
+        check.differences(check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"}), wanted)
         == []
     )
-    assert check.differences(
-        check.Final({"lost": np.zeros(2), "table": other}, {"w": "other"}), wanted
-    ) == [
+    assert check.differences(check.Final({"lost": np.zeros(2), "table": other}, {"w": "other"}), wanted) == [
         "b: the saved file differs",
         "w: the saved file differs",
         "table: 1 of 5 numbers differ, by at most 1",

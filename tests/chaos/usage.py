@@ -18,10 +18,7 @@ class Usage:
     def of(cls, pid: int) -> "Usage":
         """Raises OSError when there is no such process."""
         status = Path(f"/proc/{pid}/status").read_text()
-        found = {
-            name: int(value)
-            for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE)
-        }
+        found = {name: int(value) for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE)}
         return cls(
             round(found.get("VmRSS", 0) / 1024, 1),
             found["Threads"],

@@ -116,9 +116,7 @@ def test_servers_and_trainers_by_ipv6(three, launch):
     where = ["--nodes", "3", "--coordinator", coordinator, "--servers", "1", "--trainers", "1"]
     # as pods of Kubernetes begin: what is to be resumed is not there yet
     cuts = ["--set", "snapshots.folder=cuts", "--set", "snapshots.resume=true"]
-    launchers = launch(
-        lambda host: [*where, *cuts, "--node-rank", str(host), TRAINING, "--steps", "8"]
-    )
+    launchers = launch(lambda host: [*where, *cuts, "--node-rank", str(host), TRAINING, "--steps", "8"])
     through_all_networks(three, launchers)
     np.testing.assert_allclose(losses_of(".", 3), alone(8), rtol=1e-4)
 

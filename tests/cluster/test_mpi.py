@@ -14,9 +14,7 @@ from tests.cluster.case import HOSTS_ENVIRONMENT, PYTHON, SLEEPS, TRAINING, seco
 from tests.cluster.training import alone, losses_of
 from tests.launch_case import LIMIT, write
 
-MISSING = (
-    "" if shutil.which("mpirun") else "there is no mpirun (Debian: apt-get install openmpi-bin)"
-)
+MISSING = "" if shutil.which("mpirun") else "there is no mpirun (Debian: apt-get install openmpi-bin)"
 pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(MISSING), reason=MISSING or "-")]
 
 

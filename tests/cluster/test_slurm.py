@@ -31,9 +31,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "-"),
 ]
-ENVIRONMENT = {
-    name: value for name, value in HOSTS_ENVIRONMENT.items() if name != "JFLUID_JOB_TOKEN"
-}
+ENVIRONMENT = {name: value for name, value in HOSTS_ENVIRONMENT.items() if name != "JFLUID_JOB_TOKEN"}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 

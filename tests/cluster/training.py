@@ -27,9 +27,7 @@ def network():
         return fluid.ParamAttr(initializer=fluid.initializer.NumpyArrayInitializer(values))
 
     x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 1])
-    row = fluid.embedding(
-        fluid.data("id", [None], "int64"), [IDS, 3], is_sparse=True, param_attr=numbers(IDS, 3)
-    )
+    row = fluid.embedding(fluid.data("id", [None], "int64"), [IDS, 3], is_sparse=True, param_attr=numbers(IDS, 3))
     hidden = layers.fc(layers.concat([x, row], 1), 8, act="tanh", param_attr=numbers(7, 8))
     return layers.mean(layers.square_error_cost(layers.fc(hidden, 1, param_attr=numbers(8, 1)), y))
 
@@ -54,10 +52,7 @@ def alone(steps):
         fluid.optimizer.SGD(0.1).minimize(loss)
     executor, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     executor.run(startup, scope=scope)
-    return [
-        executor.run(main, feed=batch(step), fetch_list=[loss], scope=scope)[0].item()
-        for step in range(steps)
-    ]
+    return [executor.run(main, feed=batch(step), fetch_list=[loss], scope=scope)[0].item() for step in range(steps)]
 
 
 def losses_of(folder, trainers):

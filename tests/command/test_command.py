@@ -41,8 +41,7 @@ def test_every_subcommand_is_there_and_in_the_help_and_on_the_page(capsys):
 def test_version(capsys):
     assert command.main(["--version"]) == 0
     assert capsys.readouterr().out == (
-        f"jfluid {fluid.__version__} (Fluid 1.8.5, JAX {metadata.version('jax')}, "
-        f"Python {sys.version.split()[0]})\n"
+        f"jfluid {fluid.__version__} (Fluid 1.8.5, JAX {metadata.version('jax')}, Python {sys.version.split()[0]})\n"
     )
     with pytest.raises(SystemExit) as ended:
         launch.main(["--version"])
@@ -173,9 +172,7 @@ def test_no_color(tmp_path):
     seen = {}
     for no_color in ("", "1"):
         environment = {"NO_COLOR": no_color} if no_color else {}
-        done = run(
-            "doctor", "train.py", folder=tmp_path, FORCE_COLOR="1", TERM="xterm", **environment
-        )
+        done = run("doctor", "train.py", folder=tmp_path, FORCE_COLOR="1", TERM="xterm", **environment)
         seen[no_color] = colour.search(done.stdout) is not None
         assert done.returncode == 1 and "nothing" in done.stdout
     assert seen == {"": True, "1": False}
@@ -214,9 +211,7 @@ def test_the_wheel_has_what_the_demo_needs(tmp_path):
     pytest.importorskip("setuptools", "77")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     source, wheels, target = tmp_path / "source", tmp_path / "wheels", tmp_path / "target"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info")
-    )
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info"))
     for step in (
         ["wheel", source, "--no-build-isolation", "--no-deps", "-w", wheels],
         [

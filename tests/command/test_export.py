@@ -43,9 +43,7 @@ def text_model():
     scores = layers.matmul(heads[0], heads[1], transpose_y=True, alpha=0.5)
     bias = layers.unsqueeze(layers.scale(mask, 10.0, -1.0, bias_after_scale=False), [1, 1])
     weights = layers.softmax(scores + bias)
-    mixed = layers.reshape(
-        layers.transpose(layers.matmul(weights, heads[2]), [0, 2, 1, 3]), [0, 0, 8]
-    )
+    mixed = layers.reshape(layers.transpose(layers.matmul(weights, heads[2]), [0, 2, 1, 3]), [0, 0, 8])
     y = layers.layer_norm(layers.gelu(mixed) + x, begin_norm_axis=2)
     first = layers.squeeze(layers.slice(y, [1], [0], [1]), [1])
     return [ids, mask], [layers.fc(first, 3, act="tanh"), layers.reduce_max(y, 2)]

@@ -30,9 +30,7 @@ def test_paddle_is_jfluid_for_good_and_no_more(tmp_path, capsys):
         )
         assert done.stdout == "jfluid 1.8.5\n" and "JFLUID_AS_PADDLE" not in done.stderr
     environment[startup.CHOICE] = "0"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "JFLUID_AS_PADDLE=0 leaves jfluid out" in done.stderr
     assert command.main(["install-alias", "--target", str(tmp_path)]) == 0  # once more
     assert command.main(["install-alias", "--remove", "--target", str(tmp_path)]) == 0

@@ -63,9 +63,7 @@ def images(rows, seed=0):
 def test_json_and_npz_give_what_the_model_gives(address):
     x = images(3)
     (expected,) = LoadedModel(str(GOLDEN)).run({"image": x})
-    status, said = asked(
-        f"{address}/predict", json.dumps({"inputs": {"image": x.tolist()}}).encode()
-    )
+    status, said = asked(f"{address}/predict", json.dumps({"inputs": {"image": x.tolist()}}).encode())
     assert status == 200
     assert np.allclose(json.loads(said)["outputs"][OUTPUT], expected, atol=1e-6)
     file = io.BytesIO()
@@ -84,9 +82,7 @@ def test_requests_that_come_together_run_as_one_batch(address):
     found = [json.loads(said)["outputs"][OUTPUT][0] for _, said in answers]
     assert np.allclose(found, expected, atol=1e-6)
     text = asked(f"{address}/metrics")[1].decode()
-    counts = {
-        line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"
-    }
+    counts = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
     assert counts["jfluid_batch_rows_sum"] >= 6
     assert counts["jfluid_batch_rows_count"] < counts["jfluid_batch_rows_sum"]
     assert counts['jfluid_requests_total{status="200"}'] >= 6

@@ -295,9 +295,7 @@ def test_without_descriptors_the_oldest_makes_room(model, monkeypatch):
         (OSError("/secret"), 500, "its log says why"),
     ],
 )
-def test_errors_of_values_are_told_and_others_are_not(
-    model, monkeypatch, caplog, error, status, says
-):
+def test_errors_of_values_are_told_and_others_are_not(model, monkeypatch, caplog, error, status, says):
     with served(model=model) as found:
 
         def fail(feed):

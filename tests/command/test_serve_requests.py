@@ -196,9 +196,7 @@ NUMBERS = st.one_of(
 
 @fuzzed(100)
 @given(st.lists(NUMBERS, max_size=8))
-@example(
-    ["9007199254740993", "0.1", "2.2250738585072011e-308", "4.9e-324", "1e-400", "1e22", "1e23"]
-)
+@example(["9007199254740993", "0.1", "2.2250738585072011e-308", "4.9e-324", "1e-400", "1e22", "1e23"])
 def test_decimal_numbers_are_the_nearest(texts):
     expected = [float(text) for text in texts]
     item = one("float64", (-1,))
@@ -216,9 +214,7 @@ VALUES = st.recursive(
     | st.floats()
     | st.text(max_size=5)
     | st.sampled_from(["nan", "inf", "-inf"]),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("xy"), inner, max_size=2)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("xy"), inner, max_size=2),
     max_leaves=12,
 )
 

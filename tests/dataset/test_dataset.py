@@ -61,9 +61,7 @@ def files(tmp_path):
 
 def test_a_queue_dataset_trains_as_fluids(files, capsys):
     made, (_, dense, _) = dataset(files=files)
-    weight = layers.create_parameter(
-        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
-    )
+    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
     loss = layers.mean(dense) * weight
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -76,9 +74,7 @@ def test_a_queue_dataset_trains_as_fluids(files, capsys):
         print_period=1,
         debug=True,
     )
-    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(
-        -32.900333, rel=1e-6
-    )
+    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(-32.900333, rel=1e-6)
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == [
         "step 1  the loss: 1",
@@ -93,9 +89,7 @@ def test_batches_go_across_files(files):
     assert [b[0] for b in fed(made)] == [[[11, 0], [7]], [[0, 0, 5], [0]], [[-1, -3]]]
     assert [b[2] for b in fed(made)] == [[0, 1], [1, 0], [1]]
     made.set_thread(2)
-    assert sorted([r for b in fed(made) for r in b[0]]) == sorted(
-        [[11, 0], [7], [0, 0, 5], [0], [-1, -3]]
-    )
+    assert sorted([r for b in fed(made) for r in b[0]]) == sorted([[11, 0], [7], [0, 0, 5], [0], [-1, -3]])
 
 
 def test_records_in_memory_have_no_zeros(files):
@@ -130,10 +124,7 @@ def test_local_shuffle_moves_whole_records(files):
 def test_slots_shuffle_changes_only_its_slots(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(
-        "".join(
-            f"{i % 3 + 1} {' '.join([str(i)] * (i % 3 + 1))} 3 {i} {i} {i} 1 {i}\n"
-            for i in range(1, 41)
-        )
+        "".join(f"{i % 3 + 1} {' '.join([str(i)] * (i % 3 + 1))} 3 {i} {i} {i} 1 {i}\n" for i in range(1, 41))
     )
     made, _ = dataset("InMemoryDataset", [path], batch=40)
     with pytest.raises(errors.DataError, match="set_fea_eval"):
@@ -145,9 +136,7 @@ def test_slots_shuffle_changes_only_its_slots(tmp_path):
         made.slots_shuffle(["ids"])
         (mixed,) = fed(made)
         assert mixed[1:] == plain[1:] and mixed[0] != plain[0]
-        assert (
-            all(record in plain[0] for record in mixed[0]) and len({str(r) for r in mixed[0]}) <= 10
-        )
+        assert all(record in plain[0] for record in mixed[0]) and len({str(r) for r in mixed[0]}) <= 10
     with pytest.raises(errors.DataError, match=r"no slots \['idz'\]"):
         made.slots_shuffle(["idz"])
 
@@ -235,9 +224,7 @@ def test_bad_lines_stop_or_are_counted(tmp_path, files):
 
 
 def trainer(made, dense):
-    weight = layers.create_parameter(
-        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
-    )
+    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
     fluid.optimizer.SGD(0.1).minimize(layers.mean(dense) * weight)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
@@ -368,9 +355,7 @@ def test_a_fetch_handler_sees_the_newest_step(files):
 
     exe = fluid.Executor(fluid.CPUPlace())
     made.set_pipe_command("cat; sleep 0.01")
-    exe.train_from_dataset(
-        fluid.default_main_program(), made, fetch_handler=Look({"loss": loss}, period_secs=0.05)
-    )
+    exe.train_from_dataset(fluid.default_main_program(), made, fetch_handler=Look({"loss": loss}, period_secs=0.05))
     assert looked.is_set() and any(s["loss"] is not None for s in seen)
 
     class Fails(fluid.executor.FetchHandler):
@@ -498,12 +483,8 @@ def test_ctrl_c_ends_producers_and_pipes(tmp_path):
         lines.append(line)
         if line.startswith("step 20"):
             break
-    found = subprocess.run(
-        ["pgrep", "-g", "0", "-f", "while true; do cat"], capture_output=True, text=True
-    )
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
-    ).stdout.split()
+    found = subprocess.run(["pgrep", "-g", "0", "-f", "while true; do cat"], capture_output=True, text=True)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
     assert children, (lines, found)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
@@ -530,9 +511,7 @@ def test_infer_from_dataset(files):
 def test_datasets_feed_replicas(files, monkeypatch):
     monkeypatch.setenv("CPU_NUM", "2")
     made, (_, dense, _) = dataset(files=files, batch=5)
-    weight = layers.create_parameter(
-        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
-    )
+    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
     loss = layers.mean(dense) * weight
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())

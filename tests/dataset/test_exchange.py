@@ -39,10 +39,7 @@ class Fleet:
 
 
 def records_of(numbers, slots=SLOTS, tags=0):
-    text = "".join(
-        f"{f'1 tag{k} ' * tags}{k % 3 + 1} {' '.join([str(k)] * (k % 3 + 1))} 2 {k} 0.5\n"
-        for k in numbers
-    )
+    text = "".join(f"{f'1 tag{k} ' * tags}{k % 3 + 1} {' '.join([str(k)] * (k % 3 + 1))} 2 {k} 0.5\n" for k in numbers)
     parser = Parser(slots, tags)
     return parser.parse(np.frombuffer(text.encode(), np.uint8).copy(), 0, pytest.fail)[0]
 
@@ -56,9 +53,7 @@ class Trainers:
         def run(i):
             try:
                 draw = np.random.default_rng(i)
-                self.found[i] = exchange.shuffled(
-                    parts[i], SLOTS, tags > 0, Fleet(i, endpoints), draw, 7, 0.0
-                )
+                self.found[i] = exchange.shuffled(parts[i], SLOTS, tags > 0, Fleet(i, endpoints), draw, 7, 0.0)
             except Exception as error:
                 self.errors[i] = error
 
@@ -93,9 +88,7 @@ def member(endpoint, hello, secret=SECRET):
     deadline = time.monotonic() + LIMIT
     while True:
         try:
-            connection = sockets.connect(
-                exchange._address(endpoint), secret, exchange._PURPOSE, 1000
-            )
+            connection = sockets.connect(exchange._address(endpoint), secret, exchange._PURPOSE, 1000)
             break
         except ConnectionError:
             assert time.monotonic() < deadline
@@ -239,9 +232,7 @@ def test_the_secret_does_not_travel():
 def test_trainers_of_several_machines_need_a_secret(monkeypatch):
     monkeypatch.delenv("JFLUID_JOB_TOKEN")
     done = Trainers([*free_endpoints(1), "10.1.2.3:7000"], {0: records_of([1])}).joined()
-    assert isinstance(
-        done.errors[0], errors.SecretError
-    ) and "10.1.2.3:7000: other machines" in str(done.errors[0])
+    assert isinstance(done.errors[0], errors.SecretError) and "10.1.2.3:7000: other machines" in str(done.errors[0])
 
 
 # ---- members that send what they should not ------------------------------------------------------
@@ -369,10 +360,7 @@ def test_every_altered_byte_of_a_header_is_refused_or_harmless():
                 found = record_encoding.decode(altered, SLOTS, True)
             except errors.MessageError:
                 continue
-            assert (
-                found.starts[-1] == len(found.values)
-                and (np.diff(found.starts) == found.counts.sum(1)).all()
-            )
+            assert found.starts[-1] == len(found.values) and (np.diff(found.starts) == found.counts.sum(1)).all()
             Parser(SLOTS, 1).batch(found, np.arange(len(found)))
 
 
@@ -414,8 +402,7 @@ def test_the_launcher_says_where_trainers_are_that_the_role_maker_does_not_know(
     monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", ",".join(free_endpoints(2)))
     found = {}
     threads = [
-        threading.Thread(target=lambda i=i: found.update({i: exchange.total(3 + i, fleets[i])}))
-        for i in range(2)
+        threading.Thread(target=lambda i=i: found.update({i: exchange.total(3 + i, fleets[i])})) for i in range(2)
     ]
     for thread in threads:
         thread.start()

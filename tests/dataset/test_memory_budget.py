@@ -40,10 +40,7 @@ def made(folder, tags=0, start=0):
     dataset.set_batch_size(100)
     path = folder / f"{start}.txt"
     path.write_text(
-        "".join(
-            f"{f'1 tag{i // 2} ' * tags}2 {i + 1} {i + 2} 2 0.5 1.5\n"
-            for i in range(start, start + LINES)
-        )
+        "".join(f"{f'1 tag{i // 2} ' * tags}2 {i + 1} {i + 2} 2 0.5 1.5\n" for i in range(start, start + LINES))
     )
     dataset.set_filelist([str(path)])
     return dataset
@@ -59,9 +56,7 @@ def fed(dataset):
 def test_files_that_do_not_fit_are_refused_and_fewer_are_read(tmp_path, limit):
     dataset = made(tmp_path)
     limit(50_000)
-    with pytest.raises(
-        errors.DataError, match=REFUSED.format("load_into_memory", 50_000) + ".*QueueDataset"
-    ):
+    with pytest.raises(errors.DataError, match=REFUSED.format("load_into_memory", 50_000) + ".*QueueDataset"):
         dataset.load_into_memory()
     assert dataset.get_memory_data_size() == 0
     with pytest.raises(errors.DataError, match="no records in memory"):

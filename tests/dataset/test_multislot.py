@@ -18,9 +18,7 @@ def parse(text, slots=SLOTS, **options):
     parser, bad = Parser(slots, **options), []
     if not text.endswith(b"\n"):
         text += b"\n"
-    records, lines = parser.parse(
-        np.frombuffer(text, np.uint8), 0, lambda error: bad.append(str(error))
-    )
+    records, lines = parser.parse(np.frombuffer(text, np.uint8), 0, lambda error: bad.append(str(error)))
     feed = parser.batch(records, np.arange(len(records)))
     assert lines == text.count(b"\n")
     return feed, bad
@@ -33,14 +31,11 @@ def rows(tensor):
 
 def test_values_are_those_of_the_text():
     feed, bad = parse(
-        b"2 11 0 3 0.5 1.5 -2 1 0\n1 7\t3 1 2 3 1 1 \r\n"
-        b"2 18446744073709551615 -9223372036854775808 3 1e3 -1E-2 .5 1 1"
+        b"2 11 0 3 0.5 1.5 -2 1 0\n1 7\t3 1 2 3 1 1 \r\n2 18446744073709551615 -9223372036854775808 3 1e3 -1E-2 .5 1 1"
     )
     assert not bad
     assert rows(feed["ids"]) == [[11, 0], [7], [-1, -(2**63)]]
-    np.testing.assert_array_equal(
-        feed["dense"], np.array([[0.5, 1.5, -2], [1, 2, 3], [1000, -0.01, 0.5]], "float32")
-    )
+    np.testing.assert_array_equal(feed["dense"], np.array([[0.5, 1.5, -2], [1, 2, 3], [1000, -0.01, 0.5]], "float32"))
     np.testing.assert_array_equal(feed["label"], [[0], [1], [1]])
     assert feed["dense"].dtype == np.float32 and feed["label"].dtype == np.int64
 
@@ -96,9 +91,7 @@ WORD = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
     st.floats(width=32).map(repr),
     st.floats().map(repr),
-    st.sampled_from(
-        ["nan", "-", "+", ".", "e", "1e", "1e5", "-0", "1_0", "0x1", "", "\u00e9", "1\x00"]
-    ),
+    st.sampled_from(["nan", "-", "+", ".", "e", "1e", "1e5", "-0", "1_0", "0x1", "", "\u00e9", "1\x00"]),
 )
 LINE = st.lists(WORD, max_size=12).map(lambda words: " ".join(words).encode())
 
@@ -111,9 +104,7 @@ def plain(line):
         try:
             count = whole(words[at])
             assert 0 < count <= 1 << 30 and len(words) > at + count
-            values = [
-                (decimal if slot.decimal else whole)(w) for w in words[at + 1 : at + 1 + count]
-            ]
+            values = [(decimal if slot.decimal else whole)(w) for w in words[at + 1 : at + 1 + count]]
         except (IndexError, ValueError, AssertionError):
             return None
         record.append(values)
@@ -192,30 +183,12 @@ def test_one_long_id_does_not_widen_all_others():
     """Ids stand in an array of texts of one width."""
 
     def tags(text):
-        return (
-            Parser([Slot("a", False)], 1)
-            .parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0]
-            .tags
-        )
+        return Parser([Slot("a", False)], 1).parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0].tags
 
     long = b"x" * 20_000
-    found = tags(
-        b"1 "
-        + long
-        + b" 1 1\n"
-        + b"1 i 1 1\n" * 2_000
-        + b"1 "
-        + long
-        + b" 1 2\n1 "
-        + long
-        + b"y 1 2\n"
-    )
+    found = tags(b"1 " + long + b" 1 1\n" + b"1 i 1 1\n" * 2_000 + b"1 " + long + b" 1 2\n1 " + long + b"y 1 2\n")
     assert len(found) == 2_003 and found.nbytes <= 24 * len(found)
-    assert (
-        found[0] == found[-2]
-        and len(set(found.tolist())) == 3
-        and set(found[1:-2].tolist()) == {b"i"}
-    )
+    assert found[0] == found[-2] and len(set(found.tolist())) == 3 and set(found[1:-2].tolist()) == {b"i"}
     short = b"a" * 24
     assert tags(b"1 " + short + b" 1 1\n1 b 1 1\n").tolist() == [short, b"b"]
 
@@ -224,9 +197,7 @@ def test_the_values_of_a_batch_fill_the_rows_of_a_dense_slot():
     feed, bad = parse(b"1 7 6 1 2 3 4 5 6 1 0\n1 8 3 7 8 9 1 1")
     assert not bad
     np.testing.assert_array_equal(feed["dense"], np.arange(1, 10).reshape(3, 3))
-    with pytest.warns(
-        RuntimeWarning, match="slot dense: a record has 4 .* 3 a row.* 1 are left out"
-    ):
+    with pytest.warns(RuntimeWarning, match="slot dense: a record has 4 .* 3 a row.* 1 are left out"):
         feed, bad = parse(b"1 7 4 1 2 3 4 1 0\n1 8 3 5 6 7 1 1")
     assert not bad
     np.testing.assert_array_equal(feed["dense"], np.arange(1, 7).reshape(2, 3))

@@ -70,9 +70,7 @@ def net(kind, optimizer, servers=True, own_state=False):
             param_attr=fluid.ParamAttr("w1", initializer=numbers(10, 8)),
             bias_attr="b1",
         )
-        predicted = layers.fc(
-            hidden, 1, param_attr=fluid.ParamAttr("w2", initializer=numbers(8, 1)), bias_attr="b2"
-        )
+        predicted = layers.fc(hidden, 1, param_attr=fluid.ParamAttr("w2", initializer=numbers(8, 1)), bias_attr="b2")
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
         OPTIMIZERS[optimizer]().minimize(loss)
         return loss, predicted
@@ -144,10 +142,7 @@ def wide_batch(step):
 
 def share(feed, trainer, trainers):
     """One trainer's rows of a batch."""
-    return {
-        n: v[trainer * len(v) // trainers : (trainer + 1) * len(v) // trainers]
-        for n, v in feed.items()
-    }
+    return {n: v[trainer * len(v) // trainers : (trainer + 1) * len(v) // trainers] for n, v in feed.items()}
 
 
 def click_model(optimizer, distributed=False, ragged=True, read=False):
@@ -159,9 +154,7 @@ def click_model(optimizer, distributed=False, ragged=True, read=False):
         return fluid.ParamAttr(name, initializer=fluid.initializer.Uniform(-0.3, 0.3, seed=seed))
 
     dense = fluid.data("dense", [None, 3], "float32")
-    slots = [
-        fluid.data(f"slot{i}", [None, 1], "int64", lod_level=int(ragged)) for i in range(SLOTS)
-    ]
+    slots = [fluid.data(f"slot{i}", [None, 1], "int64", lod_level=int(ragged)) for i in range(SLOTS)]
     label = fluid.data("label", [None, 1], "int64")
     data = [dense, *slots, label]
     loader = fluid.io.DataLoader.from_generator(data, capacity=2, iterable=False) if read else None
@@ -176,9 +169,7 @@ def click_model(optimizer, distributed=False, ragged=True, read=False):
         for s in slots
     ]
     pooled = [layers.sequence_pool(r, "sum") for r in rows] if ragged else rows
-    hidden = layers.fc(
-        layers.concat([*pooled, dense], axis=1), 8, act="relu", param_attr=uniform(5)
-    )
+    hidden = layers.fc(layers.concat([*pooled, dense], axis=1), 8, act="relu", param_attr=uniform(5))
     predict = layers.fc(hidden, 2, act="softmax", param_attr=uniform(7))
     loss = layers.mean(layers.cross_entropy(predict, label))
     optimizer().minimize(loss)
@@ -218,9 +209,7 @@ def transpile(build, endpoints, trainer=0, trainers=1, sync=True, smallest=8, **
             setattr(settings, name, value)
         transpiler = fluid.DistributeTranspiler(settings)
         transpiler.config.min_block_size = smallest
-        transpiler.transpile(
-            trainer, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync
-        )
+        transpiler.transpile(trainer, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync)
         return transpiler, fluid.default_startup_program(), built
 
 
@@ -242,9 +231,7 @@ class Trainer:
     executor: fluid.Executor = field(default_factory=lambda: fluid.Executor(fluid.CPUPlace()))
 
     def run(self, feed, fetches=None):
-        return self.executor.run(
-            self.main, feed=feed, fetch_list=fetches or [self.built[0]], scope=self.scope
-        )
+        return self.executor.run(self.main, feed=feed, fetch_list=fetches or [self.built[0]], scope=self.scope)
 
     def parameters(self):
         return parameters(self.main, self.scope)
@@ -257,9 +244,7 @@ def parameters(program, scope=None):
     scope, asked = scope or fluid.global_scope(), trainer_program.read(program)
     tables = served(program, asked.tables) if asked else {}
     return {
-        p.name: np.array(scope.find_var(p.name).get_tensor())
-        for p in program.all_parameters()
-        if p.name not in tables
+        p.name: np.array(scope.find_var(p.name).get_tensor()) for p in program.all_parameters() if p.name not in tables
     } | tables
 
 
@@ -268,9 +253,7 @@ def served(program, names=None):
     asked = trainer_program.read(program)
     connection = connections.connect(asked)
     names = [p.name for p in program.all_parameters()] if names is None else names
-    pieces = [
-        piece.name for n in names if n not in asked.tables for piece in connection.params[n].pieces
-    ]
+    pieces = [piece.name for n in names if n not in asked.tables for piece in connection.params[n].pieces]
     pulled = connection.client.pull(blocks=pieces).blocks if pieces else {}
     return {
         n: connection.client.look_up(n, np.arange(program.global_block().var(n).shape[0]))
@@ -294,10 +277,7 @@ class Job:
         self.endpoints = free_endpoints(servers)
         self._build, self._load, self._options = build, load, {"trainers": trainers, **options}
         self.errors = []
-        self._threads = [
-            threading.Thread(target=self._serve, daemon=True, args=self.server(n))
-            for n in range(servers)
-        ]
+        self._threads = [threading.Thread(target=self._serve, daemon=True, args=self.server(n)) for n in range(servers)]
         self._through = through or (lambda endpoint, trainer: endpoint)
         self.trainers = [self.trainer(number) for number in range(trainers)]
 
@@ -313,9 +293,7 @@ class Job:
         """A new trainer."""
         endpoints = [self._through(endpoint, number) for endpoint in self.endpoints]
         transpiler, startup, built = transpile(self._build, endpoints, number, **self._options)
-        return Trainer(
-            number, transpiler.get_trainer_program(wait_port=False), startup, built, endpoints
-        )
+        return Trainer(number, transpiler.get_trainer_program(wait_port=False), startup, built, endpoints)
 
     def _serve(self, program, startup):
         try:
@@ -337,9 +315,7 @@ class Job:
         for trainer in self.trainers:
             if kind is None:
                 trainer.executor.close()
-            elif connection := connections._connections.pop(
-                (tuple(trainer.endpoints), trainer.number), None
-            ):
+            elif connection := connections._connections.pop((tuple(trainer.endpoints), trainer.number), None):
                 connection.client.close()
         if kind is None:
             for thread in self._threads:
@@ -366,9 +342,7 @@ class Job:
         """
 
         def train(trainer):
-            return [
-                trainer.run(share(feed, trainer.number, len(self.trainers)))[0] for feed in feeds
-            ]
+            return [trainer.run(share(feed, trainer.number, len(self.trainers)))[0] for feed in feeds]
 
         feeds = list(feeds)
         return np.mean(self.each(train), axis=0).reshape(-1)

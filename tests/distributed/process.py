@@ -26,9 +26,7 @@ def transpiled(spec, trainer=0):
         if spec.get("wide")
         else job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
     )
-    return job.transpile(
-        build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True
-    )
+    return job.transpile(build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True)
 
 
 def serve(spec):
@@ -50,9 +48,7 @@ def train(spec):
         if step == spec["saves_at"]:
             _connection().client.save(f"{spec['folder']}/snapshots/server-0")
         batch = (job.wide_batch if spec.get("wide") else job.batch)(step)
-        (found,) = executor.run(
-            main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss]
-        )
+        (found,) = executor.run(main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss])
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)
@@ -87,9 +83,7 @@ def undisturbed(spec):
     to.
     """
     steps, wide = range(spec["steps"]), spec["wide"]
-    build = (
-        job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
-    )
+    build = job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
     with job.Job(build, **{"servers": 2, "trainers": 2} | spec["job"]) as whole:
         whole.begin()
         whole.steps([(job.wide_batch if wide else job.batch)(step) for step in steps])

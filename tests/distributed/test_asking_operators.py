@@ -26,9 +26,7 @@ def prefetch(endpoints, width=4):
         block.create_var(name=name, shape=shape, dtype="int64", is_data=True)
     for name in ("rows", "flat_rows", "out"):
         block.create_var(name=name, shape=[-1, width], dtype="float32")
-    block.append_op(
-        "prefetch", {"X": ["ids", "flat"]}, {"Out": ["rows", "flat_rows"]}, {"epmap": endpoints}
-    )
+    block.append_op("prefetch", {"X": ["ids", "flat"]}, {"Out": ["rows", "flat_rows"]}, {"epmap": endpoints})
     block.append_op("sum", {"X": ["rows", "flat_rows"]}, {"Out": "out"})
     return program
 

@@ -26,8 +26,7 @@ from tests.distributed.test_prefetch import STEPS as BATCHES
 
 ASYNC, STEPS, RATE = 1, 6, 0.5
 ONE_BY_ONE = {
-    f"communicator_{name}": 1
-    for name in ("send_queue_size", "max_merge_var_num", "min_send_grad_num_before_recv")
+    f"communicator_{name}": 1 for name in ("send_queue_size", "max_merge_var_num", "min_send_grad_num_before_recv")
 }
 
 

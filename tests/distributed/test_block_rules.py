@@ -57,9 +57,7 @@ def update_of(kind, state, attrs, before=()):
 
 
 def _out(kind, slot):
-    return {"SquaredAccumulator": "SquaredAccumOut", "LinearAccumulator": "LinearAccumOut"}.get(
-        slot, slot + "Out"
-    )
+    return {"SquaredAccumulator": "SquaredAccumOut", "LinearAccumulator": "LinearAccumOut"}.get(slot, slot + "Out")
 
 
 def rules_of(update, tensor):

@@ -37,9 +37,7 @@ def test_a_step_that_needs_too_many_rows_is_refused_and_the_next_trains(where, s
         (second,) = trainer.run(feed(3, 2, 1))
         assert second < first
         found = job.parameters()["table"]
-    assert (
-        (found[1:4] != 0.3).all() and (found[4:] == np.float32(0.3)).all() and len(found) == HEIGHT
-    )
+    assert (found[1:4] != 0.3).all() and (found[4:] == np.float32(0.3)).all() and len(found) == HEIGHT
 
 
 def test_bounds_in_bytes_reach_the_tables_of_all_servers():
@@ -61,9 +59,7 @@ def test_a_table_whose_rows_are_all_there_has_no_bounds():
 
 @pytest.mark.parametrize("bad", [0, -3, True, 2.5, "all"])
 def test_a_bound_is_a_positive_number(bad):
-    with pytest.raises(
-        TypeError, match="ParamAttr: max_bytes: expected a positive whole number or None"
-    ):
+    with pytest.raises(TypeError, match="ParamAttr: max_bytes: expected a positive whole number or None"):
         fluid.ParamAttr(max_bytes=bad)
 
 
@@ -71,12 +67,8 @@ def test_a_wrong_bound_in_the_environment_is_named(monkeypatch):
     from jfluid.distributed.wire.settings import server_settings
 
     monkeypatch.setenv("JFLUID_PS_MAX_BYTES", "many")
-    with pytest.raises(
-        errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found 'many'"
-    ):
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found 'many'"):
         server_settings(0, 0, token="x" * 16)
     monkeypatch.setenv("JFLUID_PS_MAX_BYTES", "0")
-    with pytest.raises(
-        errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found '0'"
-    ):
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found '0'"):
         server_settings(0, 0, token="x" * 16)

@@ -90,13 +90,9 @@ def test_inference_model(kind, tmp_path):
     with fluid.scope_guard(fluid.Scope()):
         executor = fluid.Executor(fluid.CPUPlace())
         program, feeds, fetches = fluid.io.load_inference_model(str(tmp_path), executor)
-        assert {op.type for op in program.global_block().ops}.isdisjoint(
-            {"send", "recv", "distributed_lookup_table"}
-        )
+        assert {op.type for op in program.global_block().ops}.isdisjoint({"send", "recv", "distributed_lookup_table"})
         (found,) = executor.run(program, feed={n: feed[n] for n in feeds}, fetch_list=fetches)
-        (rows,) = executor.run(
-            program, feed={"x": feed["x"], "ids": feed["ids"] + VOCABULARY // 2}, fetch_list=fetches
-        )
+        (rows,) = executor.run(program, feed={"x": feed["x"], "ids": feed["ids"] + VOCABULARY // 2}, fetch_list=fetches)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert not np.allclose(rows, found)  # rows that no trainer has touched are there too
 
@@ -199,9 +195,7 @@ def test_checkpoint_notify(tmp_path):
         checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
         np.testing.assert_array_equal(job.parameters()["table"], wanted)
         with pytest.raises(errors.ServerError, match="there is no table 'tables'"):
-            trainer.executor.run(
-                notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables")
-            )
+            trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables"))
         with pytest.raises(errors.FetchError, match="nothing to feed or fetch"):
             trainer.executor.run(
                 notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"),
@@ -253,7 +247,5 @@ def test_refusals(tmp_path):
     checkpoint.load(tmp_path, program, executor, scope)  # parameters alone
     assert scope.find_var("table.block0").get_tensor()._is_initialized()
     (tmp_path / "table").write_bytes((tmp_path / "w1").read_bytes())
-    with pytest.raises(
-        errors.FileFormatError, match=r"table.*expected float32\[40, 4\], found float32\[10, 8\]"
-    ):
+    with pytest.raises(errors.FileFormatError, match=r"table.*expected float32\[40, 4\], found float32\[10, 8\]"):
         checkpoint.load(tmp_path, program, executor, scope)

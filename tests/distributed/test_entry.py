@@ -36,9 +36,7 @@ def test_rows_are_there_when_they_were_shown_often_enough():
 
 def test_a_certain_entry_is_none():
     batches = [feed([1, 5], [3, 1]), feed([5, 2], [5, 0])]
-    losses, found = in_job(
-        net(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches
-    )
+    losses, found = in_job(net(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches)
     expected_losses, expected = in_job(net(sgd, distributed=True), batches)
     for values in (found, expected):
         values["table"] = values["table"][[1, 5, 2]]  # those that were shown
@@ -54,7 +52,5 @@ def test_a_table_whose_rows_are_all_there_has_no_entry():
 
 
 def test_an_entry_is_a_rule():
-    with pytest.raises(
-        TypeError, match="entry: expected a CountEntry or ProbabilityEntry of .*, found int"
-    ):
+    with pytest.raises(TypeError, match="entry: expected a CountEntry or ProbabilityEntry of .*, found int"):
         fluid.ParamAttr(entry=3)

@@ -36,9 +36,7 @@ class Process:
 
     def __init__(self, spec, environment):
         self.lines = []
-        self._process, (self._printed,) = forked.start(
-            process.begin, spec, os.environ | environment
-        )
+        self._process, (self._printed,) = forked.start(process.begin, spec, os.environ | environment)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -91,9 +89,7 @@ class Process:
         """Wait until it has printed a text so often."""
         end = time.monotonic() + LIMIT_S
         while self.output.count(text) < count:
-            assert time.monotonic() < end and self._process.is_alive(), (
-                f"no {text!r} in:\n{self.output}"
-            )
+            assert time.monotonic() < end and self._process.is_alive(), f"no {text!r} in:\n{self.output}"
             time.sleep(0.02)
 
     @property
@@ -141,9 +137,7 @@ class Processes:
         self.trainers = [self.trainer(n) for n in range(trainers)]
 
     def _start(self, role, number, environment):
-        self.all.append(
-            Process({**self._spec, "role": role, "number": number}, self._environment | environment)
-        )
+        self.all.append(Process({**self._spec, "role": role, "number": number}, self._environment | environment))
         return self.all[-1]
 
     def server(self, number, **environment):
@@ -171,9 +165,7 @@ class Processes:
             time.sleep(pace_s)
             if self.servers[0].output.count(text) >= count:
                 return step
-            assert time.monotonic() < end, (
-                f"{step} steps, and no {text!r} in:\n{self.servers[0].output}"
-            )
+            assert time.monotonic() < end, f"{step} steps, and no {text!r} in:\n{self.servers[0].output}"
 
     def finish(self, steps=STEPS):
         """Let all go to the end, after so many steps in all; the saved variables."""
@@ -196,9 +188,7 @@ class Processes:
 
 def saved(folder):
     return {
-        p.name: load_tensors(p, [p.name])[0].value
-        for p in folder.iterdir()
-        if p.is_file() and p.name != "__model__"
+        p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"
     }
 
 
@@ -243,9 +233,7 @@ def test_a_trainer_is_killed(tmp_path, undisturbed):
         job.trainers[1] = job.trainer(1)
         job.trainers[1].until("begins 3")
         found = job.finish()
-        assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(
-            range(STEPS)
-        )
+        assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(range(STEPS))
     assert_same(found, undisturbed())
 
 
@@ -334,9 +322,7 @@ def test_all_are_killed(tmp_path, undisturbed):
         job.trainers = [job.trainer(n) for n in range(2)]
         found = job.finish(step + 6)
         assert f"is passed over: {newest}: damaged" in job.servers[1].output
-        (first,), (second,) = [
-            re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers
-        ]
+        (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
         assert first == second and 0 < int(first) < round
         for each in (job.servers[0], *job.trainers):
             assert re.search(
@@ -360,13 +346,8 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
         found = job.finish()
-        assert (
-            f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}"
-            in job.trainers[0].output
-        )
-        assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (
-            not keeps
-        )
+        assert f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}" in job.trainers[0].output
+        assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (not keeps)
     if keeps:
         assert_same(found, undisturbed(servers=1, trainers=1, sync=False))
 

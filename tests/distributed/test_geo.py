@@ -36,14 +36,12 @@ def trained(build, devices, trainers, feeds, every, **settings):
     ) as job:
         job.begin()
         communicators = [
-            Communicator(t.main, DistributedMode.GEO, {"trainers": trainers, "push_nums": every})
-            for t in job.trainers
+            Communicator(t.main, DistributedMode.GEO, {"trainers": trainers, "push_nums": every}) for t in job.trainers
         ]
         for communicator in communicators:
             communicator.start()
         runs = [
-            t.main if devices is None else in_replicas(t.main, t.built[0], devices, **settings)
-            for t in job.trainers
+            t.main if devices is None else in_replicas(t.main, t.built[0], devices, **settings) for t in job.trainers
         ]
         losses = []
         for i, feed in enumerate(feeds):
@@ -108,9 +106,7 @@ class ByFormula:
     def step(self, feed):
         self.take()
         self._touched |= set(feed["ids"].reshape(-1))
-        return self._executor.run(
-            self._main, feed=feed, fetch_list=[self._loss], scope=self._scope
-        )[0].item()
+        return self._executor.run(self._main, feed=feed, fetch_list=[self._loss], scope=self._scope)[0].item()
 
     def send(self):
         self.take()

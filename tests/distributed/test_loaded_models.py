@@ -17,9 +17,7 @@ def predict(folder, feed, endpoints=None):
     """(prediction, program, scope) of a saved model that is loaded anew."""
     scope, executor = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     with fluid.scope_guard(scope):
-        program, feeds, fetches = fluid.io.load_inference_model(
-            str(folder), executor, pserver_endpoints=endpoints
-        )
+        program, feeds, fetches = fluid.io.load_inference_model(str(folder), executor, pserver_endpoints=endpoints)
         (found,) = executor.run(program, feed={n: feed[n] for n in feeds}, fetch_list=fetches)
     executor.close()
     return found, program, scope
@@ -73,9 +71,7 @@ def test_an_evaluation_ends_no_trainer():
         job.steps(batches(2))
         (trainer,) = job.trainers
         with fluid.scope_guard(trainer.scope):
-            trainer.executor.run(
-                trainer.main.clone(for_test=True), feed=batch(7), fetch_list=[trainer.built[1]]
-            )
+            trainer.executor.run(trainer.main.clone(for_test=True), feed=batch(7), fetch_list=[trainer.built[1]])
         observer = connections.observe(job.endpoints, job)
         # the servers end a trainer's incarnation when they hear of a higher one
         assert connections_of(job)._connections.entered
@@ -138,9 +134,7 @@ def test_wrong_endpoints(tmp_path):
     with pytest.raises(ValueError, match="a server is there twice: a:1, a:1"):
         fluid.io.load_inference_model(folder, executor, pserver_endpoints=["a:1", "a:1"])
     with pytest.raises(errors.ProgramError, match="none of the model's look-ups asks servers"):
-        fluid.io.load_inference_model(
-            model(tmp_path / "dense", sparse=False), executor, pserver_endpoints=["a:1"]
-        )
+        fluid.io.load_inference_model(model(tmp_path / "dense", sparse=False), executor, pserver_endpoints=["a:1"])
     fluid.set_flags({"FLAGS_rpc_deadline": 300})
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -156,9 +150,7 @@ def divided(**attrs):
     block.create_parameter(name="t", shape=[10, 4], dtype="float32")
     block.create_var(name="ids", shape=[-1, 1], dtype="int64", is_data=True)
     block.create_var(name="rows", shape=[-1, 4], dtype="float32")
-    block.append_op(
-        "distributed_lookup_table", {"Ids": "ids", "W": "t"}, {"Outputs": "rows"}, attrs
-    )
+    block.append_op("distributed_lookup_table", {"Ids": "ids", "W": "t"}, {"Outputs": "rows"}, attrs)
     return program
 
 

@@ -44,9 +44,7 @@ def snapshots_wanted(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_trainer_goes_on_as_if_nothing_had_happened(
-    servers, snapshots_wanted, monkeypatch, tmp_path
-):
+def test_a_trainer_goes_on_as_if_nothing_had_happened(servers, snapshots_wanted, monkeypatch, tmp_path):
     feeds = batches(STEPS)
     with Job(net("sparse", "adam", own_state=True), servers=servers) as job:
         job.begin()
@@ -75,10 +73,7 @@ def test_batches_that_were_trained_are_passed_over(snapshots_wanted):
         job.begin()
         (trainer,) = job.trainers
         assert distributed.skip_trained(trainer.main) == 5
-        epochs = [
-            list(trainer.executor.engine.runner(trainer.main).prefetch(["a", "b", "c"]))
-            for _ in range(3)
-        ]
+        epochs = [list(trainer.executor.engine.runner(trainer.main).prefetch(["a", "b", "c"])) for _ in range(3)]
         assert epochs == [[], ["c"], ["a", "b", "c"]]
         with pytest.raises(errors.ProgramError, match="skip_trained: expected a trainer's program"):
             distributed.skip_trained(fluid.Program())
@@ -100,8 +95,7 @@ def test_without_snapshots_nothing_is_sent():
         job.begin()
         run(job, batches(2))
         assert (
-            connections.connect(trainer_program.read(job.trainers[0].main)).client.trainer_state()
-            == pb.TrainerState()
+            connections.connect(trainer_program.read(job.trainers[0].main)).client.trainer_state() == pb.TrainerState()
         )
 
 
@@ -142,14 +136,10 @@ def test_states_that_do_not_fit_are_refused(variable, message):
     scope = fluid.Scope()
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
     with pytest.raises(errors.ServerError, match=message):
-        local_state.install(
-            pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope
-        )
+        local_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
     good = pb.StateVariable(name="v", dtype="float32", shape=[2], value=b"\0\0\x80\x3f" * 2)
     with pytest.raises(errors.ServerError):  # all of it or nothing
-        local_state.install(
-            pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope
-        )
+        local_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
     with pytest.raises(errors.ServerError, match="no program runs that often"):
         local_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
     assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps

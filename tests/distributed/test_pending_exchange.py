@@ -89,9 +89,7 @@ def test_who_reads_a_parameter_waits_for_it(under_way):
     scope, tensor, _, future = under_way
     assert is_pending(tensor)
     read = []
-    reader = threading.Thread(
-        target=lambda: read.append(np.array(scope.find_var("w").get_tensor()))
-    )
+    reader = threading.Thread(target=lambda: read.append(np.array(scope.find_var("w").get_tensor())))
     reader.start()
     reader.join(0.2)
     assert reader.is_alive()

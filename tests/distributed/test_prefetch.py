@@ -135,12 +135,8 @@ def test_evaluations_leave_the_tables_as_they_are(tmp_path):
     model = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
     with trainer_of(model, sync=False) as (executor, program, (_, predicted, data, _)):
         client = connections.connect(read(program)).client
-        executor.infer_from_dataset(
-            program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted]
-        )
-        (value,) = executor.run(
-            program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted]
-        )
+        executor.infer_from_dataset(program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted])
+        (value,) = executor.run(program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted])
         assert value.shape == (8, 2)
         assert client.status()[0].tables["table"].rows == 0
         executor.run(program, feed=clicks(0))

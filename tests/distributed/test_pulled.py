@@ -24,9 +24,7 @@ def net(kind, pulled):
                     [len(SIGNS), 3],
                     True,
                     padding_idx=2 if kind != "box" else None,
-                    param_attr=fluid.ParamAttr(
-                        name="few", initializer=fluid.initializer.Constant(0.0)
-                    ),
+                    param_attr=fluid.ParamAttr(name="few", initializer=fluid.initializer.Constant(0.0)),
                 )
                 for one in ids
             ]
@@ -41,9 +39,7 @@ def net(kind, pulled):
         ids = [fluid.data(name, [None, 1], dtype="int64") for name in ("user", "item")]
         constant = fluid.initializer.Constant
         both = layers.concat(look_up(ids), axis=1)
-        predicted = layers.fc(
-            both, 1, param_attr=fluid.ParamAttr(name="w", initializer=constant(0.5))
-        )
+        predicted = layers.fc(both, 1, param_attr=fluid.ParamAttr(name="w", initializer=constant(0.5)))
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
         fluid.optimizer.SGD(0.1).minimize(loss)
         return (loss,)
@@ -67,9 +63,7 @@ def test_a_job_equals_one_process_with_few_ids(kind):
         (table,) = [name for name in job.parameters() if name.startswith("table_")]
     want, parameters = alone(net(kind, False), feeds(False))
     np.testing.assert_allclose(losses, want, atol=1e-3)  # rows begin at random, near zero
-    assert abs(parameters["few"]).max() > 0.02 and table == {"box": "table_box"}.get(
-        kind, "table_1"
-    )
+    assert abs(parameters["few"]).max() > 0.02 and table == {"box": "table_box"}.get(kind, "table_1")
 
 
 def test_what_tables_do_not_have():

@@ -30,10 +30,7 @@ def as_rows(feed):
     offsets = {n: v.lod()[0] for n, v in feed.items() if isinstance(v, fluid.LoDTensor)}
     arrays = {n: np.array(v) for n, v in feed.items()}
     return [
-        {
-            n: arrays[n][offsets[n][i] : offsets[n][i + 1]] if n in offsets else a[i]
-            for n, a in arrays.items()
-        }
+        {n: arrays[n][offsets[n][i] : offsets[n][i + 1]] if n in offsets else a[i] for n, a in arrays.items()}
         for i in range(len(arrays["label"]))
     ]
 
@@ -47,10 +44,7 @@ def fed():
             fluid.program_guard(fluid.Program(), fluid.Program()),
             trainer_of(MODEL) as (executor, program, (loss, *_)),
         ):
-            losses = [
-                np.mean(executor.run(program, feed=clicks(step), fetch_list=[loss])[0])
-                for step in range(STEPS)
-            ]
+            losses = [np.mean(executor.run(program, feed=clicks(step), fetch_list=[loss])[0]) for step in range(STEPS)]
             return losses, parameters(program)
 
 
@@ -203,10 +197,7 @@ def test_what_a_program_reads_equals_what_it_is_fed(kind, strategy, replicas):
     whole = (
         feeds
         if replicas is None
-        else [
-            {n: joined([f[n] for f in pair]) for n in pair[0]}
-            for pair in zip(feeds[::2], feeds[1::2], strict=True)
-        ]
+        else [{n: joined([f[n] for f in pair]) for n in pair[0]} for pair in zip(feeds[::2], feeds[1::2], strict=True)]
     )
     losses, expected = alone(linear, whole * 2)
     with trainer_of(functools.partial(linear, kind), **options) as (
@@ -215,11 +206,7 @@ def test_what_a_program_reads_equals_what_it_is_fed(kind, strategy, replicas):
         (loss, reader),
     ):
         if kind in ("DataLoader", "PyReader"):
-            read = (
-                reader.set_batch_generator
-                if kind == "DataLoader"
-                else reader.decorate_batch_generator
-            )
+            read = reader.set_batch_generator if kind == "DataLoader" else reader.decorate_batch_generator
             read(lambda: ((f["x"], f["ids"]) for f in feeds), places=[fluid.CPUPlace()])
         else:
             reader.decorate_batch_generator(lambda: ((f["x"], f["ids"]) for f in feeds))

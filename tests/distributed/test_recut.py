@@ -84,8 +84,7 @@ def held(store):
     """All that a store holds."""
     blocks = {name: block.state() for name, block in store.blocks.items()}
     return {n: (s["numbers"].tobytes(), s.get("version")) for n, s in blocks.items()} | {
-        name: (table.look_up(np.arange(40), train=False).tobytes(), table.step)
-        for name, table in store.tables.items()
+        name: (table.look_up(np.arange(40), train=False).tobytes(), table.step) for name, table in store.tables.items()
     }
 
 
@@ -278,9 +277,7 @@ def test_snapshots_of_earlier_releases_are_for_as_many(two_servers, tmp_path):
     shutil.copytree(two_servers, tmp_path / "a")
     for server in range(2):
         rewrite(tmp_path / "a", server, lambda m: m.update(pieces=None))
-        assert not any(
-            b"pieces" in p.read_bytes() for p in (tmp_path / "a").glob(f"*0{server}-*.json")
-        )
+        assert not any(b"pieces" in p.read_bytes() for p in (tmp_path / "a").glob(f"*0{server}-*.json"))
     for server, store in enumerate(stores(2)):
         assert snapshot.restore(store, tmp_path / "a", server, 2).id == "a"
 

@@ -35,9 +35,7 @@ def assert_same(found, expected, tolerance=1e-5):
     np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
     assert found[1].keys() == expected[1].keys()
     for name, value in expected[1].items():
-        np.testing.assert_allclose(
-            found[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name
-        )
+        np.testing.assert_allclose(found[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +111,9 @@ def test_fetches_follow_the_rules_of_data_parallelism():
         weight = next(p.name for p in program.all_parameters() if p.name != "table")
         for count in (1, 2):
             run = in_replicas(program, loss, count)
-            found = executor.run(
-                run, feed=clicks(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"]
-            )
+            found = executor.run(run, feed=clicks(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"])
             assert [v.shape[0] for v in found] == [count, 8, 11 * count]
-            apart = executor.run(
-                run, feed=clicks(0), fetch_list=[predict, weight], return_merged=False
-            )
+            apart = executor.run(run, feed=clicks(0), fetch_list=[predict, weight], return_merged=False)
             assert [[v.shape for v in values] for values in apart] == [
                 [(8 // count, 2)] * count,
                 [(11, 8)] * count,
@@ -160,9 +154,7 @@ def test_ids_that_the_program_computes():
             padding_idx=0,
             param_attr=fluid.ParamAttr(name="table", initializer=fluid.initializer.Constant(0.5)),
         )
-        loss = layers.mean(
-            layers.square(layers.fc(rows, 1, param_attr=fluid.initializer.Constant(0.1)))
-        )
+        loss = layers.mean(layers.square(layers.fc(rows, 1, param_attr=fluid.initializer.Constant(0.1))))
         fluid.optimizer.SGD(0.5).minimize(loss)
         return (loss,)
 
@@ -182,13 +174,9 @@ def test_errors():
         with pytest.raises(errors.FeedError, match="1 rows for 2 replicas"):
             executor.run(run, feed=clicks(0, 1), fetch_list=[loss])
         with pytest.raises(errors.FeedError, match="label"):
-            executor.run(
-                run, feed={n: v for n, v in clicks(0).items() if n != "label"}, fetch_list=[loss]
-            )
+            executor.run(run, feed={n: v for n, v in clicks(0).items() if n != "label"}, fetch_list=[loss])
         with pytest.raises(errors.FeedError, match=r"feed slot0: expected ids of dtype int64"):
-            executor.run(
-                run, feed=clicks(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss]
-            )
+            executor.run(run, feed=clicks(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss])
         with pytest.raises(errors.UnsupportedError, match="use_prune"):
             executor.run(program, feed=clicks(0), fetch_list=[loss], use_prune=True)
         with pytest.raises(errors.UnsupportedError, match="num_trainers"):

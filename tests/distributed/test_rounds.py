@@ -26,9 +26,7 @@ def servers():
     """
     made = [Server(Settings(token=TOKEN, server=i, servers=2, trainers=2)) for i in range(2)]
     for i, server in enumerate(made):
-        server.store.create_block(
-            specs.BlockSpec(name=f"w{i}", shape=(2,), optimizer=specs.Sgd(learning_rate=1.0))
-        )
+        server.store.create_block(specs.BlockSpec(name=f"w{i}", shape=(2,), optimizer=specs.Sgd(learning_rate=1.0)))
     with made[0], made[1]:
         yield made
 
@@ -105,9 +103,7 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
         killed.push(blocks={f"w{i}": GRADIENT * 4 for i in range(2)}, round=1, hold=True)
         thread = step(other, 1, 2)
         until_confirmed(servers, 1)
-        with Client(
-            [endpoint(servers[0])], TOKEN, 0, incarnation=killed.incarnation
-        ) as to_the_first:
+        with Client([endpoint(servers[0])], TOKEN, 0, incarnation=killed.incarnation) as to_the_first:
             to_the_first.pull(round=1, confirm=True)
         assert [s.store.rounds for s in servers] == [1, 0] and thread.is_alive()
         killed.close()
@@ -160,9 +156,7 @@ def test_what_an_earlier_life_has_sent_is_refused(servers):
 
 def test_servers_that_cannot_agree_are_named(servers):
     servers[0].store.rounds = 3
-    with pytest.raises(
-        RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"
-    ):
+    with pytest.raises(RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"):
         connect(servers)
     servers[0].store.rounds = 1
     with pytest.raises(
@@ -176,9 +170,7 @@ def test_a_push_that_is_sent_again_is_held_once(servers):
     """As after a lost connection."""
     with know(Client([endpoint(s) for s in servers], TOKEN, 0)) as client:
         client.push(blocks={"w0": GRADIENT}, round=1, hold=True)
-        twin = know(
-            Client([endpoint(s) for s in servers], TOKEN, 0, incarnation=client.incarnation)
-        )
+        twin = know(Client([endpoint(s) for s in servers], TOKEN, 0, incarnation=client.incarnation))
         twin.push(blocks={"w0": GRADIENT}, round=1, hold=True)
         twin.close()
     assert [s.store.rounds for s in servers] == [0, 0]

@@ -44,9 +44,7 @@ class Servers:
         self.calls.append(("pull", tuple(blocks)))
         return SimpleNamespace(rows={}, blocks={n: self.blocks[n].copy() for n in blocks})
 
-    def push(
-        self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b"", merged=False
-    ):
+    def push(self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b"", merged=False):
         self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change, merged=merged)
 
     def exchange(
@@ -81,9 +79,7 @@ class Servers:
                 self.blocks[name] += sign * value
         for ids, values in push_rows.values():
             np.add.at(self.table, ids, sign * values)
-        rows = {
-            n: SimpleNamespace(all=lambda ids=ids: self.table[ids]) for n, ids in pull_rows.items()
-        }
+        rows = {n: SimpleNamespace(all=lambda ids=ids: self.table[ids]) for n, ids in pull_rows.items()}
         return SimpleNamespace(rows=rows, blocks={n: self.blocks[n].copy() for n in pull_blocks})
 
 
@@ -140,10 +136,7 @@ def test_async_merges_what_waits(sums, expected):
     strategy = Async(AsyncSettings(max_merge=3, wait_times=12_000, sums=sums, before_receive=1000))
     connection = a_connection(servers)
     for value in (1.0, 2.0, 3.0):
-        assert (
-            strategy.push(connection, WORK, gradients(value, ids=(1, int(value) + 1)), Scope())
-            == {}
-        )
+        assert strategy.push(connection, WORK, gradients(value, ids=(1, int(value) + 1)), Scope()) == {}
     until(lambda: len(servers.calls) == 2)
     count, push = servers.calls
     # counts are added up, whatever gradients are
@@ -232,13 +225,9 @@ def test_an_asynchronous_step_goes_on_with_what_came_back_for_the_one_before():
     ],
 )
 def test_async_has_no_queue_without_a_bound(name, field):
-    with pytest.raises(
-        errors.ProgramError, match=f"communicator_{name}: expected at least [01], found -1"
-    ):
+    with pytest.raises(errors.ProgramError, match=f"communicator_{name}: expected at least [01], found -1"):
         AsyncSettings(**{field: -1})
-    with pytest.raises(
-        errors.ProgramError, match="communicator_send_queue_size: expected at least 1, found 0"
-    ):
+    with pytest.raises(errors.ProgramError, match="communicator_send_queue_size: expected at least 1, found 0"):
         AsyncSettings(queue_size=0)
 
 
@@ -284,9 +273,7 @@ def test_geo_of_one_trainer_is_local_training():
         geo_trainer(scope, connection, strategy, 1.0, [i, 9])
     strategy.stop()
     np.testing.assert_allclose(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), 5.0))
-    np.testing.assert_allclose(
-        np.array(scope.find_var("t").get_tensor())[[0, 4, 5, 9], 0], [1, 1, 0, 5]
-    )
+    np.testing.assert_allclose(np.array(scope.find_var("t").get_tensor())[[0, 4, 5, 9], 0], [1, 1, 0, 5])
     np.testing.assert_allclose(servers.blocks["w.block1"], np.full((1, 3), 5.0))
     np.testing.assert_allclose(servers.table[[0, 4, 5, 9], 1], [1, 1, 0, 5])
     assert len([c for c in servers.calls if c[0] == "ADD"]) == 3  # two of two steps, and the rest
@@ -294,9 +281,7 @@ def test_geo_of_one_trainer_is_local_training():
 
 def test_geo_trainers_send_their_shares_and_take_over_the_others():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    mine, yours = (
-        (geo_scope(), geo_connection(servers), Geo(every=1, trainers=2)) for _ in range(2)
-    )
+    mine, yours = ((geo_scope(), geo_connection(servers), Geo(every=1, trainers=2)) for _ in range(2))
     geo_trainer(*mine, 2.0, [1])
     until(lambda: mine[2]._under_way[0].done())
     geo_trainer(*yours, 4.0, [1])

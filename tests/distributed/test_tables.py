@@ -95,9 +95,7 @@ ONE_BY_ONE = {
     "L1 of a parameter": (lambda: opt.Adagrad(0.2), {"regularizer": L1(0.05)}),
     "L2, Adam": (lambda: opt.Adam(0.1, regularization=L2(0.1)), {}),
     "L2 and clip": (
-        lambda: opt.Momentum(
-            0.1, 0.9, regularization=L2(0.1), grad_clip=clip.GradientClipByNorm(0.1)
-        ),
+        lambda: opt.Momentum(0.1, 0.9, regularization=L2(0.1), grad_clip=clip.GradientClipByNorm(0.1)),
         {},
     ),
     "L2, Adamax": (lambda: opt.Adamax(0.1, regularization=L2(0.1)), {"learning_rate": 0.5}),
@@ -105,9 +103,7 @@ ONE_BY_ONE = {
     "L2, DecayedAdagrad": (lambda: opt.DecayedAdagrad(0.1, regularization=L2(0.1)), {}),
     "L2, FTRL": (lambda: opt.Ftrl(0.2, l1=0.01, l2=0.01, regularization=L2(0.1)), {}),
     "betas as variables": (
-        lambda: opt.Adam(
-            0.1, beta1=layers.create_global_var([1], 0.8, "float32", persistable=True)
-        ),
+        lambda: opt.Adam(0.1, beta1=layers.create_global_var([1], 0.8, "float32", persistable=True)),
         {},
     ),
     "Lamb": (lambda: opt.Lamb(0.05), {}),
@@ -175,9 +171,7 @@ def test_rules_are_kept_where_the_gradient_is_sparse(case, kind, distributed):
 def test_any_of_the_pieces_may_be_updated_together_and_few_sets_are_remembered():
     def build():
         x = fluid.data("x", [None, 3])
-        loss = layers.mean(
-            sum(layers.fc(x, 2, bias_attr=False, param_attr=f"w{i}") for i in range(5))
-        )
+        loss = layers.mean(sum(layers.fc(x, 2, bias_attr=False, param_attr=f"w{i}") for i in range(5)))
         opt.SGD(0.5).minimize(loss)
         return (loss,)
 
@@ -199,10 +193,7 @@ def test_any_of_the_pieces_may_be_updated_together_and_few_sets_are_remembered()
 
 def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):
     store = store_of(lambda: opt.SGD(0.5, regularization=L2(0.1)), distributed=True)
-    assert (
-        "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them"
-        in caplog.text
-    )
+    assert "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them" in caplog.text
     table = store.tables["table"]
     table.look_up(np.array([4, 1 << 40]))
     store.apply([push([1 << 40, 7])], [])
@@ -231,9 +222,7 @@ def test_what_cannot_be_applied_is_refused_before_anything_changes():
             store.check([push([2]), wrong], [dense])
     with pytest.raises(errors.ServerError, match="table is a table: it takes gradients by rows"):
         store.check([], [dense, BlockUpdate("table", Change.GRADIENT, before)])
-    np.testing.assert_array_equal(
-        store.tables["table"].look_up(np.arange(HEIGHT), train=False), before
-    )
+    np.testing.assert_array_equal(store.tables["table"].look_up(np.arange(HEIGHT), train=False), before)
     store.check([push([3], change=Change.ADD, learning_rate=0.5)], [dense])
 
 
@@ -265,9 +254,7 @@ def test_differences_of_several_trainers_at_once_are_all_added():
 
     block.read = slow_read
     with ThreadPoolExecutor(4) as threads:
-        list(
-            threads.map(lambda _: store.apply([], [BlockUpdate(name, Change.ADD, one)]), range(40))
-        )
+        list(threads.map(lambda _: store.apply([], [BlockUpdate(name, Change.ADD, one)]), range(40)))
     np.testing.assert_allclose(read()[0], before + 40, rtol=1e-6)
 
 
@@ -348,16 +335,12 @@ def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
     store, rng = corrected_store(), np.random.RandomState(0)
     value = np.ones((3, 1), np.float32)
     got = {0: value, 1: value}
-    for step, (trainer, pulls) in enumerate(
-        [(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]
-    ):
+    for step, (trainer, pulls) in enumerate([(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]):
         gradient = rng.randn(3, 1).astype("float32")
         store.apply([], [BlockUpdate("v", Change.GRADIENT, gradient)], trainer)
         value = compensated(value, gradient, got[trainer])
         if pulls:
-            np.testing.assert_allclose(
-                store.read([store.block("v")], trainer)[0][0], value, rtol=1e-5
-            )
+            np.testing.assert_allclose(store.read([store.block("v")], trainer)[0][0], value, rtol=1e-5)
             got[trainer] = value
         if step == 2:  # what trainers computed with is part of the state
             state, store = store.block("v").state(), corrected_store()
@@ -367,9 +350,7 @@ def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
 
 def test_gradients_of_no_trainer_cannot_be_corrected():
     store = corrected_store()
-    with pytest.raises(
-        errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"
-    ):
+    with pytest.raises(errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"):
         store.apply([], [BlockUpdate("v", Change.GRADIENT, np.ones((3, 1), np.float32))])
     np.testing.assert_array_equal(store.read([store.block("v")])[0][0], np.ones((3, 1)))
 

@@ -122,9 +122,7 @@ def test_the_table_has_places_and_a_verdict(tmp_path, capsys):
     assert command.main(["doctor", str(tmp_path)]) == 3
     said = capsys.readouterr().out
     assert "train.py:3" in said and "and 3 more places" in said
-    assert said.rstrip().endswith(
-        "does not run: fluid.load_op_library (8 places), fluid.contrib.Compressor"
-    )
+    assert said.rstrip().endswith("does not run: fluid.load_op_library (8 places), fluid.contrib.Compressor")
 
 
 def test_rules_are_about_names_that_there_are():
@@ -161,7 +159,5 @@ def test_five_hundred_files_without_jax(tmp_path):
         check=True,
     )
     exit_code, jax, seconds = done.stderr.split()
-    assert (exit_code, jax) == ("3", "False") and json.loads(done.stdout)["examined"][
-        "scripts"
-    ] == 500
+    assert (exit_code, jax) == ("3", "False") and json.loads(done.stdout)["examined"]["scripts"] == 500
     assert float(seconds) < 20  # 3 on the machine that it was measured on

@@ -41,8 +41,7 @@ def test_code_for_python_2_alone_does_not_count(project):
         "not PY3",
     )
     lines = "import sys, os\n" + "".join(
-        f"if {guard}:\n    import cPickle\n    reload(sys)\n    sys.setdefaultencoding('utf-8')\n"
-        for guard in guards
+        f"if {guard}:\n    import cPickle\n    reload(sys)\n    sys.setdefaultencoding('utf-8')\n" for guard in guards
     )
     assert stops(project({"train.py": lines})) == []
     of_3 = "import sys\nif sys.version_info[0] >= 3:\n    reload(sys)\nelse:\n    xrange(3)\n"
@@ -123,9 +122,7 @@ def test_imports_are_followed_to_own_modules(project):
         "news/data.py": "from . import words\nfrom .. import above\n",
         "news/words.py": "for i in xrange(3): pass\n",
         "news/nets/__init__.py": "",
-        "news/nets/text.py": (
-            "import paddle.fluid as fluid\nfluid.layers.fcc\nfrom ..words import *\n"
-        ),
+        "news/nets/text.py": ("import paddle.fluid as fluid\nfluid.layers.fcc\nfrom ..words import *\n"),
         "news/not_imported.py": "reload(1)\n",
     }
     diagnosis = project(files, "train.py")
@@ -210,10 +207,7 @@ def test_quotients_in_shapes(project):
 
 
 def test_the_verdict_comes_first_with_what_matters_most(project, capsys):
-    script = (
-        "import paddle.fluid as fluid\nfluid.load_op_library('x')\n"
-        "xrange(1)\nxrange(2)\nunicode(3)\nreload(4)\n"
-    )
+    script = "import paddle.fluid as fluid\nfluid.load_op_library('x')\nxrange(1)\nxrange(2)\nunicode(3)\nreload(4)\n"
     assert project({"train.py": script}).verdict == "does not run: fluid.load_op_library"
     assert command.main(["doctor", "."]) == 3
     shown = capsys.readouterr().out.splitlines()

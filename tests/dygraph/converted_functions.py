@@ -244,8 +244,4 @@ def casts(x):
     return float(int(layers.reduce_sum(x))) * x
 
 
-FUNCTIONS = [
-    f
-    for f in list(vars().values())
-    if getattr(f, "__module__", None) == __name__ and f not in (helper, Pair)
-]
+FUNCTIONS = [f for f in list(vars().values()) if getattr(f, "__module__", None) == __name__ and f not in (helper, Pair)]

@@ -9,9 +9,7 @@ from jfluid.dygraph import chains, nn, updates
 from jfluid.dygraph.base import grad, guard, no_grad, to_variable
 
 RNG = np.random.RandomState(0)
-BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [
-    RNG.rand(2, 3).astype("float32") for _ in range(2)
-]
+BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
 
 
 @pytest.fixture
@@ -114,9 +112,7 @@ def test_what_is_frozen_gets_no_gradient(repeated, which):
         x.stop_gradient = False
         loss = layers.reduce_mean(net(x))
         loss.backward()
-        found = [x.gradient()] + [
-            np.zeros(1) if p.gradient() is None else p.gradient() for p in net.parameters()
-        ]
+        found = [x.gradient()] + [np.zeros(1) if p.gradient() is None else p.gradient() for p in net.parameters()]
         train.minimize(loss)
         for p in net.parameters():
             p.hold_gradient(None)

@@ -236,9 +236,7 @@ def test_names_of_core():
     core = fluid.core
     assert core.Layer is Layer and core.ParallelStrategy().nranks == 1
     with guard():
-        made = core.VarBase(
-            value=X, place=fluid.CPUPlace(), name="given", persistable=True, zero_copy=False
-        )
+        made = core.VarBase(value=X, place=fluid.CPUPlace(), name="given", persistable=True, zero_copy=False)
         np.testing.assert_array_equal(made.numpy(), X)
         assert made.name == "given" and made.persistable and made.stop_gradient
         with pytest.raises(TypeError, match="CPUPlace"):

@@ -27,9 +27,7 @@ class Net(dygraph.Layer):
         self.a = dygraph.Linear(3, 4)
         self.bn = dygraph.BatchNorm(4)
         self.w = self.create_parameter([2, 2])
-        self.inner = dygraph.Sequential(
-            ("first", dygraph.Linear(4, 2)), ("second", dygraph.Linear(2, 2))
-        )
+        self.inner = dygraph.Sequential(("first", dygraph.Linear(4, 2)), ("second", dygraph.Linear(2, 2)))
         self.rows = dygraph.LayerList([dygraph.Linear(2, 2)])
         self.slopes = dygraph.ParameterList([parameter(2, 3)])
         self.d = dygraph.Dropout(0.5)
@@ -342,9 +340,7 @@ class Added(dygraph.Layer):
     def forward(self, x):
         self._helper.is_instance(x, fluid.Variable)
         out = self._helper.create_variable_for_type_inference(self._helper.input_dtype([x, x]))
-        self._helper.append_op(
-            "elementwise_add", {"X": x, "Y": self.bias}, {"Out": out}, {"axis": 1}
-        )
+        self._helper.append_op("elementwise_add", {"X": x, "Y": self.bias}, {"Out": out}, {"axis": 1})
         return self._helper.append_activation(out, act=self.act)
 
 

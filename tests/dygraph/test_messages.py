@@ -96,9 +96,7 @@ def test_messages_that_nobody_reads_are_let_go(net):
     assert left <= 17
 
 
-@pytest.mark.parametrize(
-    "rows, value", [(2, 1.0), (1, 2.0)], ids=["two numbers", "another gradient"]
-)
+@pytest.mark.parametrize("rows, value", [(2, 1.0), (1, 2.0)], ids=["two numbers", "another gradient"])
 def test_other_beginnings_send_nothing(net, rows, value):
     x = to_variable(np.ones((rows, 1), "float32"))
     x.stop_gradient = False

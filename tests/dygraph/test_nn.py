@@ -23,9 +23,7 @@ def test_layer_builds_what_fluid_builds(case):
     operators, expected = found.pop("operators"), expect.pop("operators")
     assert found == expect
     assert [op[0] for op in operators] == [op[0] for op in expected]
-    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(
-        operators, expected, strict=True
-    ):
+    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(operators, expected, strict=True):
         assert (ins, outs) == (want_ins, want_outs), kind
         for name in attrs.keys() & want_attrs.keys():
             want = want_attrs[name]
@@ -51,9 +49,7 @@ def test_layer_computes_what_fluid_computes(case):
         assert [a is None for a, _ in pairs] == [b is None for _, b in pairs], what
         numbers = np.array([[float(v) for v in pair] for pair in pairs if pair[1] is not None])
         if len(numbers):
-            np.testing.assert_allclose(
-                numbers[:, 0], numbers[:, 1], rtol=2e-4, atol=2e-5, err_msg=what
-            )
+            np.testing.assert_allclose(numbers[:, 0], numbers[:, 1], rtol=2e-4, atol=2e-5, err_msg=what)
 
 
 def test_what_fluid_does_not_do_is_told():

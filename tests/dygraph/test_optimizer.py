@@ -175,9 +175,7 @@ def test_what_works_on_programs_only(guard):
         lambda: o.RecomputeOptimizer(o.SGD(0.1, parameter_list=params)),
         lambda: o.PipelineOptimizer(o.SGD(0.1, parameter_list=params)),
         lambda: o.DGCMomentumOptimizer(0.1, 0.9, 0, parameter_list=params),
-        lambda: fluid.contrib.mixed_precision.decorate(o.SGD(0.1, parameter_list=params)).minimize(
-            params[0]
-        ),
+        lambda: fluid.contrib.mixed_precision.decorate(o.SGD(0.1, parameter_list=params)).minimize(params[0]),
     ):
         with pytest.raises(errors.UnsupportedError, match="In dygraph, don.t support"):
             make()

@@ -100,9 +100,7 @@ def test_a_call_that_fails_leaves_no_inputs_behind():
 def test_numbers_that_are_known_are_told_from_those_that_are_not():
     with guard():
         for width in (2, 3, 2, 3):
-            shape = layers.concat(
-                [layers.shape(to_variable(np.ones((6 // width, 1), "float32")))[:1]]
-            )
+            shape = layers.concat([layers.shape(to_variable(np.ones((6 // width, 1), "float32")))[:1]])
             count = layers.cast(shape, "int32")
             assert layers.reshape(variable(), [6 // width, width]).shape == [6 // width, width]
             given = layers.elementwise_mul(count, to_variable(np.array([width], "int32")))

@@ -50,9 +50,7 @@ def statically(program):
         loss = loss_of(program, x, w)
         gradients = fluid.gradients([loss], [x, w])
     fetches = [loss, *(g for g in gradients if g is not None)]
-    found = fluid.Executor(fluid.CPUPlace()).run(
-        main, feed={"x": X, "w": W}, fetch_list=fetches, scope=fluid.Scope()
-    )
+    found = fluid.Executor(fluid.CPUPlace()).run(main, feed={"x": X, "w": W}, fetch_list=fetches, scope=fluid.Scope())
     values = iter(found[1:])
     return found[0], [None if g is None else next(values) for g in gradients]
 

@@ -24,9 +24,7 @@ def _eager(function, value):
         return [v.numpy() for v in found] + [x.gradient()]
 
 
-@pytest.mark.parametrize(
-    "function", converted_functions.FUNCTIONS, ids=lambda function: function.__name__
-)
+@pytest.mark.parametrize("function", converted_functions.FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_program_gives_what_python_gives(function):
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
@@ -41,7 +39,5 @@ def test_a_program_gives_what_python_gives(function):
     for value in INPUTS:
         expected = _eager(function, value)
         given = exe.run(main, feed={"x": value}, fetch_list=[f for f in fetches if f is not None])
-        for a, b in zip(
-            given, [e for e, f in zip(expected, fetches) if f is not None], strict=True
-        ):
+        for a, b in zip(given, [e for e, f in zip(expected, fetches) if f is not None], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)

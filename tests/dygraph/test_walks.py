@@ -9,9 +9,7 @@ from jfluid.dygraph import walks
 from jfluid.dygraph.base import guard, to_variable
 
 RNG = np.random.RandomState(0)
-BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [
-    RNG.rand(2, 3).astype("float32") for _ in range(2)
-]
+BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
 
 
 @pytest.fixture
@@ -19,9 +17,7 @@ def repeats(monkeypatch):
     """The walks that were repeated."""
     found = []
     repeat = walks.Walk.repeat
-    monkeypatch.setattr(
-        walks.Walk, "repeat", lambda self, *given: found.append(self) or repeat(self, *given)
-    )
+    monkeypatch.setattr(walks.Walk, "repeat", lambda self, *given: found.append(self) or repeat(self, *given))
     return found
 
 

@@ -32,9 +32,7 @@ def symbols_of(arguments, groups) -> FeedSymbols:
     """Return symbols n0, n1 ... for groups of dimensions."""
     names = {place: f"n{k}" for k, group in enumerate(groups) for place in group}
     dims = tuple(
-        tuple(
-            (names[i, axis],) if (i, axis) in names else size for axis, size in enumerate(a.shape)
-        )
+        tuple((names[i, axis],) if (i, axis) in names else size for axis, size in enumerate(a.shape))
         for i, a in enumerate(arguments)
     )
     sizes = {names[i, axis]: arguments[i].shape[axis] for i, axis in names}

@@ -171,9 +171,7 @@ def test_loaders(iterable):
         loader = fluid.io.DataLoader.from_generator(
             feed_list=[block.var("x"), block.var("label")], capacity=4, iterable=iterable
         )
-        loader.set_batch_generator(
-            lambda: ([f["x"], f["label"]] for f in feeds()), fluid.cpu_places(1)
-        )
+        loader.set_batch_generator(lambda: ([f["x"], f["label"]] for f in feeds()), fluid.cpu_places(1))
         if iterable:
             for feed in loader():
                 yield executor.run(main, feed=feed, fetch_list=variables)
@@ -191,9 +189,7 @@ def test_loaders(iterable):
 
 def test_a_saved_model_that_threads_run(tmp_path):
     def run(main, test, executor, variables):
-        fluid.io.save_inference_model(
-            str(tmp_path), ["x"], [variables[1]], executor, main_program=test
-        )
+        fluid.io.save_inference_model(str(tmp_path), ["x"], [variables[1]], executor, main_program=test)
         program, names, fetches = fluid.io.load_inference_model(str(tmp_path), executor)
         config = AnalysisConfig(str(tmp_path))
         config.disable_gpu()

@@ -91,18 +91,14 @@ OPERATORS = {
     "backwards": lambda a, b: run("reverse", a, axis=(1,)),
     "in order": lambda a, b: run("argsort", a, axis=1),
     "turned": lambda a, b: turned(run("cumsum", turned(a, 1, 0, 2), axis=1), 1, 0, 2),
-    "merged": lambda a, b: reshaped(
-        run("cumsum", reshaped(a, -1, WIDTH), axis=0), b.shape[0], -1, WIDTH
-    ),
+    "merged": lambda a, b: reshaped(run("cumsum", reshaped(a, -1, WIDTH), axis=0), b.shape[0], -1, WIDTH),
 }
 
 
 def programs():
     """Operators with the places of their operands, counted from the latest value."""
     place = st.integers(0, 3)
-    return st.lists(
-        st.tuples(st.sampled_from(sorted(OPERATORS)), place, place), min_size=2, max_size=6
-    )
+    return st.lists(st.tuples(st.sampled_from(sorted(OPERATORS)), place, place), min_size=2, max_size=6)
 
 
 @fuzzed(10)

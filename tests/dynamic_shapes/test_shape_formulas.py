@@ -66,18 +66,14 @@ def test_a_new_size_is_not_traced(inferred, build, expected):
 def test_two_sizes(inferred):
     with dygraph.guard(fluid.CPUPlace()):
         sizes = [(5, 9), (9, 4), (7, 5), (6, 10), (8, 11)]
-        made, last = shapes(
-            lambda n, m: layers.concat([given(n, 17), given(m, 17)], 0), sizes, inferred
-        )
+        made, last = shapes(lambda n, m: layers.concat([given(n, 17), given(m, 17)], 0), sizes, inferred)
     assert made == [[[n + m, 17]] for n, m in sizes]
     assert last == 0
 
 
 def test_what_no_formula_gives_is_traced(inferred):
     with dygraph.guard(fluid.CPUPlace()):
-        made, last = shapes(
-            lambda n: layers.pool2d(given(1, 2, n, 19), 3, pool_stride=2), LENGTHS, inferred
-        )
+        made, last = shapes(lambda n: layers.pool2d(given(1, 2, n, 19), 3, pool_stride=2), LENGTHS, inferred)
         assert last == 1
         assert [shape[2] for (shape,) in made] == [(n - 3) // 2 + 1 for n in LENGTHS]
         # a length of one is broadcast, and lengths far beyond those that came may be another case
@@ -86,9 +82,7 @@ def test_what_no_formula_gives_is_traced(inferred):
             [23, 1],
             inferred,
         )
-        made, last = shapes(
-            lambda n: layers.slice(given(n, 29), [0], [0], [100]), [5, 7, 9, 8, 200], inferred
-        )
+        made, last = shapes(lambda n: layers.slice(given(n, 29), [0], [0], [100]), [5, 7, 9, 8, 200], inferred)
         assert made == [[[n, 29]] for n in (5, 7, 9, 8, 100)]
 
 

@@ -103,9 +103,7 @@ def attention():
     there = fluid.data("there", [None, None, 1])
     label = fluid.data("label", [None, 1], "int64")
     x = layers.layer_norm(fluid.embedding(words, [40, 8]), begin_norm_axis=2)
-    bias = layers.scale(
-        layers.matmul(there, there, transpose_y=True), 1e4, bias=-1.0, bias_after_scale=False
-    )
+    bias = layers.scale(layers.matmul(there, there, transpose_y=True), 1e4, bias=-1.0, bias_after_scale=False)
     bias = layers.stack([bias, bias], axis=1)
     bias.stop_gradient = True
 
@@ -202,9 +200,7 @@ def test_a_threshold_of_the_program_is_kept():
         return [layers.reduce_sum(layers.slice(x, [0], [0], [10]), dim=0)]
 
     random = np.random.RandomState(0)
-    feeds = [
-        {"x": random.randn(n, 4).astype("float32")} for n in (30, 24, 21, 7, 28, 5, 9, 12, 8, 40)
-    ]
+    feeds = [{"x": random.randn(n, 4).astype("float32")} for n in (30, 24, 21, 7, 28, 5, 9, 12, 8, 40)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         same(build, feeds)

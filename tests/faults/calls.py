@@ -91,9 +91,7 @@ class CallRelay:
         self.log: list[tuple[int, str, Fault]] = []
         self._channel = grpc.insecure_channel(to, wire.OPTIONS)
         self._repeats = ThreadPoolExecutor(64, thread_name_prefix="faults-repeat")
-        self._server = grpc.server(
-            ThreadPoolExecutor(64, thread_name_prefix="faults-calls"), options=wire.OPTIONS
-        )
+        self._server = grpc.server(ThreadPoolExecutor(64, thread_name_prefix="faults-calls"), options=wire.OPTIONS)
         self._server.add_generic_rpc_handlers((_Handler(self),))
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
@@ -119,28 +117,16 @@ class CallRelay:
 
     # ---- calls ----
 
-    def pass_on(
-        self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Make a call, with as many messages each way as it has."""
         messages, call = list(requests), self._channel.stream_stream(method)
-        metadata = [
-            (key, value)
-            for key, value in context.invocation_metadata()
-            if not key.startswith(_OF_GRPC)
-        ]
-        yield from self._pass(
-            method, lambda limit_s: call(iter(messages), limit_s, metadata), context
-        )
+        metadata = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OF_GRPC)]
+        yield from self._pass(method, lambda limit_s: call(iter(messages), limit_s, metadata), context)
 
-    def _pass(
-        self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext
-    ) -> list[bytes]:
+    def _pass(self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext) -> list[bytes]:
         passing, fault = self._decided(method.rpartition("/")[2], begin)
         if fault == Fault.LOSE_REQUEST:
-            context.abort(
-                grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the request was lost"
-            )
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the request was lost")
         if fault == Fault.HOLD:
             passing.later.wait(self._hold_s)
         if fault == Fault.REPEAT:
@@ -168,9 +154,7 @@ class CallRelay:
             future = self._repeats.submit(function, *arguments)
             self._coming = {coming for coming in self._coming if not coming.done()} | {future}
 
-    def _decided(
-        self, name: str, begin: Callable[[float | None], Any]
-    ) -> tuple[_Passing, Fault | None]:
+    def _decided(self, name: str, begin: Callable[[float | None], Any]) -> tuple[_Passing, Fault | None]:
         """A new call, and what happens to it."""
         with self._lock:
             passing = _Passing(self._calls, begin)
@@ -207,6 +191,4 @@ class _Handler(grpc.GenericRpcHandler):
         self._relay = relay
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return grpc.stream_stream_rpc_method_handler(
-            functools.partial(self._relay.pass_on, details.method)
-        )
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._relay.pass_on, details.method))

@@ -206,9 +206,7 @@ class Relay:
         due_s = 0.0
         try:
             while data := await reader.read(self._random.randint(1, self._conditions.most)):
-                due_s = max(
-                    due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s)
-                )
+                due_s = max(due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s))
                 await under_way.put((due_s, data))
                 if counted and self._conditions.cut_after[1]:
                     left = (left or self._bytes_until_cut()) - len(data)
@@ -227,9 +225,7 @@ class Relay:
     def _bytes_until_cut(self) -> int:
         return self._cuts_random.randint(*self._conditions.cut_after)
 
-    async def _deliver(
-        self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
-    ) -> None:
+    async def _deliver(self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter) -> None:
         while True:
             due_s, data = await under_way.get()
             try:
@@ -255,9 +251,7 @@ class Network:
     def __init__(self, seed: int = 0):
         self._seed = seed
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="faults-network", daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="faults-network", daemon=True)
         self.relays: list[Relay] = []
 
     def relay(self, to: str, name: str = "") -> Relay:

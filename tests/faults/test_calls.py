@@ -28,12 +28,10 @@ def client_of(chances, share_memory, servers=2, seed=0):
     """(a client, the relays between it and its servers)."""
     with contextlib.ExitStack() as stack:
         ports = [
-            stack.enter_context(Server(Settings(token=TOKEN, server=n, servers=servers))).port
-            for n in range(servers)
+            stack.enter_context(Server(Settings(token=TOKEN, server=n, servers=servers))).port for n in range(servers)
         ]
         relays = [
-            stack.enter_context(CallRelay(f"127.0.0.1:{port}", seed + n, chances))
-            for n, port in enumerate(ports)
+            stack.enter_context(CallRelay(f"127.0.0.1:{port}", seed + n, chances)) for n, port in enumerate(ports)
         ]
         client = stack.enter_context(
             Client(
@@ -54,15 +52,8 @@ def test_every_push_is_applied_once(chances, share_memory):
     """
     with client_of(chances, share_memory) as (client, relays):
         client.create(
-            [
-                specs.TableSpec(
-                    name="table", width=WIDTH, initializer=specs.Constant(value=0.0), optimizer=SGD
-                )
-            ],
-            {
-                n: [specs.BlockSpec(name=f"block{n}", shape=(PUSHES, WIDTH), optimizer=SGD)]
-                for n in range(2)
-            },
+            [specs.TableSpec(name="table", width=WIDTH, initializer=specs.Constant(value=0.0), optimizer=SGD)],
+            {n: [specs.BlockSpec(name=f"block{n}", shape=(PUSHES, WIDTH), optimizer=SGD)] for n in range(2)},
         )
 
         def push(number):
@@ -73,12 +64,8 @@ def test_every_push_is_applied_once(chances, share_memory):
             if number % 2:
                 client.push(rows, blocks, change=Change.ADD)
             else:
-                found = client.exchange(
-                    rows, blocks, {"table": np.array([number])}, list(blocks), change=Change.ADD
-                )
-                np.testing.assert_array_equal(
-                    [v[number] for v in found.blocks.values()], np.ones((2, WIDTH))
-                )
+                found = client.exchange(rows, blocks, {"table": np.array([number])}, list(blocks), change=Change.ADD)
+                np.testing.assert_array_equal([v[number] for v in found.blocks.values()], np.ones((2, WIDTH)))
                 np.testing.assert_array_equal(found.rows["table"].all(), np.ones((1, WIDTH)))
 
         with ThreadPoolExecutor(THREADS) as threads:

@@ -167,9 +167,7 @@ def test_networks_are_slow(share_memory, network):
 
 def test_a_trainer_is_partitioned_from_one_of_two_servers(share_memory, network):
     """The others wait for it; when the partition heals all go on as if it had not been."""
-    with Job(
-        wide_net("sparse"), 2, 2, through=lambda endpoint, trainer: network.relay(endpoint).endpoint
-    ) as job:
+    with Job(wide_net("sparse"), 2, 2, through=lambda endpoint, trainer: network.relay(endpoint).endpoint) as job:
         job.begin()
         cut_off = network.relays[1]  # the first trainer's to the second server
         for refuse, steps in ((False, slice(0, 4)), (True, slice(4, 8))):

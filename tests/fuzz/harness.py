@@ -93,9 +93,7 @@ def grows_linearly(
         return min(found)
 
     small, large = best(size), best(16 * size)
-    assert large <= 5 * 16 * max(small, 2e-3), (
-        f"{small:.4f} s, and {large:.4f} s for sixteen times as much"
-    )
+    assert large <= 5 * 16 * max(small, 2e-3), f"{small:.4f} s, and {large:.4f} s for sixteen times as much"
 
 
 # ---- hostile inputs ----
@@ -230,11 +228,7 @@ def lied(draw: Any, honest: Any) -> Any:
             if not places:
                 break
             place = draw(st.sampled_from(places))
-            if (
-                isinstance(inside[place], (dict, list))
-                and inside[place]
-                and draw(st.integers(0, 4))
-            ):
+            if isinstance(inside[place], (dict, list)) and inside[place] and draw(st.integers(0, 4)):
                 inside = inside[place]
                 continue
             kind = draw(st.integers(0, 5))
@@ -243,9 +237,7 @@ def lied(draw: Any, honest: Any) -> Any:
             elif kind == 1 and isinstance(inside, list):
                 inside.append(copy.deepcopy(inside[place]))
             elif kind == 1:
-                inside[draw(st.sampled_from(["x", "name", "", "\0", "1"]))] = copy.deepcopy(
-                    inside[place]
-                )
+                inside[draw(st.sampled_from(["x", "name", "", "\0", "1"]))] = copy.deepcopy(inside[place])
             else:
                 inside[place] = copy.deepcopy(draw(st.sampled_from(_LIES)))
             break

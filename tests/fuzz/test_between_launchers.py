@@ -104,24 +104,18 @@ def test_records(tags):
             lambda data: record_encoding.decode(data, SLOTS, tags > 0), data, errors.MessageError
         )
         if not hasattr(records, "error"):
-            assert (records.counts >= 0).all() and records.starts[-1] == len(
-                records.values
-            ) == records.counts.sum()
+            assert (records.counts >= 0).all() and records.starts[-1] == len(records.values) == records.counts.sum()
             Parser(SLOTS, tags).batch(records, np.arange(len(records)))
 
     run()
 
 
 @fuzzed(100)
-@given(
-    mutated([b"123", bytes(16), exchange._described(np.dtype("<f4"), (2, 2)) + b"\n" + bytes(16)])
-)
+@given(mutated([b"123", bytes(16), exchange._described(np.dtype("<f4"), (2, 2)) + b"\n" + bytes(16)]))
 def test_what_else_trainers_say(data):
     reads_or_refuses(exchange.decode_number, data, errors.MessageError)
     reads_or_refuses(exchange.decode_hello, data, errors.MessageError)
-    reads_or_refuses(
-        lambda data: exchange.decode_array(data, np.dtype("<f4"), (2, 2)), data, errors.MessageError
-    )
+    reads_or_refuses(lambda data: exchange.decode_array(data, np.dtype("<f4"), (2, 2)), data, errors.MessageError)
 
 
 @pytest.mark.parametrize("text", [b"1,", b"[", b'"', b'{"a":', b'"x":1,'])

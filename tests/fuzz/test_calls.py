@@ -76,22 +76,16 @@ class Server:
             raise Refused(code, details)
 
         context = SimpleNamespace(abort=abort, is_active=lambda: False)
-        handler = self._handlers.service(
-            SimpleNamespace(method=f"/{wire.SERVICE}/{name}", invocation_metadata=())
-        )
+        handler = self._handlers.service(SimpleNamespace(method=f"/{wire.SERVICE}/{name}", invocation_metadata=()))
         return (
-            list(handler.stream_stream(iter(data), context))
-            if name == "Stream"
-            else handler.unary_unary(data, context)
+            list(handler.stream_stream(iter(data), context)) if name == "Stream" else handler.unary_unary(data, context)
         )
 
     def digest(self):
         """Of all rows and blocks."""
         found = hashlib.sha256()
         for name, table in sorted(self.store.tables.items()):
-            rows = sorted(
-                (int(i), v.tobytes()) for ids, values in table.items() for i, v in zip(ids, values)
-            )
+            rows = sorted((int(i), v.tobytes()) for ids, values in table.items() for i, v in zip(ids, values))
             found.update(repr((name, table.step, table.waiting, rows)).encode())
         for name, block in sorted(self.store.blocks.items()):
             value, version = block.read()
@@ -146,9 +140,7 @@ def calls(root, name, data, size=None, caller=None):
 
 # ---- requests whose fields fit the format ----
 
-NAMES = st.sampled_from(
-    ["t", "c", "p", "w", "", "x", "t\0", "é" * 300, "n" * 600, "../t", "G", "moment1"]
-)
+NAMES = st.sampled_from(["t", "c", "p", "w", "", "x", "t\0", "é" * 300, "n" * 600, "../t", "G", "moment1"])
 UINT32 = st.sampled_from([0, 1, 2, 7, 2**31, 2**32 - 1])
 UINT64 = st.sampled_from([0, 1, 2, 3, 2**16, 2**32, 2**53, 2**63, 2**64 - 1])
 RATES = st.sampled_from([0.1, 0.0, -1.0, 1e30, float("nan"), float("inf"), float("-inf")])
@@ -171,9 +163,7 @@ def arrays(draw, dtype, values, count):
 def callers(draw):
     likely = draw(st.integers(0, 5))
     if likely:
-        return pb.Caller(
-            trainer=draw(st.sampled_from([0, 1])), incarnation=1, sequence=likely, outstanding=1
-        )
+        return pb.Caller(trainer=draw(st.sampled_from([0, 1])), incarnation=1, sequence=likely, outstanding=1)
     return pb.Caller(
         trainer=draw(UINT32),
         incarnation=draw(UINT64),
@@ -195,16 +185,12 @@ def pushes(draw):
     widths = {"t": 2, "c": 3, "p": 1}
     for _ in range(draw(st.integers(0, 3))):
         table, count = draw(NAMES), draw(SIZES)
-        change = push.rows.add(
-            table=table, change=draw(CHANGES), ids=draw(arrays("<i8", ID, count))
-        )
+        change = push.rows.add(table=table, change=draw(CHANGES), ids=draw(arrays("<i8", ID, count)))
         change.values = draw(arrays("<f4", FLOATS, len(change.ids) // 8 * widths.get(table, 1)))
         if draw(st.booleans()):
             change.learning_rate = draw(RATES)
     for _ in range(draw(st.integers(0, 2))):
-        change = push.blocks.add(
-            block=draw(NAMES), change=draw(CHANGES), values=draw(arrays("<f4", FLOATS, 6))
-        )
+        change = push.blocks.add(block=draw(NAMES), change=draw(CHANGES), values=draw(arrays("<f4", FLOATS, 6)))
         if draw(st.booleans()):
             change.learning_rate = draw(RATES)
     return push
@@ -252,9 +238,7 @@ SPECS = [spec.model_dump(mode="json") for spec in (*TABLES, BLOCK)]
 @st.composite
 def specs_of(draw):
     spec = draw(st.sampled_from(SPECS))
-    return as_json(draw(lied({**spec, "name": draw(st.sampled_from(["n", spec["name"]]))})))[
-        :20_000
-    ]
+    return as_json(draw(lied({**spec, "name": draw(st.sampled_from(["n", spec["name"]]))})))[:20_000]
 
 
 REQUESTS = {
@@ -286,17 +270,11 @@ REQUESTS = {
         reads=st.integers(0, 20) | UINT32,
         writes=st.integers(0, 20) | UINT32,
     ),
-    "Barrier": st.builds(
-        pb.BarrierRequest, caller=callers(), name=NAMES, number=UINT64, passed=st.booleans()
-    ),
+    "Barrier": st.builds(pb.BarrierRequest, caller=callers(), name=NAMES, number=UINT64, passed=st.booleans()),
     "Heartbeat": st.builds(pb.HeartbeatRequest, caller=callers()),
     "Shrink": st.builds(pb.ShrinkRequest, caller=callers(), table=NAMES, age=UINT64),
-    "Save": st.builds(
-        pb.SaveRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)
-    ),
-    "Restore": st.builds(
-        pb.RestoreRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)
-    ),
+    "Save": st.builds(pb.SaveRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)),
+    "Restore": st.builds(pb.RestoreRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)),
     "Status": st.builds(pb.StatusRequest, trainer=UINT32),
     "Leave": st.builds(pb.LeaveRequest, caller=callers(), client=UINT64, knows=st.booleans()),
     "Recovery": st.builds(pb.RecoveryRequest),
@@ -334,9 +312,7 @@ HONEST = [
     ("LookUp", pb.LookUpRequest(table="c", ids=IDS, slot="moment1").SerializeToString()),
     (
         "Create",
-        pb.CreateRequest(
-            servers=1, tables=[json.dumps({**SPECS[0], "name": "n"}).encode()]
-        ).SerializeToString(),
+        pb.CreateRequest(servers=1, tables=[json.dumps({**SPECS[0], "name": "n"}).encode()]).SerializeToString(),
     ),
     (
         "Shrink",
@@ -378,13 +354,7 @@ def test_hostile_fields(name, root):
     def run(request):
         if name in ("Save", "Restore"):
             request.folder = request.folder.replace("{root}", str(root))
-        caller = (
-            request.push.caller
-            if name == "Exchange"
-            else request.caller
-            if name in ("Push", "Shrink")
-            else None
-        )
+        caller = request.push.caller if name == "Exchange" else request.caller if name in ("Push", "Shrink") else None
         calls(root, name, request.SerializeToString(), caller=caller)
 
     run()

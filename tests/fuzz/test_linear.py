@@ -188,9 +188,7 @@ def nested(depth, kind="switch"):
 def counting(monkeypatch):
     """A list that gets the operators that are lowered."""
     counted, count = [], Expansion.count
-    monkeypatch.setattr(
-        Expansion, "count", lambda self, op: (counted.append(op.type), count(self, op))
-    )
+    monkeypatch.setattr(Expansion, "count", lambda self, op: (counted.append(op.type), count(self, op)))
     return counted
 
 
@@ -313,9 +311,7 @@ def test_gradients_of_gradients():
                 (y,) = fluid.gradients(y, x)
 
 
-@pytest.mark.parametrize(
-    "piece, size", [(".a", 100), (".fc(1)", 60), ("[0]", 100), (" + fluid.a", 100)]
-)
+@pytest.mark.parametrize("piece, size", [(".a", 100), (".fc(1)", 60), ("[0]", 100), (" + fluid.a", 100)])
 def test_chains_in_scripts(tmp_path, piece, size):
     def work(count):
         folder = tmp_path / str(count)

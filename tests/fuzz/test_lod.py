@@ -90,9 +90,7 @@ def searched(x):
     chances = few(x)
     before = labels(x)
     scores, words = layers.topk(layers.softmax(chances), 3)
-    found = layers.beam_search(
-        before, layers.slice(chances, [1], [0], [1]), words, scores, 2, 0, level=0
-    )
+    found = layers.beam_search(before, layers.slice(chances, [1], [0], [1]), words, scores, 2, 0, level=0)
     return found[1]
 
 
@@ -121,9 +119,7 @@ OPERATORS = {
     )[1],
     "lstmp": lambda x: layers.dynamic_lstmp(layers.concat([x] * 4, 1), 4 * WIDTH, WIDTH)[0],
     "gru": lambda x: layers.dynamic_gru(layers.concat([x] * 3, 1), WIDTH),
-    "gru back": lambda x: layers.dynamic_gru(
-        layers.concat([x] * 3, 1), WIDTH, is_reverse=True, origin_mode=True
-    ),
+    "gru back": lambda x: layers.dynamic_gru(layers.concat([x] * 3, 1), WIDTH, is_reverse=True, origin_mode=True),
     "rnn": rnn,
     "static rnn": static_rnn,
     "crf": lambda x: layers.linear_chain_crf(few(x), labels(x), fluid.ParamAttr("transition")),
@@ -149,16 +145,12 @@ OPERATORS = {
         label_length=layers.reshape(data("second"), [-1]),
     )[0],
     "unpad": lambda x: layers.sequence_pool(
-        layers.sequence_unpad(
-            layers.sequence_pad(x, zero(), maxlen=ROWS)[0], layers.reshape(data("first"), [-1])
-        ),
+        layers.sequence_unpad(layers.sequence_pad(x, zero(), maxlen=ROWS)[0], layers.reshape(data("first"), [-1])),
         "max",
     ),
     "deep max": two_levels(pooled("max")),
     "deep expand": two_levels(
-        lambda x: layers.sequence_expand(
-            layers.sequence_pool(layers.sequence_pool(x, "sum"), "sum"), x, ref_level=0
-        )
+        lambda x: layers.sequence_expand(layers.sequence_pool(layers.sequence_pool(x, "sum"), "sum"), x, ref_level=0)
     ),
     "deep rnn": two_levels(lambda x: layers.sequence_pool(rnn_of_steps(x), "max")),
     "append": lambda x: layers.sequence_pool(
@@ -201,9 +193,7 @@ class Program:
         feed = {n: v for n, v in feed.items() if n in self.names}
         try:
             with fluid.scope_guard(self.scope):
-                found = self.executor.run(
-                    self.main, feed=feed, fetch_list=self.fetches, return_numpy=False
-                )
+                found = self.executor.run(self.main, feed=feed, fetch_list=self.fetches, return_numpy=False)
         except errors.JFluidError as error:
             return f"{type(error).__name__}: {error}"
         return [(v.lod(), np.array(v)) for v in found]
@@ -211,9 +201,7 @@ class Program:
 
 program = functools.cache(Program)
 
-hostile = st.one_of(
-    st.integers(-3, ROWS + 3), st.sampled_from([2**31 - 1, -(2**31), 1_000_000, -100])
-)
+hostile = st.one_of(st.integers(-3, ROWS + 3), st.sampled_from([2**31 - 1, -(2**31), 1_000_000, -100]))
 
 
 @st.composite
@@ -229,9 +217,7 @@ def offsets(draw):
 def rows(draw):
     """Rows of small numbers, among which are some that are none or infinite."""
     values = np.random.RandomState(draw(st.integers(0, 2**16))).randn(ROWS, WIDTH)
-    places = st.tuples(
-        st.integers(0, ROWS - 1), st.integers(0, WIDTH - 1), st.sampled_from(SPECIAL)
-    )
+    places = st.tuples(st.integers(0, ROWS - 1), st.integers(0, WIDTH - 1), st.sampled_from(SPECIAL))
     for row, column, number in draw(st.lists(places, max_size=3)):
         values[row, column] = number
     return values.astype("float32")
@@ -243,14 +229,11 @@ def whole(shape, numbers, dtype="int64"):
     return listed.map(lambda values: np.array(values, dtype).reshape(shape))
 
 
-lengths = st.one_of(
-    st.integers(0, STEPS), st.integers(0, STEPS), st.integers(-2, ROWS + 2), st.just(2**32 + 1)
-)
+lengths = st.one_of(st.integers(0, STEPS), st.integers(0, STEPS), st.integers(-2, ROWS + 2), st.just(2**32 + 1))
 FEEDS = st.fixed_dictionaries(
     {
         "z": offsets().map(lambda z: np.array(z, "int32")),
-        "labels": whole((ROWS, 1), st.sampled_from([0, 1, 2, 3, 4]))
-        | whole((ROWS, 1), st.integers(-1, TAGS + 1)),
+        "labels": whole((ROWS, 1), st.sampled_from([0, 1, 2, 3, 4])) | whole((ROWS, 1), st.integers(-1, TAGS + 1)),
         "given": whole((SEQUENCES, WIDTH), st.sampled_from([0.5, -1.0, 3.0]), "float32"),
         "first": whole((SEQUENCES, 1), lengths),
         "second": whole((SEQUENCES, 1), lengths),
@@ -280,16 +263,12 @@ def same(name, feed, resets):
     return found
 
 
-machine_code = pytest.mark.skipif(
-    not pool_kernels.names(), reason="machine code is made for CPUs with AVX2"
-)
+machine_code = pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2")
 
 
 @machine_code
 @fuzzed(150)
-@given(
-    name=st.sampled_from(sorted(OPERATORS)), x=rows(), feed=FEEDS, deep=offsets(), data=st.data()
-)
+@given(name=st.sampled_from(sorted(OPERATORS)), x=rows(), feed=FEEDS, deep=offsets(), data=st.data())
 def test_offsets_from_data_give_the_same_with_machine_code_and_without(name, x, feed, deep, data):
     feed |= {"x": fluid.LoDTensor(x, [[0, 2, 2, ROWS]])}
     if "deep" in name:

@@ -55,9 +55,7 @@ def parse(parser, text):
     records, lines = parser.parse(np.frombuffer(text, np.uint8), 0, bad.append)
     assert lines == text.count(b"\n") and len(records) + len(bad) == lines
     assert all(isinstance(b, BadLine) and len(str(b)) < 300 for b in bad)
-    assert (records.counts >= 0).all() and records.starts[-1] == len(
-        records.values
-    ) == records.counts.sum()
+    assert (records.counts >= 0).all() and records.starts[-1] == len(records.values) == records.counts.sum()
     parser.batch(records, np.arange(len(records)))
 
 
@@ -67,9 +65,7 @@ def parse(parser, text):
 def test_text(text):
     for parser in PARSERS:
         parser._scratch = None
-        reads_or_refuses(
-            lambda text, parser=parser: parse(parser, text), text + b"\n", BadLine, factor=FACTOR
-        )
+        reads_or_refuses(lambda text, parser=parser: parse(parser, text), text + b"\n", BadLine, factor=FACTOR)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +74,7 @@ def folder(tmp_path_factory):
 
 
 @fuzzed(40)
-@given(
-    data=mutated([gzip.compress(LINE * 50), gzip.compress(LINE) * 3, gzip.compress(bytes(300_000))])
-)
+@given(data=mutated([gzip.compress(LINE * 50), gzip.compress(LINE) * 3, gzip.compress(bytes(300_000))]))
 def test_compressed_files(folder, data):
     """What they unpack to is handed on in blocks, and not held."""
     (folder / "a.gz").write_bytes(data)

@@ -67,9 +67,7 @@ def test_bytes(data):
 def test_seeds(name, tmp_path):
     data = hostile(20_000)[name]
     (tmp_path / "p.pdparams").write_bytes(data)
-    found = reads_or_refuses(
-        load_arrays, tmp_path / "p.pdparams", errors.FileFormatError, len(data)
-    )
+    found = reads_or_refuses(load_arrays, tmp_path / "p.pdparams", errors.FileFormatError, len(data))
     assert not isinstance(found, Refusal) or "p.pdparams" in str(found.error)
 
 

@@ -19,13 +19,8 @@ from tests.fuzz import hostile_programs
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
-SEEDS = [
-    (MODELS / name).read_bytes()
-    for name in ("separate/__model__", "state/net.pdmodel", "control_flow.program")
-]
-NAMES = st.sampled_from(
-    ["a", "b", "", "X", "Out", "x" * 5000, "../w", "\0", "é", "op_callstack", "sub_block"]
-)
+SEEDS = [(MODELS / name).read_bytes() for name in ("separate/__model__", "state/net.pdmodel", "control_flow.program")]
+NAMES = st.sampled_from(["a", "b", "", "X", "Out", "x" * 5000, "../w", "\0", "é", "op_callstack", "sub_block"])
 NUMBERS = st.sampled_from([0, 1, 2, -1, -2, 2**31 - 1, -(2**31), 7])
 LONGS = st.sampled_from([0, 1, -1, -2, 2**63 - 1, -(2**63), 2**40])
 KINDS = st.sampled_from(sorted(pb.AttrType.values()))
@@ -102,18 +97,14 @@ def test_damaged_messages(data):
     read_and_write(data.draw(mutated([data.draw(programs()) + b"\0"])))
 
 
-@pytest.mark.parametrize(
-    "repeated", ["operators", "variables", "attributes", "whole numbers", "names"]
-)
+@pytest.mark.parametrize("repeated", ["operators", "variables", "attributes", "whole numbers", "names"])
 def test_time(repeated):
     def family(size):
         desc = pb.ProgramDesc()
         block = desc.blocks.add(idx=0, parent_idx=-1)
         if repeated == "operators":
             for _ in range(size // 20):
-                block.ops.add(type="scale" * 60).outputs.add(
-                    parameter="Out", arguments=["none" * 50]
-                )
+                block.ops.add(type="scale" * 60).outputs.add(parameter="Out", arguments=["none" * 50])
         elif repeated == "variables":
             for i in range(size // 20):
                 block.vars.add(name=f"variable {i}" * 12).type.type = pb.VarType.RAW
@@ -122,9 +113,7 @@ def test_time(repeated):
             for i in range(size // 20):
                 attrs.add(name=f"attribute {i}" * 5, type=pb.INT, i=i)
         elif repeated == "whole numbers":
-            block.ops.add(type="scale").attrs.add(
-                name="a", type=pb.INTS, ints=range(1000, 1000 + size)
-            )
+            block.ops.add(type="scale").attrs.add(name="a", type=pb.INTS, ints=range(1000, 1000 + size))
         else:
             block.ops.add(type="scale").outputs.add(
                 parameter="Out", arguments=[f"name {i}" * 4 for i in range(size // 10)]
@@ -184,9 +173,7 @@ def test_runs_of_altered_programs(altered):
     assert not {"\x1b", "\u202e"} & set(shown.getvalue())
 
 
-@pytest.mark.parametrize(
-    "field, number", [("lod_level", -5), ("lod_level", 2**31 - 1), ("kind", 7)]
-)
+@pytest.mark.parametrize("field, number", [("lod_level", -5), ("lod_level", 2**31 - 1), ("kind", 7)])
 def test_variables_that_no_tensor_is(field, number):
     desc = pb.ProgramDesc()
     var = desc.blocks.add(idx=0, parent_idx=-1).vars.add(name="x")
@@ -194,7 +181,5 @@ def test_variables_that_no_tensor_is(field, number):
     var.type.lod_tensor.tensor.data_type = number if field == "kind" else pb.VarType.FP32
     if field == "lod_level":
         var.type.lod_tensor.lod_level = number
-    with pytest.raises(
-        errors.FileFormatError, match="expected a type of numbers, and at most 64 levels"
-    ):
+    with pytest.raises(errors.FileFormatError, match="expected a type of numbers, and at most 64 levels"):
         Program.parse_from_string(desc.SerializeToString())

@@ -85,9 +85,7 @@ def restored(written, name, data):
     finally:
         (folder / name).write_bytes(files[name])
     if isinstance(found, Refusal):
-        assert (
-            not store.tables and not store.blocks and not store.ledger.state() and not store.rounds
-        )
+        assert not store.tables and not store.blocks and not store.ledger.state() and not store.rounds
         return
     for table in store.tables.values():
         ids, width = np.arange(5), table.spec.width
@@ -125,9 +123,7 @@ def test_damaged_files(written, kind):
     names = sorted(n for n in written[1] if n.endswith(kind) and written[1][n])
 
     @fuzzed(40)
-    @given(
-        st.sampled_from(names).flatmap(lambda n: st.tuples(st.just(n), mutated([written[1][n]])))
-    )
+    @given(st.sampled_from(names).flatmap(lambda n: st.tuples(st.just(n), mutated([written[1][n]]))))
     def run(case):
         restored(written, *case)
 
@@ -168,6 +164,4 @@ def test_time(text):
     def family(size):
         return b'{"tables":[' + text.encode() * size + b"1]}"
 
-    grows_linearly(
-        lambda data: validation.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError
-    )
+    grows_linearly(lambda data: validation.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)

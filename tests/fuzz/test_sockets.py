@@ -106,9 +106,7 @@ class Peer:
         mac = {"reflected": keys.of_listener, "zeros": bytes(32)}.get(kind, keys.of_connector)
         greeting = b"jfluid 2" if kind == "another version" else b"jfluid 1"
         said = greeting + nonce + mac
-        self.send(
-            {"cut": said[:50], "noise": b"GET / HTTP/1.1\r\n" * 9, "nothing": b""}.get(kind, said)
-        )
+        self.send({"cut": said[:50], "noise": b"GET / HTTP/1.1\r\n" * 9, "nothing": b""}.get(kind, said))
         if kind != "right":
             return False
         answer = b""
@@ -168,9 +166,7 @@ class Members:
     """A listener at work, and what those say whom it lets in."""
 
     def __init__(self):
-        self.listener = sockets.Listener(
-            socket.create_server(("127.0.0.1", 0)), SECRET, "test", LONGEST, LIMIT
-        )
+        self.listener = sockets.Listener(socket.create_server(("127.0.0.1", 0)), SECRET, "test", LONGEST, LIMIT)
         self.heard, self._over, self._threads = [], threading.Event(), []
         self.port = self.listener.port
         self._start(self._accept)
@@ -321,9 +317,7 @@ def head(peer, kind, code, body):
     code = 3 if kind == "method 3" else code
     size = LONGEST + 1 if kind == "too large" else len(body)
     data = bytearray(
-        stream_calls._Stream._head(
-            side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size
-        )
+        stream_calls._Stream._head(side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size)
     )
     if kind == "altered":
         data[0] ^= 1
@@ -334,9 +328,7 @@ def head(peer, kind, code, body):
 @fuzzed(50)
 @given(
     st.sampled_from(GREETINGS[:2] + ("right",) * 6),
-    st.lists(
-        st.tuples(st.sampled_from(HEADS), st.integers(0, 2), st.binary(max_size=300)), max_size=6
-    ),
+    st.lists(st.tuples(st.sampled_from(HEADS), st.integers(0, 2), st.binary(max_size=300)), max_size=6),
     PIECES,
     ENDS,
 )
@@ -355,9 +347,7 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
         count = len(asked)
         assert asked == expected[:count]
         own = CallStream(
-            sockets.connect(
-                ("127.0.0.1", streams.port), SECRET, stream_calls._PURPOSE, LONGEST, LIMIT
-            ),
+            sockets.connect(("127.0.0.1", streams.port), SECRET, stream_calls._PURPOSE, LONGEST, LIMIT),
             LONGEST,
         )
         own.post("Pull", [b"honest"])
@@ -376,9 +366,7 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
         st.tuples(
             st.sampled_from(["right", "lied", "cut", "too long", "empty", "noise"]),
             st.sampled_from(["Pull", "Push", "Exchange", "Status", "", "\0"]),
-            st.lists(
-                st.sampled_from([0, 5, 1 << 20, (1 << 20) + 1, 1 << 63, 2**64 - 1]), min_size=3
-            ),
+            st.lists(st.sampled_from([0, 5, 1 << 20, (1 << 20) + 1, 1 << 63, 2**64 - 1]), min_size=3),
         ),
         max_size=5,
     ),
@@ -521,9 +509,7 @@ def test_launchers_meet_and_end_beside_members_that_say_anything(before, during,
                 own.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 own.close()
 
-        meeting = threading.Thread(
-            target=lambda: agreed.append(first.rendezvous([1], lambda: False))
-        )
+        meeting = threading.Thread(target=lambda: agreed.append(first.rendezvous([1], lambda: False)))
         meeting.start()
         for said in before:
             rogue(said)

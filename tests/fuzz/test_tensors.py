@@ -22,8 +22,7 @@ def stream(write, *values):
 
 RAGGED = stream(write_tensor, np.arange(5).reshape(5, 1), [[0, 2, 3], [0, 1, 2, 5]])
 DENSE = [
-    stream(write_tensor, np.arange(12).reshape(3, 4).astype(dtype))
-    for dtype in ("float32", "bool", "int8", "float64")
+    stream(write_tensor, np.arange(12).reshape(3, 4).astype(dtype)) for dtype in ("float32", "bool", "int8", "float64")
 ]
 ROWS = stream(write_selected_rows, [3, 7, 3], 10, np.ones((3, 2), "float32"))
 

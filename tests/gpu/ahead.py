@@ -44,9 +44,7 @@ class TracedAsForH200(placement.OneDevice):
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan, device)
         self.on_gpus, self.keeps = True, False
-        self.held = filter_orders.of(
-            plan, SimpleNamespace(platform="gpu", compute_capability="9.0")
-        )
+        self.held = filter_orders.of(plan, SimpleNamespace(platform="gpu", compute_capability="9.0"))
 
 
 def arguments_of(segment: CompiledSegment, values: dict[str, Any], rng: bool) -> tuple[Any, ...]:
@@ -69,9 +67,7 @@ def lowered_for_cuda(function: Any, arguments: tuple[Any, ...]) -> str:
     return text
 
 
-def one_device(
-    step: Step, values: dict[str, Any], device: Any
-) -> tuple[CompiledSegment, dict[str, Any]]:
+def one_device(step: Step, values: dict[str, Any], device: Any) -> tuple[CompiledSegment, dict[str, Any]]:
     """The first segment of a step, for a GPU, and the values as it reads them. A CPU is traced for as
     if it were an H200.
     """
@@ -120,9 +116,7 @@ def replicas(
         build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
     count = len(devices)
     parallel = (
-        fluid.CompiledProgram(program)
-        .with_data_parallel(loss.name, build, places=[fluid.CPUPlace()] * count)
-        ._parallel
+        fluid.CompiledProgram(program).with_data_parallel(loss.name, build, places=[fluid.CPUPlace()] * count)._parallel
     )
     prepared = Engine(fluid.CPUPlace()).prepare(program, feed, [loss.name], parallel)
     planned = plan.plan(prepared.program, list(prepared.feeds[0]), [loss.name])

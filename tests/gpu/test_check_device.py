@@ -36,9 +36,7 @@ def test_it_checks_and_writes_a_report(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(structure, "PROGRAMS", (structure.arrays,))
     monkeypatch.setattr(speed, "QUICK", 1)
     monkeypatch.setattr(speed, "QUICK_STEPS", 2)
-    monkeypatch.setattr(
-        jobs, "processes", lambda *_: Row(together.SECTION, "2 processes", "left out")
-    )
+    monkeypatch.setattr(jobs, "processes", lambda *_: Row(together.SECTION, "2 processes", "left out"))
     file = tmp_path / "report.json"
     sections = [name for name in command.SECTIONS if name != jobs.SERVERS]
     only = [word for name in sections for word in ("--only", name)]
@@ -101,9 +99,7 @@ def test_goldens_of_imperative_mode_all_have_a_run_at_the_place_that_is_checked(
     found = goldens.eager_runs()
     assert set(found) == set(goldens._golden("dygraph"))
     asked = []
-    values, wanted = found["word2vec"](
-        types.SimpleNamespace(CPUPlace=lambda: asked.append(0) or CPUPlace())
-    )
+    values, wanted = found["word2vec"](types.SimpleNamespace(CPUPlace=lambda: asked.append(0) or CPUPlace()))
     assert asked and len(values) == len(wanted) > 10
     np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=1e-6)
 

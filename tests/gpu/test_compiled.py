@@ -54,16 +54,12 @@ LIMITS = {
 def topology():
     """Returns the four GPUs of a topology: processes x nodes x GPUs."""
     if jax.__version_info__ >= (0, 11):
-        pytest.skip(
-            "XLA of JAX 0.11 and later refuses products where there is no GPU to try them on"
-        )
+        pytest.skip("XLA of JAX 0.11 and later refuses products where there is no GPU to try them on")
     plugins = importlib.util.find_spec("jax_plugins")
     folders = [] if plugins is None else plugins.submodule_search_locations
     if "xla_cuda13" not in {module.name for module in pkgutil.iter_modules(folders)}:
         pytest.skip("JAX's CUDA plugin is not installed; `make check-compiled` installs it")
-    return lambda name: (
-        topologies.get_topology_desc(platform="cuda", target_config=H200, topology=name).devices
-    )
+    return lambda name: topologies.get_topology_desc(platform="cuda", target_config=H200, topology=name).devices
 
 
 def _entry(text):
@@ -113,9 +109,7 @@ def test_steps_of_one_device(topology, model):
 @pytest.mark.parametrize("start", range(0, len(cases.recorded()), TOGETHER))
 def test_operators(topology, start):
     """Each operator with a case compiles: what lowers may still be refused."""
-    some = [
-        cases.Computation(c) for c in cases.runnable(cases.recorded()[start : start + TOGETHER])
-    ]
+    some = [cases.Computation(c) for c in cases.runnable(cases.recorded()[start : start + TOGETHER])]
     home = SingleDeviceSharding(topology("1x1x4")[0])
     arguments = jax.tree.map(
         lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=home),

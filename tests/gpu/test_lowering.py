@@ -61,11 +61,7 @@ def test_each_operator_has_a_case_or_a_reason_why_it_has_none():
     """`python -m jfluid.check_device` compares devices on them, and docs/coverage.md names the others."""
     recorded = {c.case.type for c in cases.computations()}
     checked = recorded | structure.shown()
-    computed = {
-        name
-        for name in registry.registered()
-        if not (registry.get(name).host or registry.get(name).absent)
-    }
+    computed = {name for name in registry.registered() if not (registry.get(name).host or registry.get(name).absent)}
     assert computed - checked == set(structure.ELSEWHERE), (
         "python -m scripts.operator_cases tests/ops/<file>.py writes cases down; what needs more than one operator is "
         "a program of jfluid/check_device/structure.py"

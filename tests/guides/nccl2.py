@@ -17,9 +17,7 @@ del os.environ["PADDLE_TRAINER_ENDPOINTS"]  # what transpile is given must do
 
 x = fluid.layers.data(name="x", shape=[13], dtype="float32")
 y = fluid.layers.data(name="y", shape=[1], dtype="float32")
-y_predict = fluid.layers.fc(
-    input=x, size=1, param_attr=fluid.initializer.Constant(0.1), bias_attr=False
-)
+y_predict = fluid.layers.fc(input=x, size=1, param_attr=fluid.initializer.Constant(0.1), bias_attr=False)
 loss = fluid.layers.mean(fluid.layers.square_error_cost(input=y_predict, label=y))
 fluid.optimizer.SGD(learning_rate=0.01).minimize(loss)
 

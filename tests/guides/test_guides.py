@@ -72,9 +72,7 @@ def test_large_scale_sparse_features():
     ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
     with pytest.raises(errors.JFluidError, match="is_sparse"):
         fluid.layers.embedding(input=ids, size=[100_000, 9], is_distributed=True)
-    rows = fluid.layers.embedding(
-        input=ids, size=[100_000, 9], is_sparse=True, is_distributed=True, param_attr="emb"
-    )
+    rows = fluid.layers.embedding(input=ids, size=[100_000, 9], is_sparse=True, is_distributed=True, param_attr="emb")
     loss = fluid.layers.mean(fluid.layers.fc(rows, 1))
     fluid.optimizer.Adagrad(learning_rate=0.01).minimize(loss)
     t = fluid.DistributeTranspiler()
@@ -154,9 +152,7 @@ def test_parallel_executor(monkeypatch):
             exec_strategy=exec_strategy,
             build_strategy=build_strategy,
         )
-    test_exe = fluid.ParallelExecutor(
-        use_cuda=False, share_vars_from=train_exe, main_program=test_program
-    )
+    test_exe = fluid.ParallelExecutor(use_cuda=False, share_vars_from=train_exe, main_program=test_program)
     random = np.random.RandomState(0)
     features = random.randn(8, 13).astype("float32")
     feed = {"x": features, "y": features[:, :1]}

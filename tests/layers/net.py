@@ -21,8 +21,7 @@ class Net:
         self.feed = data
         with fluid.unique_name.guard(), fluid.program_guard(self.main, startup):
             variables = {
-                name: fluid.data(name, [-1, *value.shape[1:]], str(value.dtype))
-                for name, value in data.items()
+                name: fluid.data(name, [-1, *value.shape[1:]], str(value.dtype)) for name, value in data.items()
             }
             for variable in variables.values():
                 variable.stop_gradient = False

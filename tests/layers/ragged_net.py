@@ -16,9 +16,7 @@ class Net:
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup, scope=self.scope)
         self.variables = found
-        self.values = exe.run(
-            self.main, feed=feeds, fetch_list=found, scope=self.scope, return_numpy=False
-        )
+        self.values = exe.run(self.main, feed=feeds, fetch_list=found, scope=self.scope, return_numpy=False)
         self.parameters = {p.name: tuple(p.shape) for p in self.main.all_parameters()}
 
     def __getitem__(self, i):

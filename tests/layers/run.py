@@ -8,18 +8,14 @@ import numpy as np
 import jfluid as fluid
 
 
-def _net(
-    net: Callable, data: dict[str, Any]
-) -> tuple[Any, fluid.Program, fluid.Program, dict[str, np.ndarray]]:
+def _net(net: Callable, data: dict[str, Any]) -> tuple[Any, fluid.Program, fluid.Program, dict[str, np.ndarray]]:
     main, startup = fluid.Program(), fluid.Program()
     feed, variables = {}, {}
     with fluid.unique_name.guard(), fluid.program_guard(main, startup):
         for name, value in data.items():
             shape, array = value if isinstance(value, tuple) else (list(value.shape), value)
             feed[name] = array
-            variables[name] = main.global_block().create_var(
-                name=name, shape=shape, dtype=array.dtype, is_data=True
-            )
+            variables[name] = main.global_block().create_var(name=name, shape=shape, dtype=array.dtype, is_data=True)
         return net(**variables), main, startup, feed
 
 
@@ -38,8 +34,6 @@ def run(net: Callable, **data: Any) -> Any:
     several = isinstance(fetch, (list, tuple))
     values = exe.run(main, feed=feed, fetch_list=list(fetch) if several else [fetch], scope=scope)
     for var, value in zip(fetch if several else [fetch], values, strict=True):
-        known = len(var.shape) == value.ndim and all(
-            d in (-1, r) for d, r in zip(var.shape, value.shape, strict=True)
-        )
+        known = len(var.shape) == value.ndim and all(d in (-1, r) for d, r in zip(var.shape, value.shape, strict=True))
         assert known and var.np_dtype == value.dtype, f"{var}: got {value.dtype}{value.shape}"
     return values if several else values[0]

@@ -111,24 +111,16 @@ def test_pow_by_a_tensor():
 
 
 def test_sign_of_an_array():
-    np.testing.assert_array_equal(
-        run(lambda: layers.sign(np.array([-2, 0, 3], "float32"))), [-1, 0, 1]
-    )
+    np.testing.assert_array_equal(run(lambda: layers.sign(np.array([-2, 0, 3], "float32"))), [-1, 0, 1])
 
 
 def test_maxout():
     x = np.random.RandomState(1).rand(2, 4, 2, 2).astype("float32")
-    np.testing.assert_array_equal(
-        run(lambda v: layers.maxout(v, 2), x), x.reshape(2, 2, 2, 2, 2).max(2)
-    )
-    np.testing.assert_array_equal(
-        run(lambda v: layers.maxout(v, 2, axis=-1), x), x.max(3, keepdims=True)
-    )
+    np.testing.assert_array_equal(run(lambda v: layers.maxout(v, 2), x), x.reshape(2, 2, 2, 2, 2).max(2))
+    np.testing.assert_array_equal(run(lambda v: layers.maxout(v, 2, axis=-1), x), x.max(3, keepdims=True))
 
 
-@pytest.mark.parametrize(
-    ("mode", "shape"), [("all", (1,)), ("channel", (1, 3, 1, 1)), ("element", (1, 3, 2, 2))]
-)
+@pytest.mark.parametrize(("mode", "shape"), [("all", (1,)), ("channel", (1, 3, 1, 1)), ("element", (1, 3, 2, 2))])
 def test_prelu(mode, shape):
     x = np.random.RandomState(1).uniform(-1, 1, (2, 3, 2, 2)).astype("float32")
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()

@@ -32,14 +32,8 @@ def _layers():
     for name in sorted(dir(layers)):
         layer = getattr(layers, name)
         # crf_decoding looks for its parameter first
-        if (
-            inspect.isfunction(layer)
-            and layer.__module__.startswith("jfluid.layers.")
-            and name != "crf_decoding"
-        ):
-            needed = [
-                p for p in inspect.signature(layer).parameters.values() if p.default is p.empty
-            ]
+        if inspect.isfunction(layer) and layer.__module__.startswith("jfluid.layers.") and name != "crf_decoding":
+            needed = [p for p in inspect.signature(layer).parameters.values() if p.default is p.empty]
             if variables := [p.name for p in needed if p.annotation is Variable]:
                 yield pytest.param(name, needed, variables[0], id=name)
 

@@ -45,9 +45,7 @@ def test_two_replicas_compute_a_softmax_whose_classes_are_divided():
     most = collective._c_allreduce(fluid.layers.reduce_max(rows, 1, True), reduce_type="max")
     sums = collective._c_allreduce(fluid.layers.reduce_sum(fluid.layers.exp(rows - most), 1, True))
     share = collective._c_reducescatter(sums, 2)
-    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
-        places=fluid.cpu_places(2)
-    )
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(places=fluid.cpu_places(2))
     values = np.random.RandomState(0).rand(6, 4).astype("float32")
     exe = fluid.Executor(fluid.CPUPlace())
     (found,) = exe.run(program, feed={"x": values}, fetch_list=[share])

@@ -86,9 +86,7 @@ def test_in_a_program():
 def test_real_operands_are_refused():
     x = fluid.data("x", [3, 3])
     for name in TWO:
-        with pytest.raises(
-            TypeError, match=f"complex.{name}: expected a ComplexVariable, found Var"
-        ):
+        with pytest.raises(TypeError, match=f"complex.{name}: expected a ComplexVariable, found Var"):
             getattr(cx, name)(x, x)
     for call in (cx.sum, cx.trace, lambda v: cx.reshape(v, [9]), lambda v: cx.transpose(v, [1, 0])):
         with pytest.raises(TypeError, match="expected a ComplexVariable, found Variable"):

@@ -110,9 +110,7 @@ def test_pooled_embedding():
     ids = fluid.create_lod_tensor(np.array([[1], [4], [2]]), [[2, 0, 1]], fluid.CPUPlace())
 
     def net(ids):
-        return layers.fused_embedding_seq_pool(
-            ids, [5, 2], padding_idx=-1, param_attr=given("table", table)
-        )
+        return layers.fused_embedding_seq_pool(ids, [5, 2], padding_idx=-1, param_attr=given("table", table))
 
     np.testing.assert_allclose(Net(net, ids=ids)[0], [table[1], [0, 0], table[2]])
 
@@ -158,9 +156,7 @@ def test_boxes_that_are_kept_and_which_they_are():
         return layers.multiclass_nms2(boxes, scores, 0.1, 10, 10, return_index=True)
 
     found = Net(net, boxes=boxes, scores=scores)
-    np.testing.assert_array_equal(
-        found[0], np.array([[1, 0.9, 0, 0, 4, 5], [1, 0.8, 8, 8, 9, 9]], "float32")
-    )
+    np.testing.assert_array_equal(found[0], np.array([[1, 0.9, 0, 0, 4, 5], [1, 0.8, 8, 8, 9, 9]], "float32"))
     np.testing.assert_array_equal(found[1], [[1], [2]])
 
 
@@ -169,9 +165,7 @@ def test_click_metrics_add_up_over_batches():
     clicked = (RNG.uniform(size=(5, 1)) > 0.5).astype("int64")
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
-        sums = layers.ctr_metric_bundle(
-            fluid.data("p", [None, 1]), fluid.data("c", [None, 1], "int64")
-        )
+        sums = layers.ctr_metric_bundle(fluid.data("p", [None, 1]), fluid.data("c", [None, 1], "int64"))
         with pytest.raises(errors.ShapeError, match="of one shape"):
             layers.ctr_metric_bundle(fluid.data("q", [None, 2]), fluid.data("d", [None, 1]))
     exe, scope = fluid.Executor(), fluid.Scope()

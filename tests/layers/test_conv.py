@@ -105,9 +105,7 @@ def test_groups(arguments, op_type):
 
 
 def test_conv3d():
-    net = Net(
-        lambda x: layers.conv3d(x, 2, [2, 1, 3], padding=[1, 0, 0, 0, 1, 1], act="tanh"), x=X3
-    )
+    net = Net(lambda x: layers.conv3d(x, 2, [2, 1, 3], padding=[1, 0, 0, 0, 1, 1], act="tanh"), x=X3)
     assert list(net.params) == ["conv3d_0.w_0", "conv3d_0.b_0"]
     expected = np.tanh(convolve(X3, net.params["conv3d_0.w_0"], [1, 1, 1], [1, 0, 0, 0, 1, 1]))
     close(net.run(), expected)
@@ -146,10 +144,7 @@ def test_conv3d():
 def test_conv2d_transpose(arguments, filters):
     net = Net(lambda x: layers.conv2d_transpose(x, 6, act="relu", **arguments), x=X)
     weight = net.params["conv2d_transpose_0.w_0"]
-    assert (
-        list(net.params) == ["conv2d_transpose_0.w_0", "conv2d_transpose_0.b_0"]
-        and weight.shape == filters
-    )
+    assert list(net.params) == ["conv2d_transpose_0.w_0", "conv2d_transpose_0.b_0"] and weight.shape == filters
     both = {
         n: arguments[n] if isinstance(arguments.get(n), list) else [arguments.get(n, d)] * 2
         for n, d in (("stride", 1), ("padding", 0), ("dilation", 1))
@@ -169,9 +164,7 @@ def test_conv2d_transpose(arguments, filters):
 
 def test_depthwise_conv2d_transpose():
     net = Net(
-        lambda x: layers.conv2d_transpose(
-            x, 4, filter_size=2, groups=4, use_cudnn=False, data_format="NHWC"
-        ),
+        lambda x: layers.conv2d_transpose(x, 4, filter_size=2, groups=4, use_cudnn=False, data_format="NHWC"),
         x=X.transpose(0, 2, 3, 1),
     )
     weight = net.params["depthwise_conv2d_transpose_0.w_0"]
@@ -190,9 +183,7 @@ def test_conv3d_transpose(data_format):
     weight = net.params["conv3d_transpose_0.w_0"]
     assert weight.shape == (4, 2, 2, 2, 3)
     # Fluid's operator knows no three-dimensional format names.
-    assert net.main.global_block().ops[0].attr("data_format") == (
-        "NHWC" if data_format == "NDHWC" else "NCHW"
-    )
+    assert net.main.global_block().ops[0].attr("data_format") == ("NHWC" if data_format == "NDHWC" else "NCHW")
     close(net.run(), convolve_transpose(X3, weight, [2] * 3, [0, 0, 1]).transpose(order))
 
 

@@ -47,9 +47,7 @@ def test_sequence_tagging_with_lengths():
 
     def tagger(scores, tags, length):
         cost = layers.linear_chain_crf(scores, tags, length=length)
-        path = layers.crf_decoding(
-            scores, fluid.ParamAttr(name="linear_chain_crf_0.w_0"), length=length
-        )
+        path = layers.crf_decoding(scores, fluid.ParamAttr(name="linear_chain_crf_0.w_0"), length=length)
         return [
             cost,
             path,
@@ -58,12 +56,7 @@ def test_sequence_tagging_with_lengths():
 
     net = Net(tagger, scores=scores, tags=tags, length=np.array([[3], [2]]))
     assert net.parameters == {"linear_chain_crf_0.w_0": (5, 3)}
-    assert (
-        net[0].shape == (2, 1)
-        and (net[0] > 0).all()
-        and net[1].shape == (2, 3)
-        and net[1][1, 2] == 0
-    )
+    assert net[0].shape == (2, 1) and (net[0] > 0).all() and net[1].shape == (2, 3) and net[1][1, 2] == 0
     assert net[5] == net[6] == 0
 
 
@@ -103,11 +96,7 @@ def test_nce(sampler, chances):
     expected = 3 * np.asarray(chances)[net[1]]  # every score is 0, its sigmoid a half
     losses = np.log(0.5 + expected) - np.log(np.where(np.arange(4) < 1, 0.5, expected))
     np.testing.assert_allclose(net[0], losses.sum(1, keepdims=True) / 4, rtol=1e-5)
-    extra = (
-        {"nce_0.w_1": (6,), "nce_0.w_2": (6,), "nce_0.w_3": (6,)}
-        if sampler == "custom_dist"
-        else {}
-    )
+    extra = {"nce_0.w_1": (6,), "nce_0.w_2": (6,), "nce_0.w_3": (6,)} if sampler == "custom_dist" else {}
     assert net.parameters == {"nce_0.w_0": (6, 4), "nce_0.b_0": (6, 1), **extra}
     if extra:
         alias, shares = (np.array(net.scope.find_var(f"nce_0.w_{i}").get_tensor()) for i in (2, 3))
@@ -164,9 +153,7 @@ def test_hsigmoid():
 )
 def test_hsigmoid_wrong_arguments(options, text):
     def build(x, label):
-        return layers.hsigmoid(
-            x, label, **{n: label if v == "label" else v for n, v in options.items()}
-        )
+        return layers.hsigmoid(x, label, **{n: label if v == "label" else v for n, v in options.items()})
 
     with pytest.raises(ValueError, match=text):
         Net(build, x=X, label=LABELS)
@@ -192,9 +179,7 @@ def test_sampled_softmax_with_cross_entropy():
     net = Net(loss, logits=logits, label=LABELS, samples=samples, chances=chances)
     weights = np.exp(np.take_along_axis(logits, samples, 1)) / chances
     weights[2, 1] = 0  # the drawn class is the label
-    np.testing.assert_allclose(
-        net[0], -np.log(weights[:, :1] / weights.sum(1, keepdims=True)), rtol=1e-5
-    )
+    np.testing.assert_allclose(net[0], -np.log(weights[:, :1] / weights.sum(1, keepdims=True)), rtol=1e-5)
     drawn = Net(
         lambda logits, label: layers.sampled_softmax_with_cross_entropy(logits, label, 4, seed=2),
         logits=logits,
@@ -247,9 +232,7 @@ def test_data_norm():
     np.testing.assert_allclose(net[0], X, rtol=1e-6)
     start = {"batch_size": 10, "batch_sum": 5, "batch_square": 40, "scale_w": 3, "bias": 0.5}
     net = Net(
-        lambda x: layers.data_norm(
-            x, act="relu", param_attr=start, name="n", enable_scale_and_shift=True
-        ),
+        lambda x: layers.data_norm(x, act="relu", param_attr=start, name="n", enable_scale_and_shift=True),
         x=X,
     )
     assert list(net.parameters) == [
@@ -259,9 +242,7 @@ def test_data_norm():
         "n.batch_sum",
         "n.batch_square_sum",
     ]
-    np.testing.assert_allclose(
-        net[0], np.maximum((X - 0.5) * 0.5 * 3 + 0.5, 0), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(net[0], np.maximum((X - 0.5) * 0.5 * 3 + 0.5, 0), rtol=1e-5, atol=1e-6)
     net = Net(lambda x: [layers.data_norm(x, param_attr=start, in_place=True), x], x=X)
     np.testing.assert_allclose(net[1], (X - 0.5) * 0.5, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="between 0 and 0.001, found 0.1"):
@@ -278,8 +259,7 @@ def test_data_norm_trains_its_summaries():
     exe.run(startup, scope=scope)
     exe.run(main, feed={"x": X}, scope=scope)
     size, total, squares = (
-        np.array(scope.find_var(f"dn.{n}").get_tensor())
-        for n in ("batch_size", "batch_sum", "batch_square_sum")
+        np.array(scope.find_var(f"dn.{n}").get_tensor()) for n in ("batch_size", "batch_sum", "batch_square_sum")
     )
     np.testing.assert_array_equal(size, [10003] * 4)
     np.testing.assert_allclose(total, X.sum(0), rtol=1e-5)

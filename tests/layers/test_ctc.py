@@ -41,9 +41,7 @@ def test_recognition_of_padded_sequences():
 
     def net(scores, labels, steps, symbols):
         found, lengths = layers.ctc_greedy_decoder(scores, 0, input_length=steps, padding_value=9)
-        distance, number = layers.edit_distance(
-            found, labels, input_length=lengths, label_length=symbols
-        )
+        distance, number = layers.edit_distance(found, labels, input_length=lengths, label_length=symbols)
         cost = layers.warpctc(
             layers.transpose(scores, [1, 0, 2]),
             layers.cast(labels, "int32"),

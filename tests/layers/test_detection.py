@@ -13,9 +13,7 @@ def lod_tensor(array, lengths):
 
 
 MAP, IMAGE = np.zeros((1, 2, 2, 3), "float32"), np.zeros((1, 3, 20, 30), "float32")
-TRUTH = lod_tensor(
-    np.array([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.0, 0.5, 0.3, 1.0]], "float32"), [2, 1]
-)
+TRUTH = lod_tensor(np.array([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.0, 0.5, 0.3, 1.0]], "float32"), [2, 1])
 
 
 def test_priors_and_anchors():
@@ -31,14 +29,10 @@ def test_priors_and_anchors():
 
     net = Net(build, features=MAP, image=IMAGE)
     assert net[0].shape == net[1].shape == (2, 3, 4, 4)
-    np.testing.assert_allclose(
-        net[0][0, 0, 0], [3 / 30, 3 / 20, 7 / 30, 7 / 20], rtol=1e-6
-    )  # 4 pixels around (5, 5)
+    np.testing.assert_allclose(net[0][0, 0, 0], [3 / 30, 3 / 20, 7 / 30, 7 / 20], rtol=1e-6)  # 4 pixels around (5, 5)
     np.testing.assert_allclose(net[0][0, 0, 3], [2 / 30, 2 / 20, 8 / 30, 8 / 20], rtol=1e-6)  # 6
     assert net[2].shape == net[3].shape == (2 * 3 * 8, 4)
-    np.testing.assert_allclose(
-        net[2][0], [0.5 / 30, 0.5 / 20, 4.5 / 30, 4.5 / 20], rtol=1e-5
-    )  # around (2.5, 2.5)
+    np.testing.assert_allclose(net[2][0], [0.5 / 30, 0.5 / 20, 4.5 / 30, 4.5 / 20], rtol=1e-5)  # around (2.5, 2.5)
     assert net[4].shape == net[5].shape == (2, 3, 2, 4)
     np.testing.assert_allclose(net[4][0, 0, 1], [-3.0, -3.0, 12.0, 12.0], rtol=1e-6)
     np.testing.assert_allclose(net[5][1, 2, 0], [0.1, 0.1, 0.2, 0.2], rtol=1e-6)
@@ -51,9 +45,7 @@ def test_codes_are_decoded_to_the_boxes_that_were_encoded():
         codes = layers.box_coder(priors, variances, truth)
         back = layers.box_coder(priors, variances, codes, "decode_center_size")
         codes = layers.box_coder(priors, [0.1, 0.1, 0.2, 0.2], truth, box_normalized=False)
-        pixels = layers.box_coder(
-            priors, [0.1, 0.1, 0.2, 0.2], codes, "decode_center_size", box_normalized=False
-        )
+        pixels = layers.box_coder(priors, [0.1, 0.1, 0.2, 0.2], codes, "decode_center_size", box_normalized=False)
         return back, pixels
 
     net = Net(build, truth=TRUTH, priors=priors, variances=np.full((2, 4), 0.5, "float32"))

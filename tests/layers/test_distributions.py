@@ -17,9 +17,7 @@ def test_uniform():
     out = run(lambda: layers.Uniform(low, high).sample([4000]))
     assert out.shape == (4000, 2) and (out >= low).all() and (out <= high).all()
     np.testing.assert_allclose(out.mean(0), [1, 3], atol=0.1)
-    np.testing.assert_allclose(
-        run(lambda: layers.Uniform(low, high).entropy()), np.log([2, 4]), rtol=1e-6
-    )
+    np.testing.assert_allclose(run(lambda: layers.Uniform(low, high).entropy()), np.log([2, 4]), rtol=1e-6)
     value = np.array([0.5, 6.0], "float32")
     np.testing.assert_allclose(
         run(lambda v: layers.Uniform(low, high).log_prob(v), v=value),
@@ -42,9 +40,7 @@ def test_normal():
         -((VALUES - LOC) ** 2) / (2 * SCALE**2) - np.log(SCALE * (2 * np.pi) ** 0.5),
         rtol=1e-4,
     )
-    divergence = run(
-        lambda: layers.Normal(LOC, SCALE).kl_divergence(layers.Normal(OTHER_LOC, OTHER_SCALE))
-    )
+    divergence = run(lambda: layers.Normal(LOC, SCALE).kl_divergence(layers.Normal(OTHER_LOC, OTHER_SCALE)))
     ratio = (SCALE / OTHER_SCALE) ** 2
     np.testing.assert_allclose(
         divergence,
@@ -85,13 +81,9 @@ def test_categorical():
 def test_multivariate_normal():
     one, two = np.diag(SCALE), np.diag(OTHER_SCALE)
     entropy = run(lambda m, s: layers.MultivariateNormalDiag(m, s).entropy(), m=LOC, s=one)
-    np.testing.assert_allclose(
-        entropy, [0.5 * (3 * (1 + np.log(2 * np.pi)) + np.log(SCALE).sum())], rtol=1e-5
-    )
+    np.testing.assert_allclose(entropy, [0.5 * (3 * (1 + np.log(2 * np.pi)) + np.log(SCALE).sum())], rtol=1e-5)
     divergence = run(
-        lambda m, s, n, t: layers.MultivariateNormalDiag(m, s).kl_divergence(
-            layers.MultivariateNormalDiag(n, t)
-        ),
+        lambda m, s, n, t: layers.MultivariateNormalDiag(m, s).kl_divergence(layers.MultivariateNormalDiag(n, t)),
         m=LOC,
         s=one,
         n=OTHER_LOC,

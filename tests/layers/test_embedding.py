@@ -33,21 +33,15 @@ def start(build, ids):
 def test_embedding(embedding, ids, rows):
     program, scope, exe, out = start(lambda v: embedding(v, size=[10, 3]), ids)
     assert out.name == "embedding_0.tmp_0" and out.shape == (-1, *rows.shape[1:], 3)
-    table, value = exe.run(
-        program, feed={"ids": ids}, fetch_list=["embedding_0.w_0", out], scope=scope
-    )
+    table, value = exe.run(program, feed={"ids": ids}, fetch_list=["embedding_0.w_0", out], scope=scope)
     np.testing.assert_array_equal(value, table[rows])
     assert table.shape == (10, 3) and np.ptp(table) > 0
 
 
-@pytest.mark.parametrize(
-    ("embedding", "sparse"), [(layers.embedding, True), (fluid.embedding, False)]
-)
+@pytest.mark.parametrize(("embedding", "sparse"), [(layers.embedding, True), (fluid.embedding, False)])
 def test_gradient_and_padding(embedding, sparse):
     def net(ids):
-        rows = embedding(
-            ids, [4, 2], is_sparse=sparse, padding_idx=-1, dtype="float64", param_attr="table"
-        )
+        rows = embedding(ids, [4, 2], is_sparse=sparse, padding_idx=-1, dtype="float64", param_attr="table")
         loss = ids.block.create_var(name="loss")
         ids.block.append_op("mean", {"X": rows}, {"Out": loss})
         return rows, fluid.append_backward(loss)[0][1]
@@ -63,10 +57,7 @@ def test_gradient_and_padding(embedding, sparse):
 
 def test_tables_are_shared_by_name():
     def net(ids):
-        return [
-            fluid.embedding(ids, [4, 2], param_attr=fluid.ParamAttr(name="shared"))
-            for _ in range(2)
-        ]
+        return [fluid.embedding(ids, [4, 2], param_attr=fluid.ParamAttr(name="shared")) for _ in range(2)]
 
     program, scope, exe, pair = start(net, IDS)
     assert [p.name for p in program.all_parameters()] == ["shared"]
@@ -103,9 +94,7 @@ def test_wrong_arguments_raise():
 
 
 def test_a_distributed_table_builds_but_does_not_run():
-    program, scope, exe, out = start(
-        lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS
-    )
+    program, scope, exe, out = start(lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS)
     with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
         exe.run(program, feed={"ids": IDS}, fetch_list=[out], scope=scope)
 

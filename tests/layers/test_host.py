@@ -22,18 +22,13 @@ def start(build, count=1):
     program = fluid.Program()
     with fluid.program_guard(program, fluid.Program()), fluid.unique_name.guard():
         block = program.global_block()
-        data = [
-            block.create_var(name=f"x{i}", shape=[-1, 3], dtype="float32", is_data=True)
-            for i in range(count)
-        ]
+        data = [block.create_var(name=f"x{i}", shape=[-1, 3], dtype="float32", is_data=True) for i in range(count)]
         built = build(*data)
     return program, {v.name: X + i for i, v in enumerate(data)}, built
 
 
 def run(program, feed, fetch_list):
-    return fluid.Executor(fluid.CPUPlace()).run(
-        program, feed=feed, fetch_list=fetch_list, scope=fluid.Scope()
-    )
+    return fluid.Executor(fluid.CPUPlace()).run(program, feed=feed, fetch_list=fetch_list, scope=fluid.Scope())
 
 
 def out_like(x, name):
@@ -46,11 +41,7 @@ def test_print_shows_value_and_gradient(capsys):
         return shown, fluid.gradients(layers.scale(shown, 3.0), x)[0]
 
     program, feed, (shown, grad) = start(build)
-    assert (
-        shown.name == "print_scale_0.tmp_0_0.tmp_0"
-        and shown.shape == (-1, 3)
-        and not shown.stop_gradient
-    )
+    assert shown.name == "print_scale_0.tmp_0_0.tmp_0" and shown.shape == (-1, 3) and not shown.stop_gradient
     shown, grad = run(program, feed, [shown, grad])
     np.testing.assert_array_equal(shown, 2 * X)
     np.testing.assert_array_equal(grad, np.full((2, 3), 6))
@@ -83,9 +74,7 @@ def test_print_refuses_another_phase():
 def test_py_func_with_its_own_gradient():
     def build(x):
         hidden = layers.scale(x, 2.0)
-        out = layers.py_func(
-            np.tanh, hidden, out_like(x, "tanh"), lambda y, dy: dy * (1 - np.square(y)), hidden
-        )
+        out = layers.py_func(np.tanh, hidden, out_like(x, "tanh"), lambda y, dy: dy * (1 - np.square(y)), hidden)
         return out, fluid.gradients(layers.scale(out, 3.0), x)[0]
 
     program, feed, (out, grad) = start(build)
@@ -148,9 +137,7 @@ def test_py_func_refuses_wrong_arguments():
         with pytest.raises(error, match=message):
             start(build)
     with pytest.raises(errors.OpError, match=r"returned 1 values, expected 2 \(a, b\)"):
-        program, feed, outs = start(
-            lambda x: layers.py_func(lambda v: v, x, [out_like(x, "a"), out_like(x, "b")])
-        )
+        program, feed, outs = start(lambda x: layers.py_func(lambda v: v, x, [out_like(x, "a"), out_like(x, "b")]))
         run(program, feed, outs)
 
 

@@ -17,17 +17,11 @@ def number(n, dtype="int32"):
 
 
 def test_slice():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.slice(x, [0, 1], [0, -2], [2, 100]), x=X), X[:2, -2:]
-    )
-    np.testing.assert_array_equal(
-        run(lambda x: layers.slice(x, [0], [-2], [-1]), x=UNKNOWN), X[-2:-1]
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.slice(x, [0, 1], [0, -2], [2, 100]), x=X), X[:2, -2:])
+    np.testing.assert_array_equal(run(lambda x: layers.slice(x, [0], [-2], [-1]), x=UNKNOWN), X[-2:-1])
     mixed = run(lambda x: layers.slice(x, [0, 1], [number(1), 0], [number(3), 2]), x=X)
     np.testing.assert_array_equal(mixed, X[1:3, :2])
-    whole = run(
-        lambda x: layers.slice(x, [0, 1], layers.fill_constant([2], "int32", 1), [3, 3]), x=X
-    )
+    whole = run(lambda x: layers.slice(x, [0, 1], layers.fill_constant([2], "int32", 1), [3, 3]), x=X)
     np.testing.assert_array_equal(whole, X[1:3, 1:3])
     with pytest.raises(errors.ShapeError, match="expected 2 starts"):
         build(lambda x: layers.slice(x, [0, 1], [0], [1, 1]), x=X)
@@ -41,9 +35,7 @@ def test_slice_infers_what_is_known():
 
 
 def test_strided_slice():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.strided_slice(x, [0], [0], [4], [2]), x=X), X[::2]
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.strided_slice(x, [0], [0], [4], [2]), x=X), X[::2])
     np.testing.assert_array_equal(
         run(lambda x: layers.strided_slice(x, [0, 1], [-1, 0], [-5, 3], [-1, 2]), x=X), X[::-1, ::2]
     )
@@ -54,21 +46,13 @@ def test_strided_slice():
 def test_gathers():
     np.testing.assert_array_equal(run(lambda x, i: layers.gather(x, i), x=X, i=ROWS), X[ROWS])
     at = np.array([[1, 2], [0, 0]])
-    np.testing.assert_array_equal(
-        run(lambda x, i: layers.gather_nd(x, i), x=X, i=at), X[at[:, 0], at[:, 1]]
-    )
-    np.testing.assert_array_equal(
-        run(lambda x, i: layers.index_select(x, i, 1), x=X, i=ROWS), X[:, ROWS]
-    )
+    np.testing.assert_array_equal(run(lambda x, i: layers.gather_nd(x, i), x=X, i=at), X[at[:, 0], at[:, 1]])
+    np.testing.assert_array_equal(run(lambda x, i: layers.index_select(x, i, 1), x=X, i=ROWS), X[:, ROWS])
     at = np.array([[0, 2]] * 4)
-    np.testing.assert_array_equal(
-        run(lambda x, i: layers.index_sample(x, i), x=X, i=at), np.take_along_axis(X, at, 1)
-    )
+    np.testing.assert_array_equal(run(lambda x, i: layers.index_sample(x, i), x=X, i=at), np.take_along_axis(X, at, 1))
 
 
-@pytest.mark.parametrize(
-    "overwrite, expected", [(True, [[0, 0], [0, 1], [0, 0]]), (False, [[0, 0], [1, 1], [0, 0]])]
-)
+@pytest.mark.parametrize("overwrite, expected", [(True, [[0, 0], [0, 1], [0, 0]]), (False, [[0, 0], [1, 1], [0, 0]])])
 def test_gather_gradient(overwrite, expected):
     def net(x, i):
         x.stop_gradient = False
@@ -83,9 +67,7 @@ def test_scatters():
     updates = np.ones((3, 3), "float32")
     out = X.copy()
     out[[2, 0]] = 1
-    np.testing.assert_array_equal(
-        run(lambda x, i, u: layers.scatter(x, i, u), x=X, i=ROWS, u=updates), out
-    )
+    np.testing.assert_array_equal(run(lambda x, i, u: layers.scatter(x, i, u), x=X, i=ROWS, u=updates), out)
     out[2] = 2
     added = run(lambda x, i, u: layers.scatter(x, i, u, overwrite=False), x=X, i=ROWS, u=updates)
     np.testing.assert_array_equal(added, out)
@@ -120,9 +102,7 @@ def test_orders():
 
 def test_where_and_nonzero():
     np.testing.assert_array_equal(run(lambda x: layers.where(x), x=X > 0), np.argwhere(X > 0))
-    np.testing.assert_array_equal(
-        run(lambda x: layers.nonzero(x), x=(X > 0).astype("float32")), np.argwhere(X > 0)
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.nonzero(x), x=(X > 0).astype("float32")), np.argwhere(X > 0))
     columns = run(lambda x: layers.nonzero(x, as_tuple=True), x=X > 0)
     for have, want in zip(columns, np.nonzero(X > 0), strict=True):
         np.testing.assert_array_equal(have[:, 0], want)

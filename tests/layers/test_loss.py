@@ -38,13 +38,9 @@ def run(build, *arrays, rows=-1):
         fetches = list(built) if isinstance(built, (list, tuple)) else [built]
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
-    values = exe.run(
-        program, feed={f"d{i}": a for i, a in enumerate(arrays)}, fetch_list=fetches, scope=scope
-    )
+    values = exe.run(program, feed={f"d{i}": a for i, a in enumerate(arrays)}, fetch_list=fetches, scope=scope)
     for variable, value in zip(fetches, values):
-        assert len(variable.shape) == value.ndim and all(
-            d in (-1, n) for d, n in zip(variable.shape, value.shape)
-        )
+        assert len(variable.shape) == value.ndim and all(d in (-1, n) for d, n in zip(variable.shape, value.shape))
         assert variable.np_dtype == value.dtype
     return [v.name for v in fetches], values
 
@@ -135,9 +131,7 @@ CASES = {
     "bpr_loss": (
         layers.bpr_loss,
         (X, LABEL),
-        np.where(
-            np.arange(4) == LABEL, 0, np.log1p(np.exp(X - np.take_along_axis(X, LABEL, 1)))
-        ).sum(1, keepdims=True)
+        np.where(np.arange(4) == LABEL, 0, np.log1p(np.exp(X - np.take_along_axis(X, LABEL, 1)))).sum(1, keepdims=True)
         / 3,
         "bpr_loss_0.tmp_0",
     ),
@@ -190,12 +184,8 @@ def test_npair_loss():
     target = (labels[:, None] == labels).astype("float32")
     target /= target.sum(1, keepdims=True)
     scores = X @ Y.T
-    entropy = -(target * (scores - np.log(np.exp(scores).sum(1, keepdims=True)))).sum(
-        1, keepdims=True
-    )
-    expected = (target * entropy).sum(0).mean() + 0.25 * 0.002 * (
-        (X**2).sum(1).mean() + (Y**2).sum(1).mean()
-    )
+    entropy = -(target * (scores - np.log(np.exp(scores).sum(1, keepdims=True)))).sum(1, keepdims=True)
+    expected = (target * entropy).sum(0).mean() + 0.25 * 0.002 * ((X**2).sum(1).mean() + (Y**2).sum(1).mean())
     for kind in ("int64", "float32"):
         _, (loss,) = run(layers.npair_loss, X, Y, labels.astype(kind), rows=3)
         np.testing.assert_allclose(loss, [expected], rtol=1e-5)
@@ -216,17 +206,13 @@ def test_center_loss_moves_its_centers():
     with fluid.program_guard(program, startup), fluid.unique_name.guard():
         x = layers.data("x", [4])
         label = layers.data("label", [1], dtype="int64")
-        loss = layers.center_loss(
-            x, label, 5, 0.1, fluid.ParamAttr(initializer=fluid.initializer.Constant(1.0))
-        )
+        loss = layers.center_loss(x, label, 5, 0.1, fluid.ParamAttr(initializer=fluid.initializer.Constant(1.0)))
     assert loss.name == "center_loss_0.tmp_1"
     center = program.global_block().var("center_loss_0.w_0")
     assert center.stop_gradient and center.shape == (5, 4)
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
-    found, moved = exe.run(
-        program, feed={"x": X, "label": LABEL}, fetch_list=[loss, center], scope=scope
-    )
+    found, moved = exe.run(program, feed={"x": X, "label": LABEL}, fetch_list=[loss, center], scope=scope)
     np.testing.assert_allclose(found, ((X - 1) ** 2).sum(1, keepdims=True) / 2, rtol=1e-5)
     expected = np.ones((5, 4))
     expected[LABEL[:, 0]] += 0.1 * (X - 1) / 2
@@ -244,15 +230,11 @@ def test_the_gradient_of_a_classifier():
         scores = block.create_var(name="scores")
         block.append_op("mul", {"X": x, "Y": weight}, {"Out": scores})
         loss = block.create_var(name="loss")
-        block.append_op(
-            "mean", {"X": layers.softmax_with_cross_entropy(scores, label)}, {"Out": loss}
-        )
+        block.append_op("mean", {"X": layers.softmax_with_cross_entropy(scores, label)}, {"Out": loss})
         ((param, grad),) = fluid.append_backward(loss)
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
-    value, found = exe.run(
-        program, feed={"x": X, "label": LABEL}, fetch_list=[param, grad], scope=scope
-    )
+    value, found = exe.run(program, feed={"x": X, "label": LABEL}, fetch_list=[param, grad], scope=scope)
     scores = X @ value
     slope = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(4)[LABEL[:, 0]]
     np.testing.assert_allclose(found, X.T @ slope / 3, rtol=1e-4, atol=1e-6)

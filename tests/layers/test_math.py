@@ -25,9 +25,7 @@ def run(build, *arrays):
         ]
         out = build(*feeds)
         names = {v.name: a for v, a in zip(feeds, arrays, strict=True)}
-        (value,) = fluid.Executor(fluid.CPUPlace()).run(
-            program, feed=names, fetch_list=[out], scope=fluid.Scope()
-        )
+        (value,) = fluid.Executor(fluid.CPUPlace()).run(program, feed=names, fetch_list=[out], scope=fluid.Scope())
     assert tuple(out.shape) == value.shape
     return value
 

@@ -86,21 +86,15 @@ def test_what_cannot_be_computed():
         build(lambda x: x + "2", x=X)
 
 
-@pytest.mark.parametrize(
-    "relation", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
-)
+@pytest.mark.parametrize("relation", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne])
 def test_comparison(relation):
     np.testing.assert_array_equal(run(lambda x: relation(x, 2), x=X), relation(X, 2))
-    np.testing.assert_array_equal(
-        run(lambda x, y: relation(x, y), x=X, y=X[::-1].copy()), relation(X, X[::-1])
-    )
+    np.testing.assert_array_equal(run(lambda x, y: relation(x, y), x=X, y=X[::-1].copy()), relation(X, X[::-1]))
 
 
 @pytest.mark.parametrize("relation", [operator.lt, operator.ge, operator.eq, operator.ne])
 def test_an_array_of_one_element_is_compared_as_its_number(relation):
-    np.testing.assert_array_equal(
-        run(lambda x: relation(x, np.array([2.0], "float32")), x=X), relation(X, 2)
-    )
+    np.testing.assert_array_equal(run(lambda x: relation(x, np.array([2.0], "float32")), x=X), relation(X, 2))
     with pytest.raises(TypeError, match="expected a Variable or a number .*found ndarray"):
         build(lambda x: relation(x, np.ones(2)), x=X)
 
@@ -173,15 +167,11 @@ def test_indexing_by_variables():
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_a_fed_position(dtype):
     np.testing.assert_array_equal(run(lambda x, i: x[i], x=CUBE, i=np.array([1], dtype)), CUBE[1])
-    np.testing.assert_array_equal(
-        run(lambda x, i: x[0, i, 1:], x=CUBE, i=np.array([2], dtype)), CUBE[0, 2, 1:]
-    )
+    np.testing.assert_array_equal(run(lambda x, i: x[0, i, 1:], x=CUBE, i=np.array([2], dtype)), CUBE[0, 2, 1:])
 
 
 def test_a_fed_bound():
-    np.testing.assert_array_equal(
-        run(lambda x, i: x[i:], x=CUBE, i=np.array([1], "int32")), CUBE[1:]
-    )
+    np.testing.assert_array_equal(run(lambda x, i: x[i:], x=CUBE, i=np.array([1], "int32")), CUBE[1:])
 
 
 def test_indices_that_do_not_fit():

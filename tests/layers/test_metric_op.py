@@ -15,9 +15,7 @@ def net(build, dtypes=("float32", "int64"), shapes=((-1, 2), (-1, 1))):
     program, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(program, startup), fluid.unique_name.guard():
         data = [
-            program.global_block().create_var(
-                name=n, shape=s, dtype=d, is_data=True, stop_gradient=True
-            )
+            program.global_block().create_var(name=n, shape=s, dtype=d, is_data=True, stop_gradient=True)
             for n, s, d in zip(("x", "label"), shapes, dtypes)
         ]
         built = build(*data)
@@ -52,14 +50,10 @@ def area(positive, negative):
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_auc_over_batches(steps):
-    program, scope, exe, (total, recent, states) = net(
-        lambda x, y: layers.auc(x, y, slide_steps=steps)
-    )
+    program, scope, exe, (total, recent, states) = net(lambda x, y: layers.auc(x, y, slide_steps=steps))
     assert (total.name, recent.name) == ("auc_0.tmp_0", "auc_0.tmp_1")
     assert [v.name for v in states] == [f"_generated_var_{i}" for i in range(4)]
-    assert states[0].shape == (((1 + steps) * 4096 + 1,) if steps else (1, 4096)) and states[
-        2
-    ].shape == (1, 4096)
+    assert states[0].shape == (((1 + steps) * 4096 + 1,) if steps else (1, 4096)) and states[2].shape == (1, 4096)
     assert all(v.persistable for v in states)
     rng = np.random.RandomState(1)
     seen = []
@@ -80,9 +74,7 @@ def test_auc_over_batches(steps):
 
 def test_auc_takes_the_state_that_fluid_saved(tmp_path):
     """With slide_steps=0 Fluid's startup program makes one element more than its layer declares."""
-    program, scope, exe, (total, recent, states) = net(
-        lambda x, y: layers.auc(x, y, num_thresholds=7, slide_steps=0)
-    )
+    program, scope, exe, (total, recent, states) = net(lambda x, y: layers.auc(x, y, num_thresholds=7, slide_steps=0))
     fluids = np.array([0, 2, 0, 2, 2, 0, 0, 0, 0]), np.array([0, 0, 2, 2, 2, 0, 0, 0, 0])
     with fluid.scope_guard(scope):
         for state, value in zip(states, fluids):
@@ -109,9 +101,7 @@ def test_auc_refuses_other_arguments():
 
 
 def test_mean_iou():
-    program, scope, exe, built = net(
-        lambda x, y: layers.mean_iou(x, y, 3), ("int32", "int32"), ((-1, 2), (-1, 2))
-    )
+    program, scope, exe, built = net(lambda x, y: layers.mean_iou(x, y, 3), ("int32", "int32"), ((-1, 2), (-1, 2)))
     feed = {"x": np.array([[0, 1], [2, 1]], "int32"), "label": np.array([[0, 1], [1, 1]], "int32")}
     mean, wrong, correct = exe.run(program, feed=feed, fetch_list=list(built), scope=scope)
     np.testing.assert_allclose(mean, [(1 + 2 / 3 + 0) / 3], rtol=1e-6)

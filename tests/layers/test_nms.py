@@ -32,9 +32,7 @@ def test_multiclass_nms():
 def test_locality_aware_and_matrix_nms():
     boxes, scores = fluid.data("boxes", [-1, 3, 4]), fluid.data("scores", [-1, 1, 3])
     merged = layers.locality_aware_nms(boxes, scores, 0.1, 10, 10)
-    fallen = layers.matrix_nms(
-        boxes, scores, 0.1, 0.2, 10, 10, background_label=-1, return_index=True
-    )
+    fallen = layers.matrix_nms(boxes, scores, 0.1, 0.2, 10, 10, background_label=-1, return_index=True)
     feed = {
         "boxes": np.array([[[0, 0, 2, 2], [0, 0, 2, 1], [4, 4, 5, 5]]], "float32"),
         "scores": np.array([[[0.25, 0.75, 0.4]]], "float32"),

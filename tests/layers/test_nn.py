@@ -21,17 +21,13 @@ def test_fc():
     limit = np.sqrt(6 / (20 + 6))  # Xavier
     assert weight.shape == (20, 6) and 0.8 * limit < np.abs(weight).max() <= limit
     np.testing.assert_array_equal(net.params["fc_0.b_0"], np.zeros(6))
-    np.testing.assert_allclose(
-        net.run(), np.maximum(X.reshape(3, 20) @ weight, 0), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(net.run(), np.maximum(X.reshape(3, 20) @ weight, 0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [2, -1])
 def test_fc_keeps_leading_dimensions(rows):
     net = Net(
-        lambda x: layers.fc(
-            x, 6, num_flatten_dims=rows, name="mine", bias_attr=ParamAttr(initializer=Constant(0.5))
-        ),
+        lambda x: layers.fc(x, 6, num_flatten_dims=rows, name="mine", bias_attr=ParamAttr(initializer=Constant(0.5))),
         x=X,
     )
     assert list(net.params) == ["mine.w_0", "mine.b_0"] and net.out.shape == (-1, 4, 6)
@@ -40,9 +36,7 @@ def test_fc_keeps_leading_dimensions(rows):
 
 def test_fc_of_several_inputs():
     net = Net(
-        lambda x, y: layers.fc(
-            [x, y], 6, param_attr=[ParamAttr("first"), None], bias_attr=False, act="tanh"
-        ),
+        lambda x, y: layers.fc([x, y], 6, param_attr=[ParamAttr("first"), None], bias_attr=False, act="tanh"),
         x=X,
         y=Y,
     )
@@ -68,9 +62,7 @@ def test_fc_refuses_wrong_arguments():
         build(lambda x: layers.fc(x, 6), x=([3, -1, 5], X))
 
 
-@pytest.mark.parametrize(
-    ("implementation", "factor"), [("downgrade_in_infer", 0.75), ("upscale_in_train", 1.0)]
-)
+@pytest.mark.parametrize(("implementation", "factor"), [("downgrade_in_infer", 0.75), ("upscale_in_train", 1.0)])
 def test_dropout(implementation, factor):
     x = np.ones((40, 50), "float32")
     net = Net(lambda x: layers.dropout(x, 0.25, dropout_implementation=implementation), x=x)
@@ -79,9 +71,7 @@ def test_dropout(implementation, factor):
     assert not np.array_equal(first, second)
     np.testing.assert_allclose(np.unique(first), [0, factor / 0.75], rtol=1e-6)
     assert abs((first > 0).mean() - 0.75) < 0.05
-    np.testing.assert_allclose(
-        net.run(program=net.main.clone(for_test=True)), x * np.float32(factor)
-    )
+    np.testing.assert_allclose(net.run(program=net.main.clone(for_test=True)), x * np.float32(factor))
 
 
 def test_dropout_seeds():
@@ -103,9 +93,7 @@ def test_dropout_seeds():
     assert not np.array_equal(one, start(4)[0][0])
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"dropout_prob": 1.5}, {"dropout_prob": 0.5, "dropout_implementation": "scale"}]
-)
+@pytest.mark.parametrize("arguments", [{"dropout_prob": 1.5}, {"dropout_prob": 0.5, "dropout_implementation": "scale"}])
 def test_dropout_refuses_wrong_arguments(arguments):
     with pytest.raises(errors.ProgramError, match=r"1\.5|scale"):
         build(lambda x: layers.dropout(x, **arguments), x=X)

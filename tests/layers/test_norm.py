@@ -59,9 +59,7 @@ def test_batch_norm_names_and_running_statistics():
 
 
 def test_batch_norm_with_a_momentum_variable():
-    net = Net(
-        lambda x: layers.batch_norm(x, momentum=layers.fill_constant([1], "float32", 0.25)), x=X
-    )
+    net = Net(lambda x: layers.batch_norm(x, momentum=layers.fill_constant([1], "float32", 0.25)), x=X)
     net.run()
     close(net.value("batch_norm_0.w_1"), 0.75 * X.mean((0, 2, 3)))
 
@@ -131,18 +129,14 @@ def test_layer_norm_without_parameters():
     assert not net.params
     close(net.run(), normalised(X, (1, 2, 3)))
     net = Net(
-        lambda x: layers.layer_norm(
-            x, scale=False, bias_attr=ParamAttr("shift", initializer=Constant(0.5))
-        ),
+        lambda x: layers.layer_norm(x, scale=False, bias_attr=ParamAttr("shift", initializer=Constant(0.5))),
         x=X,
     )
     close(net.run(), normalised(X, (1, 2, 3)) + 0.5)
 
 
 def test_instance_norm():
-    net = Net(
-        lambda x: layers.instance_norm(x, bias_attr=ParamAttr(initializer=Constant(0.5))), x=X
-    )
+    net = Net(lambda x: layers.instance_norm(x, bias_attr=ParamAttr(initializer=Constant(0.5))), x=X)
     assert list(net.params) == ["instance_norm_0.w_0", "instance_norm_0.b_0"]
     close(net.run(), normalised(X, (2, 3)) + 0.5)
 
@@ -186,9 +180,7 @@ def test_affine_channel():
 
 def test_spectral_norm():
     net = Net(
-        lambda x: layers.spectral_norm(
-            layers.create_parameter([3, 4], "float32", name="w"), power_iters=50
-        ),
+        lambda x: layers.spectral_norm(layers.create_parameter([3, 4], "float32", name="w"), power_iters=50),
         x=X,
     )
     assert list(net.params) == ["w", "spectral_norm_0.w_0", "spectral_norm_0.w_1"]

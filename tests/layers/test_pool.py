@@ -14,16 +14,12 @@ UNKNOWN = ([-1, 4, 6, 5], X)
 
 def windows(x, ksize, strides, paddings, ceil_mode=False):
     around = pairs(paddings, x.ndim - 2)
-    return [
-        regions(n, k, s, *p, ceil_mode) for n, k, s, p in zip(x.shape[2:], ksize, strides, around)
-    ]
+    return [regions(n, k, s, *p, ceil_mode) for n, k, s, p in zip(x.shape[2:], ksize, strides, around)]
 
 
 @pytest.mark.parametrize("how", ["max", "avg"])
 def test_pool2d(how):
-    found = run(
-        lambda x: layers.pool2d(x, [3, 2], how, pool_stride=2, pool_padding=[1, 0]), x=UNKNOWN
-    )
+    found = run(lambda x: layers.pool2d(x, [3, 2], how, pool_stride=2, pool_padding=[1, 0]), x=UNKNOWN)
     np.testing.assert_allclose(found, pool(X, windows(X, [3, 2], [2, 2], [1, 0]), how), rtol=1e-5)
     found = run(
         lambda x: layers.pool2d(x, 3, how, 2, ceil_mode=True, data_format="NHWC"),
@@ -48,9 +44,7 @@ def test_whole_planes(how):
 def test_paddings():
     same = run(lambda x: layers.pool2d(x, 3, pool_stride=2, pool_padding="SAME"), x=X)
     np.testing.assert_array_equal(same, pool(X, windows(X, [3, 3], [2, 2], [0, 1, 1, 1]), "max"))
-    uneven = run(
-        lambda x: layers.pool2d(x, 3, "avg", pool_padding=[1, 0, 2, 1], exclusive=False), x=X
-    )
+    uneven = run(lambda x: layers.pool2d(x, 3, "avg", pool_padding=[1, 0, 2, 1], exclusive=False), x=X)
     expected = pool(X, windows(X, [3, 3], [1, 1], [1, 0, 2, 1]), "avg", exclusive=False)
     np.testing.assert_allclose(uneven, expected, rtol=1e-5)
 
@@ -58,9 +52,7 @@ def test_paddings():
 @pytest.mark.parametrize("how", ["max", "avg"])
 def test_pool3d(how):
     found = run(
-        lambda x: layers.pool3d(
-            x, [2, 2, 3], how, pool_stride=[1, 2, 2], pool_padding=[1, 0, 0, 0, 1, 1]
-        ),
+        lambda x: layers.pool3d(x, [2, 2, 3], how, pool_stride=[1, 2, 2], pool_padding=[1, 0, 0, 0, 1, 1]),
         x=X3,
     )
     expected = pool(X3, windows(X3, [2, 2, 3], [1, 2, 2], [1, 0, 0, 0, 1, 1]), how)
@@ -82,9 +74,7 @@ def test_positions_of_adaptive_maxima():
     assert index.dtype == np.int32
     flat = np.take_along_axis(X.reshape(2, 4, -1), index.reshape(2, 4, -1).astype("int64"), -1)
     np.testing.assert_array_equal(flat.reshape(out.shape), out)
-    assert (
-        build(lambda x: layers.adaptive_pool2d(x, 2), x=X).name == "max_pool2d_with_index_0.tmp_0"
-    )
+    assert build(lambda x: layers.adaptive_pool2d(x, 2), x=X).name == "max_pool2d_with_index_0.tmp_0"
     assert build(lambda x: layers.adaptive_pool3d(x, 2, require_index=True)[1], x=X3).name == (
         "max_pool3d_with_index_0.tmp_1"
     )

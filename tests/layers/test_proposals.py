@@ -92,9 +92,7 @@ def found():
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(startup, scope=scope)
     steps = [
-        exe.run(
-            main, feed=feeds(), fetch_list=list(variables.values()), scope=scope, return_numpy=False
-        )
+        exe.run(main, feed=feeds(), fetch_list=list(variables.values()), scope=scope, return_numpy=False)
         for _ in range(2)
     ]
     return [dict(zip(variables, values)) for values in steps]
@@ -108,9 +106,7 @@ def test_rows_are_those_of_the_images(found):
     assert np.array(proposals).min() >= 0 and np.array(proposals).max() <= 31
     assert max(rois.recursive_sequence_lengths()[0]) <= 4
     assert np.array(values["labels"]).shape == (len(np.array(rois)), 1)
-    assert (
-        np.array(values["number"]).min() >= 2
-    )  # each object has an anchor, and one more is counted
+    assert np.array(values["number"]).min() >= 2  # each object has an anchor, and one more is counted
     # an image draws 8 anchors: as many scores as labels, objects first
     labels = np.array(values["label"]).ravel()
     assert len(np.array(values["scores"])) == len(labels) == 16

@@ -14,9 +14,7 @@ N = 5000
 
 def test_uniform_random():
     out = run(lambda: layers.uniform_random([N], "float64", 1, 3))
-    assert (
-        out.dtype == np.float64 and out.min() >= 1 and out.max() < 3 and abs(out.mean() - 2) < 0.05
-    )
+    assert out.dtype == np.float64 and out.min() >= 1 and out.max() < 3 and abs(out.mean() - 2) < 0.05
     by_list = run(lambda: layers.uniform_random([2, layers.fill_constant([1], "int64", 3)]))
     assert by_list.shape == (2, 3)
     assert run(lambda x: layers.uniform_random(layers.shape(x)), x=UNKNOWN).shape == (5, 3)
@@ -31,9 +29,7 @@ def test_uniform_random():
 def test_gaussian_random():
     out = run(lambda: layers.gaussian_random([N], 3, 2))
     assert abs(out.mean() - 3) < 0.12 and abs(out.std() - 2) < 0.12
-    assert run(
-        lambda x: layers.gaussian_random_batch_size_like(x, [4, -1], 0, 1), x=UNKNOWN
-    ).shape == (4, 5)
+    assert run(lambda x: layers.gaussian_random_batch_size_like(x, [4, -1], 0, 1), x=UNKNOWN).shape == (4, 5)
     out = run(lambda: layers.randn([N]))
     assert abs(out.mean()) < 0.06 and abs(out.std() - 1) < 0.06
 
@@ -49,9 +45,7 @@ def test_randint():
 
 
 def test_randperm_and_sampling_id():
-    np.testing.assert_array_equal(
-        np.sort(run(lambda: layers.randperm(9, dtype="int32"))), np.arange(9)
-    )
+    np.testing.assert_array_equal(np.sort(run(lambda: layers.randperm(9, dtype="int32"))), np.arange(9))
     with pytest.raises(ValueError, match="at least 1"):
         build(lambda: layers.randperm(0))
     out = run(lambda x: layers.sampling_id(x), x=np.array([[0, 1], [1, 0]], "float32"))
@@ -76,15 +70,11 @@ def test_random_crop():
     x = np.arange(40, dtype="float32").reshape(4, 10)
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
-        data = main.global_block().create_var(
-            name="x", shape=[-1, 10], dtype="float32", is_data=True
-        )
+        data = main.global_block().create_var(name="x", shape=[-1, 10], dtype="float32", is_data=True)
         cropped = layers.random_crop(data, [3], seed=7)
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(startup, scope=scope)
-    first, second = (
-        exe.run(main, feed={"x": x}, fetch_list=[cropped], scope=scope)[0] for _ in range(2)
-    )
+    first, second = (exe.run(main, feed={"x": x}, fetch_list=[cropped], scope=scope)[0] for _ in range(2))
     np.testing.assert_array_equal(first - first[:, :1], np.tile(np.arange(3.0), (4, 1)))
     assert not np.array_equal(first, second)
     assert run(lambda x, s: layers.random_crop(x, [2], s), x=x, s=np.array([3])).shape == (4, 2)

@@ -79,10 +79,7 @@ def test_sequence_conv(start, act):
     rows = []
     for part in parts(X):
         for t in range(len(part)):
-            seen = [
-                part[t + k] if 0 <= t + k < len(part) else np.zeros(4)
-                for k in range(first, first + 3)
-            ]
+            seen = [part[t + k] if 0 <= t + k < len(part) else np.zeros(4) for k in range(first, first + 3)]
             rows.append(np.concatenate(seen) @ weight + bias)
     check(net, np.maximum(rows, 0) if act else rows, [LENGTHS])
 
@@ -163,10 +160,7 @@ def test_sequence_pad_to_the_longest():
 
     def expected(lengths, values):
         most = max(lengths)
-        rows = [
-            np.concatenate([part, np.full((most - len(part), 4), 7.0)])
-            for part in parts(values, lengths)
-        ]
+        rows = [np.concatenate([part, np.full((most - len(part), 4), 7.0)]) for part in parts(values, lengths)]
         return np.stack(rows)
 
     fed = Net(lambda x: layers.sequence_pad(x, fill())[0], x=ragged(X))
@@ -207,29 +201,19 @@ def test_sequence_unpad_of_ids_with_a_lod():
 @pytest.mark.parametrize("by", ["list", "variable"])
 def test_lod_append(by):
     offsets = [0, 1, 2, 3, 4, 5]
-    feeds = {"x": ragged(X, [2, 1, 2])} | (
-        {"level": np.array(offsets, "int32")} if by == "variable" else {}
-    )
-    exact = pytest.warns(
-        RuntimeWarning, match="lod_reset with target_lod needs the exact number of rows"
-    )
+    feeds = {"x": ragged(X, [2, 1, 2])} | ({"level": np.array(offsets, "int32")} if by == "variable" else {})
+    exact = pytest.warns(RuntimeWarning, match="lod_reset with target_lod needs the exact number of rows")
     with exact if by == "list" else contextlib.nullcontext():
-        net = Net(
-            lambda x, level=None: layers.lod_append(x, offsets if level is None else level), **feeds
-        )
+        net = Net(lambda x, level=None: layers.lod_append(x, offsets if level is None else level), **feeds)
     check(net, X, [[2, 1, 2], [1] * 5])
-    with pytest.raises(
-        errors.ProgramError, match="lod_append, level: expected a list or a Variable, found int"
-    ):
+    with pytest.raises(errors.ProgramError, match="lod_append, level: expected a list or a Variable, found int"):
         Net(lambda x, level=None: layers.lod_append(x, 5), **feeds)
 
 
 def test_reorder_lod_tensor_by_rank():
     rows = normal(3, 2)
     net = Net(
-        lambda x, rows: [
-            layers.reorder_lod_tensor_by_rank(value, lod_rank_table(x)) for value in (rows, x)
-        ],
+        lambda x, rows: [layers.reorder_lod_tensor_by_rank(value, lod_rank_table(x)) for value in (rows, x)],
         x=ragged(X),
         rows=rows,
     )
@@ -243,9 +227,7 @@ def test_reorder_lod_tensor_by_rank():
 
 def test_row_conv():
     weight = normal(3, 4)
-    net = Net(
-        lambda x: layers.row_conv(x, 2, param_attr=given(weight, "w"), act="tanh"), x=ragged(X)
-    )
+    net = Net(lambda x: layers.row_conv(x, 2, param_attr=given(weight, "w"), act="tanh"), x=ragged(X))
     assert net.parameters == {"w": (3, 4)}
     rows = [
         sum(part[t + k] * weight[k] for k in range(3) if t + k < len(part))
@@ -257,29 +239,20 @@ def test_row_conv():
 
 def test_im2sequence():
     images = normal(2, 3, 4, 5)
-    net = Net(
-        lambda images: layers.im2sequence(images, [2, 3], [2, 1], padding=[0, 1]), images=images
-    )
+    net = Net(lambda images: layers.im2sequence(images, [2, 3], [2, 1], padding=[0, 1]), images=images)
     padded = np.pad(images, [(0, 0), (0, 0), (0, 0), (1, 1)])
-    patches = [
-        image[:, i : i + 2, j : j + 3].ravel() for image in padded for i in (0, 2) for j in range(5)
-    ]
+    patches = [image[:, i : i + 2, j : j + 3].ravel() for image in padded for i in (0, 2) for j in range(5)]
     check(net, patches, [[10, 10]])
 
 
 def test_im2sequence_of_padded_images():
     images = normal(2, 1, 4, 4)
     net = Net(
-        lambda images, sizes: layers.im2sequence(
-            images, 2, 2, input_image_size=sizes, out_stride=2
-        ),
+        lambda images, sizes: layers.im2sequence(images, 2, 2, input_image_size=sizes, out_stride=2),
         images=images,
         sizes=np.array([[8, 4], [4, 8]], "float32"),
     )  # of which 4 by 2 and 2 by 4 are left
-    patches = [
-        images[n, 0, i : i + 2, j : j + 2].ravel()
-        for n, i, j in ((0, 0, 0), (0, 2, 0), (1, 0, 0), (1, 0, 2))
-    ]
+    patches = [images[n, 0, i : i + 2, j : j + 2].ravel() for n, i, j in ((0, 0, 0), (0, 2, 0), (1, 0, 0), (1, 0, 2))]
     check(net, patches, [[2, 2]])
 
 
@@ -350,9 +323,7 @@ def test_dynamic_lstmp(peepholes, backwards):
         )
 
     found = Net(net, x=ragged(x, FULL), h_0=h_0, c_0=c_0)
-    assert sorted(found.parameters.values()) == sorted(
-        [bias.shape, (projected, 4 * width), (width, projected)]
-    )
+    assert sorted(found.parameters.values()) == sorted([bias.shape, (projected, 4 * width), (width, projected)])
     seen = 0.3 if peepholes else 0.0
     hidden, cells = [], []
     for part, h, c in zip(parts(x, FULL), h_0, c_0):

@@ -52,9 +52,7 @@ def test_reshape_refuses(shape):
 
 
 def test_transpose_and_t():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.transpose(x, [2, 0, 1]), x=X), X.transpose(2, 0, 1)
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.transpose(x, [2, 0, 1]), x=X), X.transpose(2, 0, 1))
     np.testing.assert_array_equal(run(lambda x: layers.t(x), x=X[0]), X[0].T)
     assert build(lambda x: layers.t(x), x=X[0, 0]).name == "x"
     with pytest.raises(errors.ShapeError, match="order the 3 dimensions"):
@@ -88,9 +86,7 @@ def test_split():
     np.testing.assert_array_equal(halves[1], X[..., 2:])
     parts = run(lambda x: layers.split(x, [1, -1], dim=1), x=X)
     np.testing.assert_array_equal(parts[1], X[:, 1:])
-    by_variable = run(
-        lambda x: layers.split(x, [layers.fill_constant([1], "int32", 1), 2], dim=1), x=X
-    )
+    by_variable = run(lambda x: layers.split(x, [layers.fill_constant([1], "int32", 1), 2], dim=1), x=X)
     np.testing.assert_array_equal(by_variable[1], X[:, 1:])
     along = run(lambda x: layers.split(x, 3, dim=layers.fill_constant([1], "int32", 1)), x=X)
     np.testing.assert_array_equal(along[2], X[:, 2:])
@@ -99,9 +95,7 @@ def test_split():
 
 
 def test_stack_and_unstack():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.stack([x, x], -1), x=X), np.stack([X, X], -1)
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.stack([x, x], -1), x=X), np.stack([X, X], -1))
     assert run(lambda x: layers.stack(x), x=X).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(run(lambda x: layers.unstack(x, 1), x=X)[2], X[:, 2])
     np.testing.assert_array_equal(run(lambda x: layers.unstack(x, 0, 2), x=UNKNOWN)[1], X[1])
@@ -110,12 +104,8 @@ def test_stack_and_unstack():
 
 
 def test_expand():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.expand(x, [1, 2, 1]), x=X), np.tile(X, (1, 2, 1))
-    )
-    by_list = run(
-        lambda x: layers.expand(x, [layers.fill_constant([1], "int32", 2), 1, 1]), x=UNKNOWN
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.expand(x, [1, 2, 1]), x=X), np.tile(X, (1, 2, 1)))
+    by_list = run(lambda x: layers.expand(x, [layers.fill_constant([1], "int32", 2), 1, 1]), x=UNKNOWN)
     np.testing.assert_array_equal(by_list, np.tile(X, (2, 1, 1)))
     by_tensor = run(lambda x: layers.expand(x, layers.fill_constant([3], "int32", 2)), x=X)
     np.testing.assert_array_equal(by_tensor, np.tile(X, (2, 2, 2)))
@@ -128,9 +118,7 @@ def test_orders():
     np.testing.assert_array_equal(run(lambda x: layers.reverse(x, [0, 2]), x=X), X[::-1, :, ::-1])
     np.testing.assert_array_equal(run(lambda x: layers.flip(x, [0]), x=X), X[::-1])
     np.testing.assert_array_equal(run(lambda x: layers.roll(x, 1), x=X), np.roll(X, 1))
-    np.testing.assert_array_equal(
-        run(lambda x: layers.roll(x, [1, -1], [0, 1]), x=X), np.roll(X, (1, -1), (0, 1))
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.roll(x, [1, -1], [0, 1]), x=X), np.roll(X, (1, -1), (0, 1)))
     with pytest.raises(errors.ShapeError, match="one shift for each"):
         build(lambda x: layers.roll(x, [1], [0, 1]), x=X)
 
@@ -147,26 +135,18 @@ def test_pad():
     np.testing.assert_array_equal(out, np.pad(X, ((0, 0), (1, 0), (0, 2)), constant_values=1.5))
     images = X[None]
     out = run(lambda x: layers.pad2d(x, [1, 0, 0, 2], "reflect"), x=images)
-    np.testing.assert_array_equal(
-        out, np.pad(images, ((0, 0), (0, 0), (1, 0), (0, 2)), mode="reflect")
-    )
+    np.testing.assert_array_equal(out, np.pad(images, ((0, 0), (0, 0), (1, 0), (0, 2)), mode="reflect"))
     out = run(lambda x: layers.pad2d(x, layers.fill_constant([4], "int32", 1), "edge"), x=images)
-    np.testing.assert_array_equal(
-        out, np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
-    )
+    np.testing.assert_array_equal(out, np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge"))
     out = run(lambda x, y: layers.pad_constant_like(x, y, 2.0), x=X, y=X[:1, :2])
-    np.testing.assert_array_equal(
-        out, np.pad(X[:1, :2], ((0, 1), (0, 1), (0, 0)), constant_values=2)
-    )
+    np.testing.assert_array_equal(out, np.pad(X[:1, :2], ((0, 1), (0, 1), (0, 0)), constant_values=2))
     for bad in ({"mode": "wrap"}, {"data_format": "CHW"}):
         with pytest.raises(TypeError, match="pad2d: expected"):
             build(lambda x, bad=bad: layers.pad2d(x, **bad), x=images)
 
 
 def test_crop():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.crop(x, [1, 2, 2], [0, 1, 1]), x=X), X[:1, 1:, 1:3]
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.crop(x, [1, 2, 2], [0, 1, 1]), x=X), X[:1, 1:, 1:3])
     np.testing.assert_array_equal(run(lambda x, y: layers.crop(x, y), x=X, y=X[:, :1]), X[:, :1])
     moved = run(lambda x, at: layers.crop(x, [1, 2, 2], at), x=X, at=np.array([1, 1, 2], "int32"))
     np.testing.assert_array_equal(moved, X[1:, 1:, 2:])
@@ -175,9 +155,7 @@ def test_crop():
 
 
 def test_crop_tensor():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.crop_tensor(x, [1, -1, 2], [0, 1, 1]), x=X), X[:1, 1:, 1:3]
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.crop_tensor(x, [1, -1, 2], [0, 1, 1]), x=X), X[:1, 1:, 1:3])
 
     def mixed(x):
         one = layers.fill_constant([1], "int32", 1)
@@ -196,9 +174,7 @@ def test_crop_tensor():
 def test_channel_layers():
     images = np.arange(16, dtype="float32").reshape(1, 4, 2, 2)
     assert run(lambda x: layers.pixel_shuffle(x, 2), x=images).shape == (1, 1, 4, 4)
-    np.testing.assert_array_equal(
-        run(lambda x: layers.shuffle_channel(x, 2), x=images), images[:, [0, 2, 1, 3]]
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.shuffle_channel(x, 2), x=images), images[:, [0, 2, 1, 3]])
     assert run(lambda x: layers.temporal_shift(x, 2), x=np.tile(images, (4, 1, 1, 1))).shape == (
         4,
         4,

@@ -51,9 +51,7 @@ def test_cast(dtype):
 
 
 def test_concat():
-    np.testing.assert_array_equal(
-        run(lambda x: layers.concat([x, x], -1), x=X), np.concatenate([X, X], 1)
-    )
+    np.testing.assert_array_equal(run(lambda x: layers.concat([x, x], -1), x=X), np.concatenate([X, X], 1))
     np.testing.assert_array_equal(run(lambda x: layers.concat(x), x=X), X)
     by_tensor = run(lambda x: layers.concat([x, x], layers.fill_constant([1], "int32", 1)), x=X)
     np.testing.assert_array_equal(by_tensor, np.concatenate([X, X], 1))
@@ -74,9 +72,7 @@ def test_assign_refuses_other_things():
 
 
 def test_fill_constant():
-    np.testing.assert_array_equal(
-        run(lambda: layers.fill_constant([2, 3], "float32", 1.5)), np.full((2, 3), 1.5)
-    )
+    np.testing.assert_array_equal(run(lambda: layers.fill_constant([2, 3], "float32", 1.5)), np.full((2, 3), 1.5))
     big = run(lambda: layers.fill_constant([1], "int64", 2**60 + 1))
     assert big == 2**60 + 1
     assert run(lambda: layers.fill_constant([1], "int32", layers.ones([1], "int32"))) == 1
@@ -96,9 +92,7 @@ def test_fill_constant_by_variables():
     np.testing.assert_array_equal(run(whole, **x), np.full((2, 3), 7))
     assert build(mixed, **x).shape == (-1, 4)
     assert build(whole, **x).shape == (-1, -1)
-    with pytest.raises(
-        TypeError, match=r"fill_constant, shape: expected an integer or a Variable, found 1.5"
-    ):
+    with pytest.raises(TypeError, match=r"fill_constant, shape: expected an integer or a Variable, found 1.5"):
         build(lambda: layers.fill_constant([1.5], "float32", 0))
 
 
@@ -111,9 +105,7 @@ def test_fill_constant_into_a_variable():
 
 
 def test_fill_constant_batch_size_like():
-    out = run(
-        lambda x: layers.fill_constant_batch_size_like(x, [3, -1], "int64", 7, 0, 1), x=([-1, 3], X)
-    )
+    out = run(lambda x: layers.fill_constant_batch_size_like(x, [3, -1], "int64", 7, 0, 1), x=([-1, 3], X))
     np.testing.assert_array_equal(out, np.full((3, 2), 7))
 
 
@@ -132,9 +124,7 @@ def test_full_and_its_kin():
 
 
 def test_shape_size_rank():
-    shape, size, rank = run(
-        lambda x: (layers.shape(x), layers.size(x), layers.rank(x)), x=([-1, 3], X)
-    )
+    shape, size, rank = run(lambda x: (layers.shape(x), layers.size(x), layers.rank(x)), x=([-1, 3], X))
     np.testing.assert_array_equal(shape, [2, 3])
     assert shape.dtype == np.int32 and size == 6 and rank == 2
 
@@ -144,9 +134,7 @@ def test_ranges():
     np.testing.assert_array_equal(run(lambda: layers.arange(0, 3)), np.arange(3, dtype="float32"))
     by_variable = run(lambda x: layers.range(0, layers.size(x), 2, "int32"), x=([-1, 3], X))
     np.testing.assert_array_equal(by_variable, [0, 2, 4])
-    np.testing.assert_allclose(
-        run(lambda: layers.linspace(0, 1, 5, "float32")), np.linspace(0, 1, 5)
-    )
+    np.testing.assert_allclose(run(lambda: layers.linspace(0, 1, 5, "float32")), np.linspace(0, 1, 5))
     assert build(lambda: layers.range(0, 10, 3, "int64")).shape == (-1,)
 
 
@@ -165,9 +153,7 @@ def test_diagonals():
     stacked = run(lambda: layers.eye(2, 3, [4, 2], "int32"))
     assert stacked.shape == (4, 2, 2, 3) and stacked.dtype == np.int32
     np.testing.assert_array_equal(stacked[3, 1], np.eye(2, 3))
-    np.testing.assert_array_equal(
-        run(lambda: layers.diag(np.array([1, 2], "int32"))), np.diag([1, 2])
-    )
+    np.testing.assert_array_equal(run(lambda: layers.diag(np.array([1, 2], "int32"))), np.diag([1, 2]))
     embedded = run(lambda x: layers.diag_embed(x, 1), x=X)
     np.testing.assert_array_equal(embedded[1], np.diag(X[1], 1))
     for bad in (lambda: layers.eye(-1), lambda: layers.eye(2, batch_shape=[0])):

@@ -99,8 +99,7 @@ class Guards:
         """Return what a function makes of arrays."""
         self._note(name, numbers)
         first, second = (
-            self._once(name, numbers, given, made, aliases, at_end, fill)
-            for at_end, fill in zip((True, False), _FILLS)
+            self._once(name, numbers, given, made, aliases, at_end, fill) for at_end, fill in zip((True, False), _FILLS)
         )
         known = dict(zip(functions.writer(name).GEOMETRY, numbers.tolist()))
         for one, other in zip(*(_written(name, known, found) for found in (first, second))):
@@ -132,8 +131,7 @@ class Guards:
             inputs = [buffer(array.nbytes, array) for array in given]
             over = {result: inputs[i] for i, result in aliases.items()}
             outputs = [
-                over.get(i) or buffer(int(np.prod(m.shape)) * np.dtype(m.dtype).itemsize)
-                for i, m in enumerate(made)
+                over.get(i) or buffer(int(np.prod(m.shape)) * np.dtype(m.dtype).itemsize) for i, m in enumerate(made)
             ]
             geometry = buffer(numbers.nbytes, numbers)
             chunks, memory = numbers[:2].tolist()
@@ -149,13 +147,8 @@ class Guards:
                     _send()(scratch)
             for i, (array, held) in enumerate(zip(given, inputs)):
                 if i not in aliases:
-                    np.testing.assert_array_equal(
-                        held.bytes, _bytes(array), f"{name} has written to what it was given"
-                    )
-            return [
-                held.bytes.copy().view(np.dtype(m.dtype)).reshape(m.shape)
-                for m, held in zip(made, outputs)
-            ]
+                    np.testing.assert_array_equal(held.bytes, _bytes(array), f"{name} has written to what it was given")
+            return [held.bytes.copy().view(np.dtype(m.dtype)).reshape(m.shape) for m, held in zip(made, outputs)]
 
     def _note(self, name: str, numbers: np.ndarray) -> None:
         if self._folder is not None:
@@ -170,9 +163,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _written(
-    name: str, numbers: Mapping[str, int], found: Sequence[np.ndarray]
-) -> Sequence[np.ndarray]:
+def _written(name: str, numbers: Mapping[str, int], found: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """What a function has to write: rows that were not asked for are anybody's."""
     if name == row_kernels.MERGE:
         once, sums, count = found

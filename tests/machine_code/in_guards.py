@@ -48,9 +48,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def made(group):
-    return pytest.mark.skipif(
-        not any(writer.names() for writer in group), reason="none for this machine's vectors"
-    )
+    return pytest.mark.skipif(not any(writer.names() for writer in group), reason="none for this machine's vectors")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,9 +159,7 @@ def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidat
 
 @made(functions._LOOPS)
 @fuzzed(15)
-@given(
-    levels(), WIDTHS, BATCHES, SEEDS, VALUES, *[st.booleans()] * 2, *[st.sampled_from(KINDS)] * 2
-)
+@given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, *[st.booleans()] * 2, *[st.sampled_from(KINDS)] * 2)
 def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candidate):
     (offsets, rows, sound), make = level, Numbers(seed, kind)
     number = len(offsets) - 1
@@ -287,9 +283,7 @@ def test_rows_are_taken_and_added_side_by_side(drawn, strips, before, behind):
     out = [(table.shape, np.float32)]
     steps = ((before, width), (columns - behind - width, -width))
     for first, step in steps:
-        (added,) = direct_rows.from_strips(
-            row_kernels.ADD, arrays, numbers, matrix, first, step, out
-        )
+        (added,) = direct_rows.from_strips(row_kernels.ADD, arrays, numbers, matrix, first, step, out)
         sums = table.astype(float)
         for i, id_ in enumerate(ids):
             if 0 <= id_ < len(table):
@@ -379,9 +373,7 @@ def windows(x, kernel, strides, low, out):
     """[batch, rows, columns, height, width, channels]: each window of images, zeros outside of them."""
     images, height, width, channels = x.shape
     reach = [(n - 1) * s + k for n, s, k in zip(out, strides, kernel)]
-    padded = np.zeros(
-        (images, *(max(r, p + n) for r, p, n in zip(reach, low, (height, width))), channels)
-    )
+    padded = np.zeros((images, *(max(r, p + n) for r, p, n in zip(reach, low, (height, width))), channels))
     padded[:, low[0] : low[0] + height, low[1] : low[1] + width] = x
     found = np.lib.stride_tricks.sliding_window_view(padded, kernel, (1, 2))
     found = found[:, :: strides[0], :: strides[1]][:, : out[0], : out[1]]
@@ -516,9 +508,7 @@ def test_messages(numbers):
 
 
 @made(functions._LOOPS)
-@pytest.mark.parametrize(
-    "offsets", [[0, 2, 6], [0, 100], [0, 5, 3, 6], [-4, 2, 6], [3, 6], [0, 2**31 - 1]]
-)
+@pytest.mark.parametrize("offsets", [[0, 2, 6], [0, 100], [0, 5, 3, 6], [-4, 2, 6], [3, 6], [0, 2**31 - 1]])
 def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
     main, start = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, start), fluid.unique_name.guard():

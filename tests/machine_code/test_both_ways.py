@@ -18,9 +18,7 @@ from tests.fuzz.harness import fuzzed
 from tests.machine_code import guarded
 
 pytestmark = [
-    pytest.mark.skipif(
-        not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-    ),
+    pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of what is no number
 ]
 L = fluid.layers
@@ -98,9 +96,7 @@ def hold_both(net, feed, kind="plain"):
         if kind == "huge":
             continue
         scale = np.abs(one[finite]).max(initial=1e-30)
-        np.testing.assert_allclose(
-            other[finite], one[finite], rtol=0, atol=1e-4 * scale, err_msg=name
-        )
+        np.testing.assert_allclose(other[finite], one[finite], rtol=0, atol=1e-4 * scale, err_msg=name)
 
 
 def data(name, value):
@@ -160,9 +156,7 @@ def test_convolutions(images, size, filters, kernel, stride, padding, other, see
     x = array(np.random.RandomState(seed), (*images, *size), kind)
 
     def net():
-        y = L.conv2d(
-            data("x", x), filters, kernel, stride, padding, dilation, groups, bias_attr=False
-        )
+        y = L.conv2d(data("x", x), filters, kernel, stride, padding, dilation, groups, bias_attr=False)
         return [L.conv2d(y, 16, 3, padding=1, act="relu"), y]
 
     hold_both(net, {"x": x}, kind)
@@ -242,9 +236,7 @@ def one_of(optimizer):
 )
 def test_states_of_sequences(loop, lengths, width, more, backwards, seed, kind):
     rng, count = np.random.RandomState(seed), {"lstm": 4, "gru": 3}[loop]
-    x = fluid.create_lod_tensor(
-        array(rng, (sum(lengths), count * width), kind), [lengths], fluid.CPUPlace()
-    )
+    x = fluid.create_lod_tensor(array(rng, (sum(lengths), count * width), kind), [lengths], fluid.CPUPlace())
     state = array(rng, (max(len(lengths) + more, 1), width), "plain")
 
     def net():

@@ -30,9 +30,7 @@ from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruForm, LstmForm
 from tests.machine_code import guarded
 
-pytestmark = pytest.mark.skipif(
-    not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"
-)
+pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
 
 
 def zeros(*shape, kind=np.float32):
@@ -159,9 +157,7 @@ def test_too_little_memory_is_refused(known, name):
 def test_there_is_one_door():
     package = Path(inspect.getfile(jfluid)).parent
     callers = [
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if ".ffi_call(" in path.read_text()
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if ".ffi_call(" in path.read_text()
     ]
     assert callers == ["machine_code/calls.py"]
 

@@ -44,7 +44,5 @@ for _ in range(3):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as on Linux")
 @pytest.mark.parametrize("number", [1, 64], ids=["alone", "divided"])
 def test_no_memory_is_an_error(number):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(number)], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(number)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -11,9 +11,7 @@ from jfluid import errors
 from jfluid.compile import kept_executables
 from jfluid.machine_code import functions, lstm_kernels
 
-pytestmark = pytest.mark.skipif(
-    not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2"
-)
+pytestmark = pytest.mark.skipif(not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2")
 WIDTH, LENGTHS = 16, [3, 0, 4]
 ROWS = np.random.RandomState(0).randn(sum(LENGTHS), 4 * WIDTH).astype("float32")
 
@@ -48,9 +46,7 @@ def static_step():
     executor.run(fluid.default_startup_program())
     feed = {"x": fluid.create_lod_tensor(ROWS, [LENGTHS], fluid.CPUPlace())}
     fetches = [hidden, pooled]
-    return lambda: [
-        np.array(v) for v in executor.run(feed=feed, fetch_list=fetches, return_numpy=False)
-    ]
+    return lambda: [np.array(v) for v in executor.run(feed=feed, fetch_list=fetches, return_numpy=False)]
 
 
 def eager_step():

@@ -125,9 +125,7 @@ def test_maxout():
 
 
 def test_maxout_gives_a_tie_to_the_first_channel():
-    grad = jax.jit(jax.grad(lambda x: registry.get("maxout").fn(x, groups=3).sum()))(
-        jnp.ones((1, 3, 1, 1))
-    )
+    grad = jax.jit(jax.grad(lambda x: registry.get("maxout").fn(x, groups=3).sum()))(jnp.ones((1, 3, 1, 1)))
     np.testing.assert_array_equal(grad.ravel(), [1, 0, 0])
 
 
@@ -174,9 +172,7 @@ def test_softmax(axis):
 
 
 def test_softmax_stays_above_zero():
-    out = check("softmax", {"X": np.array([-1000, 2, 3], "float32")}, expect={"Out": None})["Out"][
-        0
-    ]
+    out = check("softmax", {"X": np.array([-1000, 2, 3], "float32")}, expect={"Out": None})["Out"][0]
     np.testing.assert_allclose(out, [1.17248e-28, 0.268941, 0.731059], rtol=1e-5)
 
 

@@ -60,9 +60,7 @@ def test_sequences_by_steps_and_back(room):
 @pytest.mark.parametrize("room", [0, 3])
 def test_reordering_rows_and_sequences(room):
     ranks = apply("lod_rank_table", ragged(room=room), level=0)
-    np.testing.assert_array_equal(
-        apply("reorder_lod_tensor_by_rank", jnp.asarray(ROWS[:4]), ranks), ROWS[[2, 0, 3, 1]]
-    )
+    np.testing.assert_array_equal(apply("reorder_lod_tensor_by_rank", jnp.asarray(ROWS[:4]), ranks), ROWS[[2, 0, 3, 1]])
     moved = apply("reorder_lod_tensor_by_rank", ragged(room=room), ranks)
     np.testing.assert_array_equal(moved.values[:6], ROWS[[2, 3, 4, 0, 1, 5]])
     assert moved.last.offsets.tolist() == [0, 3, 5, 6, 6]
@@ -115,9 +113,7 @@ def test_beam_search():
     scores = tensor([[-1.0, -2.0, -0.3], [-0.1, -0.2, -0.3], [-1.5, -1.2, -3.0]], lod)
     ids = tensor([[5, 6, 0], [7, 8, 9], [2, 0, 3]], lod, "int64")
     before, before_scores = tensor([1, 0, 4], lod, "int64"), tensor([-0.5, -0.9, -1.0], lod)
-    found = registry.get("beam_search").fn(
-        before, before_scores, ids, scores, level=0, beam_size=2, end_id=0
-    )
+    found = registry.get("beam_search").fn(before, before_scores, ids, scores, level=0, beam_size=2, end_id=0)
     assert np.array(found[0]).ravel().tolist() == [0, 0, 0, 2] and found[0].lod() == [
         [0, 2, 3],
         [0, 1, 2, 4],
@@ -200,9 +196,7 @@ def test_gradient_of_a_table(op_type, is_sparse):
 
 def test_padding_never_reaches_the_gradient_of_a_table():
     ids = Ragged(jnp.array([[1], [2], [1], [1]]), (Level(jnp.array([0, 2], jnp.int32), 4),))
-    found = apply(
-        "lookup_table_grad", jnp.zeros((5, 2)), ids, ids.like(jnp.ones((4, 2))), is_sparse=True
-    )
+    found = apply("lookup_table_grad", jnp.zeros((5, 2)), ids, ids.like(jnp.ones((4, 2))), is_sparse=True)
     assert found.rows.tolist() == [1, 2, 5, 5]
 
 
@@ -231,9 +225,7 @@ def test_sampled_softmax_draws_classes_that_differ():
     outs = draw(logits, labels, None, None, key=jax.random.key(1))
     drawn = np.asarray(outs[0])
     assert drawn.shape == (3, 21) and drawn[:, 0].tolist() == [1, 4, 9]
-    assert (
-        len(set(drawn[0, 1:])) == 20 and (drawn[0, 1:] == drawn[2, 1:]).all() and drawn.max() < 50
-    )
+    assert len(set(drawn[0, 1:])) == 20 and (drawn[0, 1:] == drawn[2, 1:]).all() and drawn.max() < 50
     scores, label = fluid.data("scores", [3, 50]), fluid.data("label", [3, 1], dtype="int64")
     loss = layers.sampled_softmax_with_cross_entropy(scores, label, num_samples=49)
     feed = {"scores": np.zeros((3, 50), "float32"), "label": np.array([[1], [4], [9]])}
@@ -349,8 +341,6 @@ def test_the_layer_lstm_and_static_rnn_make_their_operators():
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     values = np.ones((4, 2, 3), "float32")
-    found, twice = exe.run(
-        feed={"x": values, "h": np.zeros((1, 2, 5), "float32")}, fetch_list=[out, doubled]
-    )
+    found, twice = exe.run(feed={"x": values, "h": np.zeros((1, 2, 5), "float32")}, fetch_list=[out, doubled])
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(twice, 2 * values)

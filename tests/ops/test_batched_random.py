@@ -30,15 +30,11 @@ def test_numbers_are_those_of_jax(kind, one):
     ("operator", "one"),
     [
         (
-            lambda key, shape: random.uniform_random(
-                None, None, shape=shape, min=-0.3, max=0.5, key=key
-            ),
+            lambda key, shape: random.uniform_random(None, None, shape=shape, min=-0.3, max=0.5, key=key),
             lambda key, shape: jax.random.uniform(key, shape, minval=-0.3, maxval=0.5),
         ),
         (
-            lambda key, shape: random.gaussian_random(
-                None, None, shape=shape, mean=2, std=3, key=key
-            ),
+            lambda key, shape: random.gaussian_random(None, None, shape=shape, mean=2, std=3, key=key),
             lambda key, shape: jax.random.normal(key, shape) * 3 + 2,
         ),
         (
@@ -59,9 +55,7 @@ def test_many_numbers_are_drawn_in_parts_and_are_those_of_jax(operator, one, mon
 def test_bits_are_those_of_jax():
     key = jax.random.key(11)
     keys = jax.numpy.broadcast_to(jax.random.key_data(key), (9, 2))
-    np.testing.assert_array_equal(
-        batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,))
-    )
+    np.testing.assert_array_equal(batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,)))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +89,7 @@ def _startup(monkeypatch, names, most=None):
     startup.random_seed = 5
     with fluid.program_guard(main, startup):
         for i, name in enumerate(names):
-            fluid.layers.create_parameter(
-                [40, 3 + i], "float32", name, default_initializer=kinds[name[0]]
-            )
+            fluid.layers.create_parameter([40, 3 + i], "float32", name, default_initializer=kinds[name[0]])
     scope = fluid.Scope()
     fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
     return {n: np.array(scope.find_var(n).get_tensor()) for n in names}
@@ -109,21 +101,15 @@ def test_parameters_do_not_depend_on_what_is_drawn_with_them(monkeypatch):
     for most in (0, 250):
         for name, value in _startup(monkeypatch, names, most).items():
             np.testing.assert_allclose(value, together[name], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(
-        together["s1"].ravel(), together["z1"].ravel()[: together["s1"].size]
-    )
+    np.testing.assert_array_equal(together["s1"].ravel(), together["z1"].ravel()[: together["s1"].size])
     assert together["u1"].min() >= -3 and together["u1"].max() < 5 and np.ptp(together["u1"]) > 6
     assert 10 < abs(together["t1"] - 2).max() < 14
     assert len({together[n].ravel()[0] for n in ("u1", "u2", "n1", "n2", "t1", "t2", "s1")}) == 7
 
 
-@pytest.mark.parametrize(
-    "key", [jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")]
-)
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")])
 def test_other_keys_draw_too(key):
     drawn = [fluid.layers.uniform_random([300], seed=0), fluid.layers.gaussian_random([300])]
     apply, params = fluid.to_jax(fluid.default_main_program(), [], drawn)
     even, normal = map(np.asarray, apply(params, key=key))
-    assert (
-        even.min() >= -1 and even.max() < 1 and 0.4 < even.std() < 0.75 and 0.7 < normal.std() < 1.3
-    )
+    assert even.min() >= -1 and even.max() < 1 and 0.4 < even.std() < 0.75 and 0.7 < normal.std() < 1.3

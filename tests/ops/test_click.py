@@ -27,9 +27,7 @@ def ragged(values, lengths, room=0):
 
 @pytest.mark.parametrize("use_cvm", [True, False])
 def test_cvm(use_cvm):
-    expected = (
-        np.concatenate([SHOW, np.log(X[:, 1:2] + 1) - SHOW, X[:, 2:]], 1) if use_cvm else X[:, 2:]
-    )
+    expected = np.concatenate([SHOW, np.log(X[:, 1:2] + 1) - SHOW, X[:, 2:]], 1) if use_cvm else X[:, 2:]
     check("cvm", {"X": X, "CVM": COUNTS}, {"use_cvm": use_cvm}, expect={"Y": expected})
     out, back = jax.vjp(lambda x: registry.get("cvm").fn(x, COUNTS, use_cvm=use_cvm), X)
     grad = RNG.normal(size=out.shape).astype("float32")
@@ -39,9 +37,7 @@ def test_cvm(use_cvm):
 @pytest.mark.parametrize("room", [0, 3])
 def test_cvm_of_sequences_counts_for_each_row_what_its_sequence_has(room):
     x = ragged(X, [2, 0, 3], room)
-    out, back = jax.vjp(
-        lambda v: registry.get("cvm").fn(x.like(v), COUNTS[:3], use_cvm=False).values, x.values
-    )
+    out, back = jax.vjp(lambda v: registry.get("cvm").fn(x.like(v), COUNTS[:3], use_cvm=False).values, x.values)
     np.testing.assert_array_equal(out[:5], X[:, 2:])
     seed = np.ones(out.shape, "float32")
     seed[5:] = 0
@@ -86,9 +82,7 @@ def test_data_norm_gives_the_summaries_of_the_batch_as_gradients(room):
     attrs = {"epsilon": 1e-3}
 
     def run(values, size, total, squares):
-        out = ragged_dispatch.call(
-            definition, [None, None, x.like(values), size, total, squares], attrs
-        )[0]
+        out = ragged_dispatch.call(definition, [None, None, x.like(values), size, total, squares], attrs)[0]
         return jnp.where(x.mask()[:, None], out.values, 0)
 
     out, back = jax.vjp(run, x.values, SIZE, TOTAL, SQUARES)
@@ -125,17 +119,13 @@ def test_data_norm_leaves_slots_without_a_count_at_zero():
     np.testing.assert_allclose(grad, SCALES * seen, rtol=1e-6)
     np.testing.assert_array_equal(size, [1] * 4)
     np.testing.assert_allclose(total, (x * seen).sum(0) / count, rtol=1e-6)
-    np.testing.assert_allclose(
-        squares, ((x - MEANS) ** 2 * seen).sum(0) / count + count * 1e-3, rtol=1e-5
-    )
+    np.testing.assert_allclose(squares, ((x - MEANS) ** 2 * seen).sum(0) / count + count * 1e-3, rtol=1e-5)
 
 
 PARTS = [RNG.normal(size=(3, 4)).astype("float32") for _ in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("start", "length", "columns"), [(1, 2, [1, 2]), (-2, -1, [2, 3]), (0, 4, [0, 1, 2, 3])]
-)
+@pytest.mark.parametrize(("start", "length", "columns"), [(1, 2, [1, 2]), (-2, -1, [2, 3]), (0, 4, [0, 1, 2, 3])])
 def test_parts_of_several(start, length, columns):
     attrs = {"start_index": start, "length": length}
     stacked = np.stack(PARTS)[:, :, columns]

@@ -14,9 +14,7 @@ X = np.arange(24, dtype="float32").reshape(2, 4, 3) - 7  # of two replicas, four
 
 def among(op_type, values, **attrs):
     """What the operator gives in each replica."""
-    return np.asarray(
-        jax.vmap(lambda x: registry.get(op_type).fn(x, **attrs), axis_name=collective.AXIS)(values)
-    )
+    return np.asarray(jax.vmap(lambda x: registry.get(op_type).fn(x, **attrs), axis_name=collective.AXIS)(values))
 
 
 @pytest.mark.parametrize(
@@ -38,9 +36,7 @@ def among(op_type, values, **attrs):
     ],
 )
 def test_among_replicas(op_type, attrs, expected):
-    np.testing.assert_array_equal(
-        among(op_type, X, **attrs), np.broadcast_to(expected, (2, *expected.shape[-2:]))
-    )
+    np.testing.assert_array_equal(among(op_type, X, **attrs), np.broadcast_to(expected, (2, *expected.shape[-2:])))
 
 
 def test_reducescatter_gives_each_its_share():
@@ -56,17 +52,13 @@ def test_integers_stay_integers(op_type):
 def test_sums_of_several_are_one():
     a, b, c = (np.random.RandomState(i).rand(2, 3, i + 1).astype("float32") for i in range(3))
     d = np.arange(4, dtype="int32").reshape(2, 2)
-    found = jax.vmap(registry.get("fused_allreduce_sum").fn, axis_name=collective.AXIS)(
-        [a, d, b, c]
-    )
+    found = jax.vmap(registry.get("fused_allreduce_sum").fn, axis_name=collective.AXIS)([a, d, b, c])
     for have, value in zip(found, (a, d, b, c)):
         assert have.dtype == value.dtype
         np.testing.assert_allclose(have[0], value.sum(0), rtol=1e-6)
         np.testing.assert_array_equal(have[0], have[1])
     lowered = str(
-        jax.make_jaxpr(jax.vmap(registry.get("fused_allreduce_sum").fn, axis_name=collective.AXIS))(
-            [a, d, b, c]
-        )
+        jax.make_jaxpr(jax.vmap(registry.get("fused_allreduce_sum").fn, axis_name=collective.AXIS))([a, d, b, c])
     )
     assert lowered.count("reduce_sum") <= 2
 
@@ -76,14 +68,10 @@ def test_gradients_among_replicas():
         return (registry.get(op_type).fn(x, **attrs) * weight).sum()
 
     weights = np.random.RandomState(0).rand(2, 4, 3).astype("float32")
-    grads = jax.vmap(
-        jax.grad(lambda x, w: loss(x, w, "c_allreduce_sum")), axis_name=collective.AXIS
-    )(X, weights)
+    grads = jax.vmap(jax.grad(lambda x, w: loss(x, w, "c_allreduce_sum")), axis_name=collective.AXIS)(X, weights)
     np.testing.assert_allclose(grads, np.stack([weights.sum(0)] * 2), rtol=1e-6)
     weights = np.random.RandomState(0).rand(2, 8, 3).astype("float32")
-    grads = jax.vmap(
-        jax.grad(lambda x, w: loss(x, w, "c_allgather", nranks=2)), axis_name=collective.AXIS
-    )(X, weights)
+    grads = jax.vmap(jax.grad(lambda x, w: loss(x, w, "c_allgather", nranks=2)), axis_name=collective.AXIS)(X, weights)
     np.testing.assert_allclose(grads, weights.sum(0).reshape(2, 4, 3), rtol=1e-6)
 
 
@@ -167,11 +155,7 @@ def test_process_group(monkeypatch):
     fluid.Executor(fluid.CPUPlace()).run(program)
     # before JAX starts, and where the operator stands
     assert calls == [(["a:1", "b:1", "c:1"], 1)] * 2
-    block.append_op(
-        "gen_nccl_id", {}, {"NCCLID": "id_1"}, {"trainers": ["a:1", "b:1"], "trainer_id": 0}
-    )
+    block.append_op("gen_nccl_id", {}, {"NCCLID": "id_1"}, {"trainers": ["a:1", "b:1"], "trainer_id": 0})
     block.append_op("c_comm_init", {"X": "id_1"}, {}, {"rank": 1, "nranks": 2, "ring_id": 0})
-    with pytest.raises(
-        errors.OpError, match="this is rank 1 of 2, but trainer 0 of 2 met the others"
-    ):
+    with pytest.raises(errors.OpError, match="this is rank 1 of 2, but trainer 0 of 2 met the others"):
         fluid.Executor(fluid.CPUPlace()).run(program)

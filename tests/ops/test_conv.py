@@ -43,9 +43,7 @@ def test_conv2d(attrs, filters):
     check("conv2d", {"Input": X, "Filter": w}, attrs, expect={"Output": expected.astype("float32")})
 
 
-@pytest.mark.parametrize(
-    "attrs", [{"strides": [2, 1], "paddings": [1, 0, 0, 1]}, {"dilations": [2, 1], "groups": 2}]
-)
+@pytest.mark.parametrize("attrs", [{"strides": [2, 1], "paddings": [1, 0, 0, 1]}, {"dilations": [2, 1], "groups": 2}])
 def test_conv2d_gradient(attrs):
     x, w = array(1, 2, 4, 3), array(2, 2 // attrs.get("groups", 1), 2, 2)
     expected = convolve(
@@ -65,15 +63,11 @@ def test_conv2d_gradient(attrs):
     )
 
 
-@pytest.mark.parametrize(
-    "attrs", [{"padding_algorithm": "SAME", "strides": [2, 2]}, {"data_format": "NHWC"}]
-)
+@pytest.mark.parametrize("attrs", [{"padding_algorithm": "SAME", "strides": [2, 2]}, {"data_format": "NHWC"}])
 def test_conv2d_gradient_of_other_forms(attrs):
     last = "data_format" in attrs
     x, w = array(1, 2, 4, 3), array(2, 2, 3, 2)
-    expected = convolve(
-        x, w, attrs.get("strides", [1, 1]), [0, 0] if last else [0, 1, 0, 1]
-    ).astype("float32")
+    expected = convolve(x, w, attrs.get("strides", [1, 1]), [0, 0] if last else [0, 1, 0, 1]).astype("float32")
     order = (0, 2, 3, 1) if last else (0, 1, 2, 3)
     check(
         "conv2d",
@@ -138,9 +132,7 @@ def test_bias_and_residual():
 def test_depthwise_conv2d(filters, attrs):
     w = array(*filters)
     attrs = {"groups": 4, "strides": [1, 1], **attrs}
-    expected = convolve(
-        X, w, attrs["strides"], attrs["paddings"], attrs.get("dilations"), 4
-    ).astype("float32")
+    expected = convolve(X, w, attrs["strides"], attrs["paddings"], attrs.get("dilations"), 4).astype("float32")
     check("depthwise_conv2d", {"Input": X, "Filter": w}, attrs, expect={"Output": expected})
     check(
         "conv2d",

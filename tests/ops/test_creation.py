@@ -42,12 +42,8 @@ def test_fill_constant(attrs, expected):
 
 def test_fill_constant_by_tensors():
     assert call("fill_constant", None, np.array([2, 3]), []).shape == (2, 3)
-    assert call(
-        "fill_constant", None, None, [np.array([2]), np.array([1])], shape=(-1, 1)
-    ).shape == (2, 1)
-    np.testing.assert_array_equal(
-        call("fill_constant", np.array([3.0]), None, [], shape=(2,)), [3, 3]
-    )
+    assert call("fill_constant", None, None, [np.array([2]), np.array([1])], shape=(-1, 1)).shape == (2, 1)
+    np.testing.assert_array_equal(call("fill_constant", np.array([3.0]), None, [], shape=(2,)), [3, 3])
     with pytest.raises(errors.ShapeError, match="without negative numbers"):
         call("fill_constant", None, None, [], shape=(-1, 2))
 
@@ -179,9 +175,7 @@ def test_linspace(start, stop, count):
 
 
 def test_diagonals():
-    check(
-        "eye", {}, {"num_rows": 2, "num_columns": 3}, expect={"Out": np.eye(2, 3, dtype="float32")}
-    )
+    check("eye", {}, {"num_rows": 2, "num_columns": 3}, expect={"Out": np.eye(2, 3, dtype="float32")})
     check("eye", {}, {"num_rows": 2, "dtype": INT32}, expect={"Out": np.eye(2, dtype="int32")})
     check("diag", {"Diagonal": np.array([3, 4])}, expect={"Out": np.diag([3, 4])})
     x = floats(2, 3)

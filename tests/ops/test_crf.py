@@ -40,9 +40,7 @@ def taggings(emission):
 
 
 def loss(emission, path):
-    return np.log(sum(np.exp(score(emission, p)) for p in taggings(emission))) - score(
-        emission, path
-    )
+    return np.log(sum(np.exp(score(emission, p)) for p in taggings(emission))) - score(emission, path)
 
 
 def best(emission):
@@ -50,9 +48,7 @@ def best(emission):
 
 
 def dense_losses():
-    return np.array(
-        [[loss(e[:n], t[:n])] for e, t, n in zip(EMISSION, LABEL, LENGTHS, strict=True)]
-    )
+    return np.array([[loss(e[:n], t[:n])] for e, t, n in zip(EMISSION, LABEL, LENGTHS, strict=True)])
 
 
 def dense_paths():
@@ -142,21 +138,17 @@ def test_linear_chain_crf_of_ragged_rows(room):
     @jax.jit
     @jax.grad
     def total_dense(dense):
-        out = registry.get("linear_chain_crf").fn(
-            dense, TRANSITION, np.stack([flat[:4], flat[2:6]]), np.array([2, 4])
-        )[3]
+        out = registry.get("linear_chain_crf").fn(dense, TRANSITION, np.stack([flat[:4], flat[2:6]]), np.array([2, 4]))[
+            3
+        ]
         return (out[:, 0] * weights[[0, 2]]).sum()
 
     with jax.enable_x64(True):
         flat, values = LABEL.reshape(-1)[:6], EMISSION.reshape(-1, TAGS)[:6]
         found, grad = total(rows.values)
-        np.testing.assert_allclose(
-            found, loss(values[:2], flat[:2]) + 2 * loss(values[2:], flat[2:]), rtol=1e-5
-        )
+        np.testing.assert_allclose(found, loss(values[:2], flat[:2]) + 2 * loss(values[2:], flat[2:]), rtol=1e-5)
         expected = total_dense(np.stack([values[:4], values[2:]]))
-    np.testing.assert_allclose(
-        grad[:6], np.concatenate([expected[0, :2], expected[1]]), rtol=1e-4, atol=1e-6
-    )
+    np.testing.assert_allclose(grad[:6], np.concatenate([expected[0, :2], expected[1]]), rtol=1e-4, atol=1e-6)
     assert not np.any(grad[6:])
 
 
@@ -180,11 +172,7 @@ def test_crf_decoding_of_ragged_rows(room):
     with jax.enable_x64(True):
         out = decode(ragged(rows, [2, 0, 4], room), TRANSITION, None, None)
     np.testing.assert_array_equal(out.values[:6], path)
-    assert (
-        out.dtype == "int64"
-        and out.exact == (not room)
-        and out.last.offsets.tolist() == [0, 2, 2, 6]
-    )
+    assert out.dtype == "int64" and out.exact == (not room) and out.last.offsets.tolist() == [0, 2, 2, 6]
     seen = ragged(labels, [2, 0, 4], room)
     with jax.enable_x64(True):
         out = decode(ragged(rows, [2, 0, 4], room), TRANSITION, seen, None)
@@ -195,10 +183,7 @@ def read_chunks(tags, scheme, types):
     """{(first, last, type)}: the conlleval reading, a chunk open or not at each tag."""
     letters = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "I"}[scheme]
     found, start = set(), None
-    marks = [
-        (letters[t % len(letters)], t // len(letters)) if t // len(letters) < types else ("O", None)
-        for t in tags
-    ]
+    marks = [(letters[t % len(letters)], t // len(letters)) if t // len(letters) < types else ("O", None) for t in tags]
     for i, (mark, kind) in enumerate([*marks, ("O", None)]):
         before, before_kind = marks[i - 1] if i else ("O", None)
         changed = kind != before_kind
@@ -214,8 +199,7 @@ def chunk_numbers(inferred, labels, lengths, scheme, types, excluded):
     counts, at = np.zeros(3, "int64"), 0
     for n in lengths:
         mine, theirs = (
-            {c for c in read_chunks(v[at : at + n], scheme, types) if c[2] not in excluded}
-            for v in (inferred, labels)
+            {c for c in read_chunks(v[at : at + n], scheme, types) if c[2] not in excluded} for v in (inferred, labels)
         )
         counts += [len(mine), len(theirs), len(mine & theirs)]
         at += n
@@ -230,9 +214,7 @@ SCHEMES = {"IOB": 2, "IOE": 2, "IOBES": 4, "plain": 1}
 
 def tag_rows(scheme, number):
     labels = RNG.randint(0, 3 * SCHEMES[scheme] + 1, number).astype("int64")
-    return np.where(
-        RNG.rand(number) < 0.2, RNG.randint(0, 3 * SCHEMES[scheme] + 1, number), labels
-    ), labels
+    return np.where(RNG.rand(number) < 0.2, RNG.randint(0, 3 * SCHEMES[scheme] + 1, number), labels), labels
 
 
 @pytest.mark.parametrize("excluded", [(), (1,)])
@@ -269,9 +251,7 @@ def test_chunk_eval_without_chunks_gives_zeros():
         "chunk_eval",
         {"Inference": outside, "Label": outside, "SeqLength": np.array([3, 2])},
         {"num_chunk_types": 3, "chunk_scheme": "IOB"},
-        expect=dict(
-            zip(OUTS, [np.zeros(1, "float32")] * 3 + [np.zeros(1, "int64")] * 3, strict=True)
-        ),
+        expect=dict(zip(OUTS, [np.zeros(1, "float32")] * 3 + [np.zeros(1, "int64")] * 3, strict=True)),
     )
 
 

@@ -27,18 +27,12 @@ def gradient(op_type, inputs, attrs, slot, out, extra=()):
         block.create_var(name=f"{name}_out")
     block.append_op(op_type, {n: n for n in inputs}, {n: f"{n}_out" for n in (out, *extra)}, attrs)
     (grad,) = fluid.gradients(block.var(f"{out}_out"), block.var(slot))
-    return fluid.Executor(fluid.CPUPlace()).run(
-        program, feed=inputs, fetch_list=[grad], scope=fluid.Scope()
-    )[0]
+    return fluid.Executor(fluid.CPUPlace()).run(program, feed=inputs, fetch_list=[grad], scope=fluid.Scope())[0]
 
 
 def test_cross_entropy():
-    check(
-        "cross_entropy", {"X": SOFTMAX, "Label": LABEL}, expect={"Y": -np.log(PICKED)}, grad=("X",)
-    )
-    check(
-        "cross_entropy", {"X": SOFTMAX, "Label": LABEL[:, 0]}, expect={"Y": -np.log(PICKED[:, 0])}
-    )
+    check("cross_entropy", {"X": SOFTMAX, "Label": LABEL}, expect={"Y": -np.log(PICKED)}, grad=("X",))
+    check("cross_entropy", {"X": SOFTMAX, "Label": LABEL[:, 0]}, expect={"Y": -np.log(PICKED[:, 0])})
     check(
         "cross_entropy",
         {"X": SOFTMAX.reshape(1, 3, 4), "Label": LABEL.reshape(1, 3, 1)},
@@ -64,9 +58,7 @@ def test_cross_entropy2():
     )
 
 
-@pytest.mark.parametrize(
-    ("op_type", "extra"), [("cross_entropy", ()), ("cross_entropy2", ("XShape", "MatchX"))]
-)
+@pytest.mark.parametrize(("op_type", "extra"), [("cross_entropy", ()), ("cross_entropy2", ("XShape", "MatchX"))])
 def test_cross_entropy_at_zero_and_of_an_ignored_label(op_type, extra):
     inputs = {
         "X": np.array([[0, 0.5, 0.5], [0.2, 0.3, 0.5], [0, 0.2, 0.8]], "float32"),
@@ -145,9 +137,7 @@ def test_softmax_with_cross_entropy_of_large_logits_and_half_precision():
 
 def test_soft_labels_are_subtracted_whatever_their_sum():
     inputs = {"Logits": LOGITS, "Label": 2 * SOFT}
-    found = gradient(
-        "softmax_with_cross_entropy", inputs, {"soft_label": True}, "Logits", "Loss", ("Softmax",)
-    )
+    found = gradient("softmax_with_cross_entropy", inputs, {"soft_label": True}, "Logits", "Loss", ("Softmax",))
     np.testing.assert_allclose(found, SOFTMAX - 2 * SOFT, rtol=1e-5, atol=1e-6)
 
 
@@ -159,9 +149,7 @@ def test_a_label_that_is_no_class_gives_nan(label):
         ("cross_entropy2", "X", "Y"),
         ("softmax_with_cross_entropy", "Logits", "Loss"),
     ):
-        expected = np.where(
-            labels == label, np.nan, -np.log(np.take_along_axis(SOFTMAX, labels % 4, 1))
-        )
+        expected = np.where(labels == label, np.nan, -np.log(np.take_along_axis(SOFTMAX, labels % 4, 1)))
         check(
             op_type,
             {slot: SOFTMAX if slot == "X" else LOGITS, "Label": labels},
@@ -190,9 +178,7 @@ WEIGHT = np.array([0.1, 0.2, 0.3, 0.4], "float32")
 def test_nll_loss(weight):
     x, label = np.log(SOFTMAX), np.array([0, 3, -100])
     inputs = {"X": x, "Label": label} | ({} if weight is None else {"Weight": weight})
-    weights = np.where(
-        label == -100, 0, (np.ones(4, "float32") if weight is None else weight)[label % 4]
-    )
+    weights = np.where(label == -100, 0, (np.ones(4, "float32") if weight is None else weight)[label % 4])
     losses = (-x[np.arange(3), label % 4] * weights).astype("float32")
     total = np.array([weights.sum()], "float32")
     check("nll_loss", inputs, {"reduction": "none"}, expect={"Out": losses}, grad=("X",))

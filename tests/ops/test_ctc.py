@@ -38,8 +38,7 @@ def loss(logits, label):
 
 
 LOSSES = [
-    [loss(x, y[:, 0].tolist())]
-    for x, y in zip(parts(LOGITS, LENGTHS), parts(LABELS, LABEL_LENGTHS), strict=True)
+    [loss(x, y[:, 0].tolist())] for x, y in zip(parts(LOGITS, LENGTHS), parts(LABELS, LABEL_LENGTHS), strict=True)
 ]
 
 
@@ -161,10 +160,7 @@ def distance(a, b):
 HYPS, REFS = RNG.randint(0, 3, (10, 1)), RNG.randint(0, 3, (9, 1))
 HYP_LENGTHS, REF_LENGTHS = [5, 0, 1, 4], [3, 2, 3, 1]
 DISTANCES = np.array(
-    [
-        [distance(a[:, 0], b[:, 0])]
-        for a, b in zip(parts(HYPS, HYP_LENGTHS), parts(REFS, REF_LENGTHS), strict=True)
-    ],
+    [[distance(a[:, 0], b[:, 0])] for a, b in zip(parts(HYPS, HYP_LENGTHS), parts(REFS, REF_LENGTHS), strict=True)],
     "float32",
 )
 

@@ -12,9 +12,7 @@ RNG = np.random.RandomState(0)
 
 
 def between(plane, y, x):
-    rows, columns = (
-        np.maximum(1 - np.abs(v - np.arange(n)), 0) for v, n in zip((y, x), plane.shape)
-    )
+    rows, columns = (np.maximum(1 - np.abs(v - np.arange(n)), 0) for v, n in zip((y, x), plane.shape))
     return rows @ plane @ columns
 
 
@@ -64,9 +62,7 @@ def test_layer():
         mask = layers.fill_constant([2, 9, 3, 3], "float32", 0.5)
         attr = fluid.ParamAttr(initializer=weight)
         both = layers.deformable_conv(x, offset, mask, 4, 3, stride=2, padding=1, param_attr=attr)
-        first = layers.deformable_conv(
-            x, offset, None, 4, 3, 2, 1, param_attr=attr, bias_attr=False, modulated=False
-        )
+        first = layers.deformable_conv(x, offset, None, 4, 3, 2, 1, param_attr=attr, bias_attr=False, modulated=False)
         names = [p.name for p in x.block.program.all_parameters()]
         assert names == ["deformable_conv_0.w_0", "deformable_conv_0.b_0", "deformable_conv_1.w_0"]
         return both, first, layers.conv2d(x, 4, 3, 2, 1, param_attr=attr, bias_attr=False)
@@ -86,6 +82,4 @@ def test_what_does_not_fit():
         with pytest.raises(errors.ShapeError, match="divisible by groups 2"):
             layers.deformable_conv(x, offset, None, 4, 3, groups=2, modulated=False)
         with pytest.raises(errors.ShapeError, match="deformable_groups 2 must divide"):
-            layers.deformable_conv(
-                x, offset, None, 4, 3, padding=1, deformable_groups=2, modulated=False
-            )
+            layers.deformable_conv(x, offset, None, 4, 3, padding=1, deformable_groups=2, modulated=False)

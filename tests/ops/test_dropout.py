@@ -14,9 +14,7 @@ DROPOUT = registry.get("dropout").fn
 
 
 def draw(number, shape=(400, 500), **attrs):
-    out, mask = jax.jit(lambda key: DROPOUT(np.ones(shape, "float32"), None, key=key, **attrs))(
-        jax.random.key(number)
-    )
+    out, mask = jax.jit(lambda key: DROPOUT(np.ones(shape, "float32"), None, key=key, **attrs))(jax.random.key(number))
     return np.asarray(out), np.asarray(mask)
 
 
@@ -30,9 +28,7 @@ def test_elements_are_dropped_with_the_given_probability(prob):
     for axis in (0, 1):  # no row or column is special
         means = mask.mean(axis)
         deviation = np.sqrt(prob * (1 - prob) / mask.shape[axis])
-        assert (
-            abs(means.std() / deviation - 1) < 0.1 and abs(means + prob - 1).max() < 6 * deviation
-        )
+        assert abs(means.std() / deviation - 1) < 0.1 and abs(means + prob - 1).max() < 6 * deviation
 
 
 def test_masks_of_neighbours_and_of_other_keys_are_independent():
@@ -51,9 +47,7 @@ def test_kept_elements_are_scaled_up_in_training():
     np.testing.assert_allclose(out, mask * np.float32(1.25), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("implementation", "factor"), [("downgrade_in_infer", 0.7), ("upscale_in_train", 1.0)]
-)
+@pytest.mark.parametrize(("implementation", "factor"), [("downgrade_in_infer", 0.7), ("upscale_in_train", 1.0)])
 def test_the_test_form(implementation, factor):
     check(
         "dropout",
@@ -74,9 +68,7 @@ def test_nothing_and_everything_dropped(prob, implementation):
     )
 
 
-@pytest.mark.parametrize(
-    ("implementation", "factor"), [("downgrade_in_infer", 1.0), ("upscale_in_train", 2.0)]
-)
+@pytest.mark.parametrize(("implementation", "factor"), [("downgrade_in_infer", 1.0), ("upscale_in_train", 2.0)])
 def test_gradient(implementation, factor):
     mask, grad = np.arange(12).reshape(3, 4).astype("uint8") % 2, X[::-1]
     attrs = {"dropout_prob": 0.5, "dropout_implementation": implementation}
@@ -104,11 +96,7 @@ def run(steps, **attrs):
     program = fluid.Program()
     program.random_seed = 3
     block = program.global_block()
-    inputs = {
-        "X": block.create_var(
-            name="x", shape=[-1, 64], dtype="float32", is_data=True, stop_gradient=False
-        )
-    }
+    inputs = {"X": block.create_var(name="x", shape=[-1, 64], dtype="float32", is_data=True, stop_gradient=False)}
     feed = {"x": np.ones((16, 64), "float32")}
     if "seed_tensor" in attrs:
         inputs["Seed"] = block.create_var(name="s", shape=[1], dtype="int32", is_data=True)
@@ -117,9 +105,7 @@ def run(steps, **attrs):
     block.append_op("dropout", inputs, {"Out": out, "Mask": mask}, attrs)
     (grad,) = fluid.gradients(out, inputs["X"])
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
-    return [
-        exe.run(program, feed=feed, fetch_list=[out, mask, grad], scope=scope) for _ in range(steps)
-    ]
+    return [exe.run(program, feed=feed, fetch_list=[out, mask, grad], scope=scope) for _ in range(steps)]
 
 
 def test_each_step_draws_anew_and_the_gradient_uses_its_mask():
@@ -127,9 +113,7 @@ def test_each_step_draws_anew_and_the_gradient_uses_its_mask():
     for out, mask, grad in steps:
         np.testing.assert_allclose(out, mask / np.float32(0.6), rtol=1e-6)
         np.testing.assert_array_equal(grad, out)
-    assert not np.array_equal(steps[0][1], steps[1][1]) and not np.array_equal(
-        steps[1][1], steps[2][1]
-    )
+    assert not np.array_equal(steps[0][1], steps[1][1]) and not np.array_equal(steps[1][1], steps[2][1])
 
 
 @pytest.mark.parametrize("attrs", [{"seed": 5, "fix_seed": True}, {"seed_tensor": 5}])

@@ -114,14 +114,10 @@ def test_integer_power():
 
 def test_mod_of_floats_has_the_sign_of_the_divisor():
     x, y = np.array([-5.5, 5.5, -5, 5], "float32"), np.array([3, 3, -3, -3], "float32")
-    check(
-        "elementwise_mod", {"X": x, "Y": y}, expect={"Out": np.array([0.5, 2.5, -2, -1], "float32")}
-    )
+    check("elementwise_mod", {"X": x, "Y": y}, expect={"Out": np.array([0.5, 2.5, -2, -1], "float32")})
 
 
-@pytest.mark.parametrize(
-    ("name", "to_x"), [("elementwise_max", [0, 1, 0]), ("elementwise_min", [0, 0, 1])]
-)
+@pytest.mark.parametrize(("name", "to_x"), [("elementwise_max", [0, 1, 0]), ("elementwise_min", [0, 0, 1])])
 def test_a_tie_gives_its_gradient_to_y(name, to_x):
     x, y = jnp.array([1.0, 2, 3]), jnp.array([1.0, 1, 4])
     gx, gy = jax.jit(jax.grad(lambda *v: call(name, *v).sum(), (0, 1)))(x, y)
@@ -275,6 +271,4 @@ def test_cumsum(reverse, exclusive):
 
 
 def test_cumsum_of_integers():
-    check(
-        "cumsum", {"X": np.array([1, 2, 3], "int32")}, expect={"Out": np.array([1, 3, 6], "int32")}
-    )
+    check("cumsum", {"X": np.array([1, 2, 3], "int32")}, expect={"Out": np.array([1, 3, 6], "int32")})

@@ -12,9 +12,7 @@ IDS = np.array([[1, 3], [1, 0]])
 
 
 def test_lookup_table():
-    check(
-        "lookup_table", {"W": TABLE, "Ids": IDS[..., None]}, expect={"Out": TABLE[IDS]}, grad=("W",)
-    )
+    check("lookup_table", {"W": TABLE, "Ids": IDS[..., None]}, expect={"Out": TABLE[IDS]}, grad=("W",))
     check(
         "lookup_table",
         {"W": TABLE, "Ids": IDS[0][:, None]},
@@ -142,9 +140,7 @@ def test_the_depth_may_be_a_known_tensor(op_type):
     block.append_op("fill_constant", {}, {"Out": "depth"}, {"shape": [1], "dtype": 2, "value": 4.0})
     block.append_op(op_type, {"X": "x", "depth_tensor": "depth"}, {"Out": "out"})
     assert block.var("out").shape[-1] == -1
-    (out,) = fluid.Executor(fluid.CPUPlace()).run(
-        program, feed={"x": np.array([[1], [3]])}, fetch_list=["out"]
-    )
+    (out,) = fluid.Executor(fluid.CPUPlace()).run(program, feed={"x": np.array([[1], [3]])}, fetch_list=["out"])
     np.testing.assert_array_equal(out.reshape(2, 4), np.eye(4)[[1, 3]])
 
 

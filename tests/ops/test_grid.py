@@ -22,9 +22,7 @@ def test_grid_sampler():
     grid[0, 0, 0] = [5e9, -1e3]
     expect = np.zeros((2, 2, 6))
     for n in range(2):
-        across, down = (
-            (grid[n, ..., i].astype("float64") + 1) / 2 * (s - 1) for i, s in ((0, 4), (1, 3))
-        )
+        across, down = ((grid[n, ..., i].astype("float64") + 1) / 2 * (s - 1) for i, s in ((0, 4), (1, 3)))
         weight = triangles(down, 3)[:, :, None] * triangles(across, 4)[:, None]
         expect[n] = np.einsum("phw,chw->cp", weight, x[n])
     expect = expect.reshape(2, 2, 2, 3)

@@ -98,9 +98,7 @@ def test_pyramid_hash_leaves_runs_out():
         feeds["W"] = np.ones((32, 1), "float32")
         feeds["X"] = ragged(np.arange(40, dtype="int32")[:, None], [40])
         ins = {
-            n: fluid.data(
-                n, [-1 if n == "X" else len(v), 1], str(np.asarray(v).dtype), int(n == "X")
-            )
+            n: fluid.data(n, [-1 if n == "X" else len(v), 1], str(np.asarray(v).dtype), int(n == "X"))
             for n, v in feeds.items()
         }
         outs = {n: block.create_var(name=n) for n in ("Out", "DropPos", "X_Temp_Out")}
@@ -127,9 +125,7 @@ def test_pyramid_hash_trains_its_table_by_itself():
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         words = fluid.data("words", [-1, 1], "int32", lod_level=1)
         words.stop_gradient = False
-        table = fluid.ParamAttr(
-            name="table", initializer=fluid.initializer.NumpyArrayInitializer(TABLE)
-        )
+        table = fluid.ParamAttr(name="table", initializer=fluid.initializer.NumpyArrayInitializer(TABLE))
         found = fluid.contrib.layers.search_pyramid_hash(
             words, 4, 30, 3, 2, 0.0, True, False, 1, 1, 0, 0.5, param_attr=table
         )
@@ -146,9 +142,7 @@ def test_pyramid_hash_trains_its_table_by_itself():
     np.testing.assert_allclose(trained, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", [{"rand_len": 3}, {"pyramid_layer": 1}, {"space_len": 31}, {"num_emb": 0}]
-)
+@pytest.mark.parametrize("change", [{"rand_len": 3}, {"pyramid_layer": 1}, {"space_len": 31}, {"num_emb": 0}])
 def test_attributes_that_do_not_fit(change):
     with pytest.raises(errors.ShapeError, match="pyramid_hash: (num_emb is|W is)"):
         check("pyramid_hash", INPUTS, ATTRS | change, expect={"Out": None})

@@ -97,9 +97,7 @@ def test_py_func_grad_gets_inputs_outputs_and_gradients_without_the_skipped():
 
 
 def test_py_func_errors():
-    with pytest.raises(
-        errors.OpError, match="no Python function has the number 999999 in this process"
-    ):
+    with pytest.raises(errors.OpError, match="no Python function has the number 999999 in this process"):
         check(
             "py_func",
             {"X": [X]},
@@ -108,9 +106,7 @@ def test_py_func_errors():
             infer=False,
         )
     number = callables.register(lambda a: (a, a))
-    with pytest.raises(
-        errors.OpError, match=r"the function returned 2 values, expected 1 \(Out_out_0\)"
-    ):
+    with pytest.raises(errors.OpError, match=r"the function returned 2 values, expected 1 \(Out_out_0\)"):
         check(
             "py_func",
             {"X": [X]},

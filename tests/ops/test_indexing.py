@@ -47,22 +47,15 @@ def test_gather(index, overwrite):
 
 def test_gather_gradient_of_equal_indices():
     x, index = jnp.ones((3, 2)), np.array([1, 1, 0])
-    np.testing.assert_array_equal(
-        gradient_of("gather", x, index, overwrite=True), [[5, 6], [3, 4], [0, 0]]
-    )
-    np.testing.assert_array_equal(
-        gradient_of("gather", x, index, overwrite=False), [[5, 6], [4, 6], [0, 0]]
-    )
+    np.testing.assert_array_equal(gradient_of("gather", x, index, overwrite=True), [[5, 6], [3, 4], [0, 0]])
+    np.testing.assert_array_equal(gradient_of("gather", x, index, overwrite=False), [[5, 6], [4, 6], [0, 0]])
 
 
 def test_reads_outside_show():
     x = jnp.ones((3, 2), "float32")
     out = np.asarray(call("gather", x, np.array([0, 3, -1])))
     np.testing.assert_array_equal(np.isnan(out), [[False] * 2, [True] * 2, [True] * 2])
-    assert (
-        np.asarray(call("index_select", x.astype("int32"), np.array([2]), dim=1))[0, 0]
-        == np.iinfo("int32").min
-    )
+    assert np.asarray(call("index_select", x.astype("int32"), np.array([2]), dim=1))[0, 0] == np.iinfo("int32").min
 
 
 def test_gather_refuses_a_matrix_of_indices():
@@ -109,12 +102,8 @@ def test_scatter_adds_equal_rows():
 def test_scatter_gradients_are_those_of_fluid(overwrite):
     x, ids, updates = jnp.ones((3, 2)), np.array([1, 1]), jnp.ones((2, 2))
     whole = np.arange(1, 7).reshape(3, 2)
-    np.testing.assert_array_equal(
-        gradient_of("scatter", x, ids, updates, overwrite=overwrite), whole
-    )
-    np.testing.assert_array_equal(
-        gradient_of("scatter", x, ids, updates, wrt=2, overwrite=overwrite), whole[[1, 1]]
-    )
+    np.testing.assert_array_equal(gradient_of("scatter", x, ids, updates, overwrite=overwrite), whole)
+    np.testing.assert_array_equal(gradient_of("scatter", x, ids, updates, wrt=2, overwrite=overwrite), whole[[1, 1]])
 
 
 def test_scatter_ignores_rows_outside_and_checks_shapes():
@@ -328,9 +317,7 @@ def test_pad2d(mode, layout):
     x = floats(1, 3, 3, 2) if layout == "NHWC" else floats(1, 2, 3, 3)
     pairs = [(0, 0), (1, 2), (2, 0)]
     pairs.insert(3 if layout == "NHWC" else 1, (0, 0))
-    out = (
-        np.pad(x, pairs, constant_values=0.5) if mode == "constant" else np.pad(x, pairs, mode=mode)
-    )
+    out = np.pad(x, pairs, constant_values=0.5) if mode == "constant" else np.pad(x, pairs, mode=mode)
     check(
         "pad2d",
         {"X": x},
@@ -398,9 +385,7 @@ def test_crop_by_tensors():
         shape=(0, -1),
     )
     np.testing.assert_array_equal(out, x[1:3, 2:])
-    moved = jax.jit(lambda at: registry.get("crop").fn(x, None, at, shape=(2, 2)))(
-        np.array([1, 2], "int32")
-    )
+    moved = jax.jit(lambda at: registry.get("crop").fn(x, None, at, shape=(2, 2)))(np.array([1, 2], "int32"))
     np.testing.assert_array_equal(moved, x[1:3, 2:4])
 
 

@@ -67,9 +67,7 @@ def test_a_row_for_each_sequence(make, train):
     name = make.__name__
     for number in (1, 4, 300):
         wrong = {n: state(number, W) for n in feed if n != "x"}
-        with pytest.raises(
-            errors.ShapeError, match=rf"{name}: H0: .* 3 sequences, of 16 .*{number}, 16"
-        ):
+        with pytest.raises(errors.ShapeError, match=rf"{name}: H0: .* 3 sequences, of 16 .*{number}, 16"):
             run(feed | wrong, [y])
         if "c" in feed:
             with pytest.raises(errors.ShapeError, match=f"{name}: C0: .*{number}, 16"):

@@ -92,16 +92,12 @@ def test_matmul_pairs_batches_by_their_number():
 
 def test_matmul_drops_the_only_row_of_a_transposed_vector():
     x, y = rand(1), rand(1, 3)
-    check(
-        "matmul", {"X": x, "Y": y}, {"transpose_X": True}, expect={"Out": x[0] * y[0]}, infer=False
-    )
+    check("matmul", {"X": x, "Y": y}, {"transpose_X": True}, expect={"Out": x[0] * y[0]}, infer=False)
 
 
 def test_matmul_alpha_and_what_passes_fold_into_it():
     x, y = rand(2, 3), rand(3, 4)
-    check(
-        "matmul", {"X": x, "Y": y}, {"alpha": 2.5}, expect={"Out": 2.5 * (x @ y)}, grad=("X", "Y")
-    )
+    check("matmul", {"X": x, "Y": y}, {"alpha": 2.5}, expect={"Out": 2.5 * (x @ y)}, grad=("X", "Y"))
     check(
         "matmul",
         {"X": x, "Y": y},
@@ -172,9 +168,7 @@ def test_kron(x, y):
 )
 def test_cross(shape, attrs, axis):
     x, y = rand(*shape), rand(*shape)
-    check(
-        "cross", {"X": x, "Y": y}, attrs, expect={"Out": np.cross(x, y, axis=axis)}, grad=("X", "Y")
-    )
+    check("cross", {"X": x, "Y": y}, attrs, expect={"Out": np.cross(x, y, axis=axis)}, grad=("X", "Y"))
 
 
 def test_cross_refuses():

@@ -25,9 +25,7 @@ def softplus(x):
 
 def test_sigmoid_cross_entropy_with_logits():
     loss = -Q * np.log(sigmoid(X)) - (1 - Q) * np.log(1 - sigmoid(X))
-    check(
-        "sigmoid_cross_entropy_with_logits", {"X": X, "Label": Q}, expect={"Out": loss}, grad=("X",)
-    )
+    check("sigmoid_cross_entropy_with_logits", {"X": X, "Label": Q}, expect={"Out": loss}, grad=("X",))
     label = Q.copy()
     label[0, :2] = 7
     loss = np.where(label == 7, 0, loss)
@@ -77,9 +75,7 @@ def test_bce_loss():
 def test_kldiv_loss(reduction, reduce):
     target = Q.copy()
     target[0, :2] = 0, -1
-    loss = np.where(target > 0, target * (np.log(np.maximum(target, 1e-9)) - X), 0).astype(
-        "float32"
-    )
+    loss = np.where(target > 0, target * (np.log(np.maximum(target, 1e-9)) - X), 0).astype("float32")
     check(
         "kldiv_loss",
         {"X": X, "Target": target},
@@ -148,9 +144,7 @@ def test_smooth_l1_loss():
         {"X": X.reshape(3, 2, 2), "Y": Y.reshape(3, 2, 2)},
         expect={"Diff": (X - Y).reshape(3, 2, 2), "Out": loss(X - Y, 1, 1)},
     )
-    with pytest.raises(
-        errors.ShapeError, match=r"expected tensors of one shape, found X \[3, 4\], Y \[2, 4\]"
-    ):
+    with pytest.raises(errors.ShapeError, match=r"expected tensors of one shape, found X \[3, 4\], Y \[2, 4\]"):
         check("smooth_l1_loss", {"X": X, "Y": Y[:2]}, expect={"Out": None})
 
 
@@ -253,9 +247,7 @@ def test_teacher_student_sigmoid_loss():
         expect={"Y": inside[:5]},
         grad=("X",),
     )
-    np.testing.assert_array_equal(
-        gradient("teacher_student_sigmoid_loss", inputs, {}, "X", "Y")[5:], [[0], [0]]
-    )
+    np.testing.assert_array_equal(gradient("teacher_student_sigmoid_loss", inputs, {}, "X", "Y")[5:], [[0], [0]])
 
 
 def test_sigmoid_focal_loss():

@@ -6,9 +6,7 @@ import pytest
 from jfluid import errors
 from tests.op_case import check
 
-PREDICT = np.array(
-    [[0.9, 0.1], [0.2, 0.8], [0.35, 0.65], [0.5, 0.5], [0.7, 0.3], [0, 1]], "float32"
-)
+PREDICT = np.array([[0.9, 0.1], [0.2, 0.8], [0.35, 0.65], [0.5, 0.5], [0.7, 0.3], [0, 1]], "float32")
 LABEL = np.array([[0], [1], [1], [0], [1], [1]])
 # Scores times 8, cut to integers, counted by class.
 POSITIVE, NEGATIVE = np.array([0, 0, 1, 0, 0, 1, 1, 0, 1]), np.array([1, 0, 0, 0, 1, 0, 0, 0, 0])
@@ -72,9 +70,7 @@ def test_auc_of_the_last_batches():
     )
     positive, negative = (old[0] + POSITIVE)[::-1], (old[0] + NEGATIVE)[::-1]
     above = np.cumsum(positive) - positive / 2
-    np.testing.assert_allclose(
-        out["AUC"][0], [(negative * above).sum() / positive.sum() / negative.sum()]
-    )
+    np.testing.assert_allclose(out["AUC"][0], [(negative * above).sum() / positive.sum() / negative.sum()])
 
 
 def test_auc_of_wrong_scores_is_nan_and_wrong_buffers_raise():
@@ -114,12 +110,8 @@ def test_precision_recall():
         {"class_number": 4},
         infer=False,
         expect={
-            "BatchMetrics": np.array(
-                [0.833333373, 0.800000012, 0.816326499, 0.555555582, 0.555555582, 0.555555582]
-            ),
-            "AccumMetrics": np.array(
-                [0.470595241, 0.376614988, 0.418392539, 0.469026536, 0.4108527, 0.438016504]
-            ),
+            "BatchMetrics": np.array([0.833333373, 0.800000012, 0.816326499, 0.555555582, 0.555555582, 0.555555582]),
+            "AccumMetrics": np.array([0.470595241, 0.376614988, 0.418392539, 0.469026536, 0.4108527, 0.438016504]),
             "AccumStatesInfo": np.array(after, "float32"),
         },
     )

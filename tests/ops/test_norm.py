@@ -29,9 +29,9 @@ GIVEN = {"Scale": SCALE, "Bias": BIAS, "Mean": MEAN, "Variance": VARIANCE}
 
 def normalised(x, mean, variance, axis, epsilon=1e-5):
     x = x.astype("float64")
-    return along(SCALE, x, axis) * (x - along(mean, x, axis)) / np.sqrt(
-        along(variance, x, axis) + epsilon
-    ) + along(BIAS, x, axis)
+    return along(SCALE, x, axis) * (x - along(mean, x, axis)) / np.sqrt(along(variance, x, axis) + epsilon) + along(
+        BIAS, x, axis
+    )
 
 
 def batch_normalised(x, axis=1, momentum=0.9, epsilon=1e-5):
@@ -156,9 +156,7 @@ def test_inplace_abn(activation, function):
     )
 
 
-@pytest.mark.parametrize(
-    "attrs", [{"use_global_stats": True}, {"is_test": True}, {"data_layout": "NHWC"}]
-)
+@pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"is_test": True}, {"data_layout": "NHWC"}])
 def test_inplace_abn_takes_the_statistics_of_batch_norm(attrs):
     last = "data_layout" in attrs
     x = X.transpose(0, 2, 3, 1) if last else X
@@ -281,9 +279,7 @@ def test_group_norm(layout):
 
 def test_group_norm_with_a_bias_or_nothing():
     split = moments(X.reshape(2, 4, 1, 3, 2), (2, 3, 4))[0].reshape(X.shape)
-    check(
-        "group_norm", {"X": X, "Bias": BIAS}, {"groups": 4}, expect={"Y": split + along(BIAS, X, 1)}
-    )
+    check("group_norm", {"X": X, "Bias": BIAS}, {"groups": 4}, expect={"Y": split + along(BIAS, X, 1)})
     check("group_norm", {"X": X}, {"groups": 4}, expect={"Y": split})
     check(
         "group_norm",
@@ -296,9 +292,7 @@ def test_group_norm_with_a_bias_or_nothing():
 
 def test_lrn():
     x = array(1, 6, 2, 2)
-    middle = 1.5 + 0.1 * np.stack(
-        [np.square(x[:, max(c - 1, 0) : c + 2]).sum(1) for c in range(6)], 1
-    )
+    middle = 1.5 + 0.1 * np.stack([np.square(x[:, max(c - 1, 0) : c + 2]).sum(1) for c in range(6)], 1)
     attrs = {"n": 3, "k": 1.5, "alpha": 0.1, "beta": 0.6}
     check("lrn", {"X": x}, attrs, expect={"Out": x / middle**0.6, "MidOut": middle})
     check(
@@ -312,9 +306,7 @@ def test_lrn():
         check("lrn", {"X": x}, {"n": 4}, expect={"Out": None})
 
 
-@pytest.mark.parametrize(
-    ("attrs", "axis"), [({"data_layout": "NCHW"}, 1), ({"data_layout": "NHWC"}, 3), ({}, 3)]
-)
+@pytest.mark.parametrize(("attrs", "axis"), [({"data_layout": "NCHW"}, 1), ({"data_layout": "NHWC"}, 3), ({}, 3)])
 def test_affine_channel(attrs, axis):
     x = np.moveaxis(X[:1, :, :2], 1, axis)
     check(
@@ -410,17 +402,13 @@ def test_sync_batch_norm_spans_replicas():
 
     with jax.enable_x64(True):
         (whole, state), grad = jax.jit(
-            jax.value_and_grad(
-                lambda v: loss("batch_norm", v, weight.reshape(12, 2, 5, 5)), has_aux=True
-            )
+            jax.value_and_grad(lambda v: loss("batch_norm", v, weight.reshape(12, 2, 5, 5)), has_aux=True)
         )(jnp.asarray(x.reshape(12, 2, 5, 5)))
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replica",))
         spec = jax.sharding.PartitionSpec("replica")
 
         def replica(x, weight):
-            (own, state), grad = jax.value_and_grad(
-                lambda v: loss("sync_batch_norm", v, weight[0]), has_aux=True
-            )(x[0])
+            (own, state), grad = jax.value_and_grad(lambda v: loss("sync_batch_norm", v, weight[0]), has_aux=True)(x[0])
             return jnp.stack([own])[None], grad[None], state
 
         parts, grads, states = jax.jit(
@@ -437,10 +425,7 @@ def test_sync_batch_norm_spans_replicas():
         for found, want in zip(states, state):
             np.testing.assert_allclose(found, want, rtol=1e-9)
         inputs = (x[0], scale, bias, mean, variance, None)
-        alone, plain = (
-            jax.jit(registry.get(op_type).fn)(*inputs)[0]
-            for op_type in ("sync_batch_norm", "batch_norm")
-        )
+        alone, plain = (jax.jit(registry.get(op_type).fn)(*inputs)[0] for op_type in ("sync_batch_norm", "batch_norm"))
         np.testing.assert_array_equal(alone, plain)
 
 

@@ -62,11 +62,7 @@ def test_lars_momentum(p, g, decay):
 @pytest.mark.parametrize("tensors", [False, True])
 def test_adam(tensors):
     b1, b2 = (single(0.8), single(0.99)) if tensors else (single(0.9), single(0.999))
-    extra = (
-        {"Beta1Tensor": np.array([0.8], "float32"), "Beta2Tensor": np.array([0.99], "float32")}
-        if tensors
-        else {}
-    )
+    extra = {"Beta1Tensor": np.array([0.8], "float32"), "Beta2Tensor": np.array([0.99], "float32")} if tensors else {}
     m, v = b1 * A + (1 - b1) * G, b2 * B + (1 - b2) * G**2
     rate = 0.1 * np.sqrt(1 - B2.astype("float64")) / (1 - B1.astype("float64"))
     check(
@@ -167,9 +163,7 @@ def test_rmsprop(centered):
     )
 
 
-@pytest.mark.parametrize(
-    "l1, l2, power", [(0.0, 0.0, -0.5), (0.3, 0.2, -0.5), (0.3, 0.2, -0.7), (3.0, 0.2, -0.5)]
-)
+@pytest.mark.parametrize("l1, l2, power", [(0.0, 0.0, -0.5), (0.3, 0.2, -0.5), (0.3, 0.2, -0.7), (3.0, 0.2, -0.5)])
 def test_ftrl(l1, l2, power):
     total = A.astype("float64") + G**2
     linear = B + G - (total**-power - A**-power) / 0.1 * P
@@ -221,15 +215,9 @@ def test_dpsgd_clips(clip):
 
 
 def test_dpsgd_adds_one_number_to_all_elements():
-    quiet = check("dpsgd", BASE, {"clip": 1.0, "sigma": 0.0}, expect={"ParamOut": None})[
-        "ParamOut"
-    ][0]
-    noisy = check("dpsgd", BASE, {"clip": 1.0, "sigma": 9.0, "seed": 5}, expect={"ParamOut": None})[
-        "ParamOut"
-    ][0]
-    again = check("dpsgd", BASE, {"clip": 1.0, "sigma": 9.0, "seed": 5}, expect={"ParamOut": None})[
-        "ParamOut"
-    ][0]
+    quiet = check("dpsgd", BASE, {"clip": 1.0, "sigma": 0.0}, expect={"ParamOut": None})["ParamOut"][0]
+    noisy = check("dpsgd", BASE, {"clip": 1.0, "sigma": 9.0, "seed": 5}, expect={"ParamOut": None})["ParamOut"][0]
+    again = check("dpsgd", BASE, {"clip": 1.0, "sigma": 9.0, "seed": 5}, expect={"ParamOut": None})["ParamOut"][0]
     np.testing.assert_array_equal(noisy, again)
     noise = noisy - quiet
     assert abs(noise).min() > 1e-4

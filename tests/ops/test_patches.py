@@ -17,9 +17,7 @@ def columns(x, kernel, strides, paddings, dilations):
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     span = [(k - 1) * d for k, d in zip(kernel, dilations)]
     found = [
-        x[:, :, i : i + span[0] + 1 : dilations[0], j : j + span[1] + 1 : dilations[1]].reshape(
-            2, -1
-        )
+        x[:, :, i : i + span[0] + 1 : dilations[0], j : j + span[1] + 1 : dilations[1]].reshape(2, -1)
         for i in range(0, x.shape[2] - span[0], strides[0])
         for j in range(0, x.shape[3] - span[1], strides[1])
     ]

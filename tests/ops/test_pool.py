@@ -11,17 +11,12 @@ from tests.op_case import check
 from tests.windows_reference import adaptive_regions, pairs, pool, regions
 
 RNG = np.random.RandomState(0)
-X, X3 = (
-    RNG.permutation(n).reshape(s).astype("float32") / 10
-    for n, s in ((168, (2, 2, 6, 7)), (120, (1, 2, 3, 4, 5)))
-)
+X, X3 = (RNG.permutation(n).reshape(s).astype("float32") / 10 for n, s in ((168, (2, 2, 6, 7)), (120, (1, 2, 3, 4, 5))))
 
 
 def windows(x, ksize, strides, paddings, ceil_mode=False):
     around = pairs(paddings, x.ndim - 2)
-    return [
-        regions(n, k, s, *p, ceil_mode) for n, k, s, p in zip(x.shape[2:], ksize, strides, around)
-    ]
+    return [regions(n, k, s, *p, ceil_mode) for n, k, s, p in zip(x.shape[2:], ksize, strides, around)]
 
 
 @pytest.mark.parametrize("how", ["max", "avg"])
@@ -59,9 +54,7 @@ def test_channels_last(how):
         "paddings": [1, 0],
         "data_format": "NHWC",
     }
-    expected = (
-        pool(X, windows(X, [2, 2], [2, 1], [1, 0]), how).transpose(0, 2, 3, 1).astype("float32")
-    )
+    expected = pool(X, windows(X, [2, 2], [2, 1], [1, 0]), how).transpose(0, 2, 3, 1).astype("float32")
     check("pool2d", {"X": X.transpose(0, 2, 3, 1)}, attrs, expect={"Out": expected})
 
 
@@ -147,9 +140,7 @@ def test_whole_planes(how):
 @pytest.mark.parametrize("how", ["max", "avg"])
 @pytest.mark.parametrize("ksize", [[4, 3], [3, 7], [1, 1]])
 def test_adaptive_pool2d(how, ksize):
-    expected = pool(X, [adaptive_regions(n, k) for n, k in zip(X.shape[2:], ksize)], how).astype(
-        "float32"
-    )
+    expected = pool(X, [adaptive_regions(n, k) for n, k in zip(X.shape[2:], ksize)], how).astype("float32")
     attrs = {"pooling_type": how, "ksize": ksize, "adaptive": True}
     check("pool2d", {"X": X}, attrs, expect={"Out": expected})
     if ksize == [4, 3]:
@@ -173,9 +164,7 @@ def test_pool3d(how):
         expect={"Out": expected.transpose(0, 2, 3, 4, 1)},
     )
     check("pool3d", {"X": X3[:, :1, :2, :1, :3]}, attrs, expect={"Out": None}, grad=("X",))
-    uneven = pool(
-        X3, [adaptive_regions(n, k) for n, k in zip(X3.shape[2:], (2, 4, 3))], how
-    ).astype("float32")
+    uneven = pool(X3, [adaptive_regions(n, k) for n, k in zip(X3.shape[2:], (2, 4, 3))], how).astype("float32")
     check(
         "pool3d",
         {"X": X3},
@@ -203,11 +192,7 @@ def test_long_windows_of_averages():
 @pytest.mark.parametrize("op_type", ["pool2d", "max_pool2d_with_index"])
 def test_the_first_of_equal_elements_gets_the_gradient(op_type, attrs):
     kind = {"pooling_type": "max"} if op_type == "pool2d" else {}
-    grad = jax.jit(
-        jax.grad(
-            lambda x: jnp.sum(jax.tree.leaves(registry.get(op_type).fn(x, **kind, **attrs))[0])
-        )
-    )
+    grad = jax.jit(jax.grad(lambda x: jnp.sum(jax.tree.leaves(registry.get(op_type).fn(x, **kind, **attrs))[0])))
     size = 4 if attrs["ksize"] == (4, 4) else 2
     expected = np.zeros((1, 1, 4, 4))
     expected[:, :, ::size, ::size] = 1
@@ -245,9 +230,7 @@ def test_adaptive_max_pool2d_with_index(ksize):
     )
 
 
-@pytest.mark.parametrize(
-    "attrs", [{"ksize": [2, 2], "adaptive": True}, {"ksize": [2, 1], "strides": [1, 2]}]
-)
+@pytest.mark.parametrize("attrs", [{"ksize": [2, 2], "adaptive": True}, {"ksize": [2, 1], "strides": [1, 2]}])
 def test_max_pool2d_with_index_gradient(attrs):
     check(
         "max_pool2d_with_index",
@@ -258,9 +241,7 @@ def test_max_pool2d_with_index_gradient(attrs):
     )
 
 
-@pytest.mark.parametrize(
-    "attrs", [{"ksize": [2, 1, 2], "strides": [1, 2, 2]}, {"ksize": [2, 3, 5], "adaptive": True}]
-)
+@pytest.mark.parametrize("attrs", [{"ksize": [2, 1, 2], "strides": [1, 2, 2]}, {"ksize": [2, 3, 5], "adaptive": True}])
 def test_max_pool3d_with_index(attrs):
     each = (
         [adaptive_regions(n, k) for n, k in zip(X3.shape[2:], attrs["ksize"])]

@@ -91,9 +91,7 @@ def test_the_largest_of_a_window_of_steps():
     scales, firsts = [], []
     for v in (1, 5, 3, 2, 1.5, 1.25, 1.125, 1.0625, 1):
         feed = {"x": np.array([[v, -v / 2]], "float32")}
-        first, scale, window = exe.run(
-            main, feed=feed, fetch_list=[out, "scale", "window"], scope=scope
-        )
+        first, scale, window = exe.run(main, feed=feed, fetch_list=[out, "scale", "window"], scope=scope)
         scales.append(float(scale[0]))
         firsts.append(first.ravel().tolist())
     assert scales == [1, 5, 5, 5, 3, 2, 1.5, 1.25, 1.125]
@@ -109,9 +107,7 @@ def test_a_range_in_tests_is_the_one_that_is_given():
         check("fake_quantize_range_abs_max", inputs, expect={"Out": None})
 
 
-@pytest.mark.parametrize(
-    "kind", ["fake_quantize", "fake_quantize_dequantize", "moving_average_abs_max_scale"]
-)
+@pytest.mark.parametrize("kind", ["fake_quantize", "fake_quantize_dequantize", "moving_average_abs_max_scale"])
 def test_moving_average(kind):
     state, total = 0.9 * 2 + 1, 0.9 * 3 + np.abs(X).max()
     scale = total / state

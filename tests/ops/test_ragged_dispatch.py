@@ -49,9 +49,7 @@ def test_padding_changes_nothing(name, monkeypatch):
     rounded, found = padding.ladder, []
     feed = {"x": fluid.create_lod_tensor(ROWS, LENGTHS, None)}
     for room in (0, 9):
-        monkeypatch.setattr(
-            padding, "ladder", lambda n, rungs=4, room=room: rounded(n, rungs) + room
-        )
+        monkeypatch.setattr(padding, "ladder", lambda n, rungs=4, room=room: rounded(n, rungs) + room)
         main, startup = fluid.Program(), fluid.Program()
         main.random_seed = startup.random_seed = 1
         with (
@@ -65,12 +63,7 @@ def test_padding_changes_nothing(name, monkeypatch):
             (grad,) = fluid.gradients(layers.reduce_sum(layers.square(out)), [x])
             exe = fluid.Executor(fluid.CPUPlace())
             exe.run(startup)
-            found.append(
-                [
-                    np.array(v)
-                    for v in exe.run(main, feed=feed, fetch_list=[out, grad], return_numpy=False)
-                ]
-            )
+            found.append([np.array(v) for v in exe.run(main, feed=feed, fetch_list=[out, grad], return_numpy=False)])
     for small, large in zip(*found):
         assert np.isfinite(small).all()
         np.testing.assert_allclose(large, small, rtol=1e-5, atol=1e-6)

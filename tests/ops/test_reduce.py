@@ -67,9 +67,7 @@ def test_reduce_into_another_dtype():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("reduce_max", [0, 1, 1]), ("reduce_min", [1, 0, 0])]
-)
+@pytest.mark.parametrize(("name", "expected"), [("reduce_max", [0, 1, 1]), ("reduce_min", [1, 0, 0])])
 def test_each_of_equal_extremes_gets_the_gradient(name, expected):
     grad = jax.jit(jax.grad(lambda x: registry.get(name).fn(x).sum()))(jnp.array([1.0, 3, 3]))
     np.testing.assert_array_equal(grad, expected)
@@ -139,9 +137,7 @@ def test_dist(p):
 
 def test_norm():
     length = np.sqrt(np.square(X).sum(1, keepdims=True) + 1e-10)
-    check(
-        "norm", {"X": X}, {"axis": 1, "epsilon": 1e-10}, expect={"Out": X / length, "Norm": length}
-    )
+    check("norm", {"X": X}, {"axis": 1, "epsilon": 1e-10}, expect={"Out": X / length, "Norm": length})
     check("norm", {"X": X}, {"axis": -2}, expect={"Out": X / length}, grad=("X",))
 
 

@@ -37,9 +37,7 @@ def noise_contrastive(noise, chances, bias, weights):
     cost, out, labels = np.zeros((3, 1)), [], []
     for i, row in enumerate(X):
         classes = [*LABEL[i], *noise]
-        found = [
-            sigmoid(row @ WEIGHT[c] + (bias[c, 0] if bias is not None else 0)) for c in classes
-        ]
+        found = [sigmoid(row @ WEIGHT[c] + (bias[c, 0] if bias is not None else 0)) for c in classes]
         for j, (c, p) in enumerate(zip(classes, found, strict=True)):
             expected = len(noise) * chances[c]
             cost[i] -= np.log((p if j < 2 else expected) / (p + expected))
@@ -210,9 +208,7 @@ def test_hierarchical_sigmoid_gives_scores_that_it_holds_a_gradient():
 
     def loss(x):
         weight = jnp.ones((1, 2), "float32")
-        return registry.get("hierarchical_sigmoid").fn(
-            x, weight, np.array([[0]]), None, None, None
-        )[0][0, 0]
+        return registry.get("hierarchical_sigmoid").fn(x, weight, np.array([[0]]), None, None, None)[0][0, 0]
 
     with jax.enable_x64(True):
         found, grad = jax.jit(jax.value_and_grad(loss))(jnp.array([[60.0, 60.0]], jnp.float32))
@@ -289,14 +285,10 @@ def test_sample_logits_draws_log_uniformly_and_counts_the_draws():
     with jax.enable_x64(True):
         drawn = jax.jit(
             jax.vmap(
-                lambda key: registry.get("sample_logits").fn(
-                    LOGITS, LABEL, None, None, num_samples=2, key=key
-                )[:2]
+                lambda key: registry.get("sample_logits").fn(LOGITS, LABEL, None, None, num_samples=2, key=key)[:2]
             )
         )
-        samples, probabilities = (
-            np.asarray(v) for v in drawn(jax.random.split(jax.random.key(0), 2000))
-        )
+        samples, probabilities = (np.asarray(v) for v in drawn(jax.random.split(jax.random.key(0), 2000)))
     chances = np.log((np.arange(7) + 2) / (np.arange(7) + 1)) / np.log(8)
     first, second = samples[:, 0, 2:].T
     np.testing.assert_allclose(np.bincount(first, minlength=7) / 2000, chances, atol=0.04)

@@ -50,13 +50,9 @@ def test_reshape_refuses_shapes_that_do_not_fit(target):
 
 def test_reshape_by_tensors_that_are_known():
     x = floats(2, 6)
-    out = call(
-        "reshape", x, None, [np.array([3], "int32"), np.array([-1], "int32")], shape=(-1, -1)
-    )
+    out = call("reshape", x, None, [np.array([3], "int32"), np.array([-1], "int32")], shape=(-1, -1))
     np.testing.assert_array_equal(out, x.reshape(3, 4))
-    np.testing.assert_array_equal(
-        call("reshape", x, np.array([4, 3], "int32"), [], shape=(1,)), x.reshape(4, 3)
-    )
+    np.testing.assert_array_equal(call("reshape", x, np.array([4, 3], "int32"), [], shape=(1,)), x.reshape(4, 3))
 
 
 def test_reshape_by_fed_numbers_says_what_to_do():
@@ -88,9 +84,7 @@ def inferred(op_type, x_shape, *rest, **attrs):
         x = jax.ShapeDtypeStruct([p if d == -1 else d for d in x_shape], "float32")
         ins = [x] + [None] * (len(registry.get(op_type).ins) - 1 - len(rest)) + list(rest)
         with static_values.inferring(p):
-            found.append(
-                jax.eval_shape(lambda *v: registry.get(op_type).fn(*v, **attrs), *ins).shape
-            )
+            found.append(jax.eval_shape(lambda *v: registry.get(op_type).fn(*v, **attrs), *ins).shape)
     return tuple(a if a == b else -1 for a, b in zip(*found, strict=True))
 
 
@@ -184,9 +178,7 @@ def test_concat():
         expect={"Out": np.concatenate([x, y], 1)},
         grad=("X",),
     )
-    np.testing.assert_array_equal(
-        call("concat", [x, x], np.array([1], "int32"), axis=0), np.concatenate([x, x], 1)
-    )
+    np.testing.assert_array_equal(call("concat", [x, x], np.array([1], "int32"), axis=0), np.concatenate([x, x], 1))
     with pytest.raises(errors.ShapeError, match="concat: expected inputs of one shape"):
         call("concat", [x, y], None, axis=0)
 
@@ -195,9 +187,7 @@ def test_concat_infers_from_the_known_dimension():
     def concat(p):
         xs = [jax.ShapeDtypeStruct((p, 4), "float32"), jax.ShapeDtypeStruct((3, 2), "float32")]
         with static_values.inferring(p):
-            return jax.eval_shape(
-                lambda a, b: registry.get("concat").fn([a, b], None, axis=1), *xs
-            ).shape
+            return jax.eval_shape(lambda a, b: registry.get("concat").fn([a, b], None, axis=1), *xs).shape
 
     assert [concat(p) for p in static_values.PLACEHOLDERS] == [(3, 6), (3, 6)]
 
@@ -212,16 +202,12 @@ def test_concat_infers_from_the_known_dimension():
 )
 def test_split(attrs, sizes):
     x = floats(2, 6)
-    check(
-        "split", {"X": x}, attrs, expect={"Out": np.split(x, np.cumsum(sizes)[:-1], 1)}, grad=("X",)
-    )
+    check("split", {"X": x}, attrs, expect={"Out": np.split(x, np.cumsum(sizes)[:-1], 1)}, grad=("X",))
 
 
 def test_split_by_tensors_and_its_errors():
     x = floats(2, 6)
-    parts = call(
-        "split", x, np.array([1], "int32"), [np.array([2]), np.array([4])], sections=(2, -1)
-    )
+    parts = call("split", x, np.array([1], "int32"), [np.array([2]), np.array([4])], sections=(2, -1))
     assert [p.shape for p in parts] == [(2, 2), (2, 4)]
     for attrs in ({"num": 4, "axis": 1}, {"sections": (2, 2), "axis": 1}):
         with pytest.raises(errors.ShapeError, match="split: dimension 1 of size 6"):
@@ -324,9 +310,7 @@ def test_channel_moves():
     x = np.arange(8, dtype="float32").reshape(1, 4, 1, 2)
     shuffled = np.array([[[0, 2, 1, 3], [4, 6, 5, 7]]], "float32").reshape(1, 1, 2, 4)
     check("pixel_shuffle", {"X": x}, {"upscale_factor": 2}, expect={"Out": shuffled}, grad=("X",))
-    check(
-        "shuffle_channel", {"X": x}, {"group": 2}, expect={"Out": x[:, [0, 2, 1, 3]]}, grad=("X",)
-    )
+    check("shuffle_channel", {"X": x}, {"group": 2}, expect={"Out": x[:, [0, 2, 1, 3]]}, grad=("X",))
 
 
 def test_temporal_shift():

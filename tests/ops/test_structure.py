@@ -9,9 +9,7 @@ from jfluid.layers.control_flow import conditional
 
 
 def _run(value, fetch):
-    return fluid.Executor(fluid.CPUPlace()).run(
-        feed={"x": np.array([value], "float32")}, fetch_list=fetch
-    )
+    return fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.array([value], "float32")}, fetch_list=fetch)
 
 
 def test_conditional_block_writes_only_where_the_condition_holds():
@@ -41,9 +39,7 @@ def test_conditional_block_without_a_value_to_keep_is_refused():
     out = x.block.create_var(name="out", shape=[1], dtype="float32")
     with conditional(x > 0.0):
         fluid.layers.assign(x, out)
-    with pytest.raises(
-        errors.OpError, match="out would have no value where the condition does not hold"
-    ):
+    with pytest.raises(errors.OpError, match="out would have no value where the condition does not hold"):
         _run(1, [out])
 
 

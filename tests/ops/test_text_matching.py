@@ -163,11 +163,7 @@ def attended(x, h, c, weight, bias, w, b):
 def test_attention_lstm():
     lengths, x, h, c = [1, 0, 4], rand(5, 3), rand(3, 2), rand(3, 2)
     weight, bias, w, b = rand(5, 1), rand(1, 1), rand(5, 8), rand(1, 8)
-    states = [
-        s
-        for i, p in enumerate(parts(x, lengths))
-        for s in attended(p, h[i], c[i], weight, bias[0, 0], w, b)
-    ]
+    states = [s for i, p in enumerate(parts(x, lengths)) for s in attended(p, h[i], c[i], weight, bias[0, 0], w, b)]
     hidden, cells = (ragged(np.array(v, "float32"), lengths) for v in zip(*states, strict=True))
     inputs = {"X": ragged(x, lengths), "C0": c, "H0": h, "AttentionWeight": weight}
     inputs |= {"AttentionBias": bias, "LSTMWeight": w, "LSTMBias": b}

@@ -64,9 +64,7 @@ def test_edges_that_do_not_count_leave_the_last_node_alone():
     nodes, edges = NODES[:1, :6], np.append(EDGES[:1], [[[0, 0]]], 1)
     weight = RNG.rand(2, 3, 2, 2).astype("float32")
     function = jax.jit(registry.get("tree_conv").fn)
-    np.testing.assert_allclose(
-        function(nodes, edges, weight)[0], convolved(nodes[0], edges[0], weight, 2), rtol=1e-5
-    )
+    np.testing.assert_allclose(function(nodes, edges, weight)[0], convolved(nodes[0], edges[0], weight, 2), rtol=1e-5)
 
 
 def test_layer():

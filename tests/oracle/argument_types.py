@@ -72,9 +72,7 @@ def dtypes(node):
     """The names of dtypes in the expression of a check; None where they follow from others."""
     if isinstance(node, ast.Constant):
         return [node.value]
-    if isinstance(node, (ast.List, ast.Tuple)) and all(
-        isinstance(e, ast.Constant) for e in node.elts
-    ):
+    if isinstance(node, (ast.List, ast.Tuple)) and all(isinstance(e, ast.Constant) for e in node.elts):
         return list(dict.fromkeys(e.value for e in node.elts))
     return None
 
@@ -188,9 +186,7 @@ def main(folder):
         f"{layer} | {argument}{' each' if each else ''} | {' '.join(types or [])} | {' '.join(allowed or [])}"
         for (layer, argument, each), (types, allowed) in sorted(rules.items())
     ]
-    Path("jfluid/layers/argument_types.txt").write_text(
-        "\n".join(line.rstrip() for line in lines) + "\n"
-    )
+    Path("jfluid/layers/argument_types.txt").write_text("\n".join(line.rstrip() for line in lines) + "\n")
     print(len(lines), "rules of", len({layer for layer, _, _ in rules}), "layers")
 
 

@@ -20,9 +20,7 @@ def main():
         lines = []
         for case in CASES:
             found = run(fluid, case)
-            found = {
-                n: [[float("%.7g" % x) for x in v], s, lod] for n, (v, s, lod) in found.items()
-            }
+            found = {n: [[float("%.7g" % x) for x in v], s, lod] for n, (v, s, lod) in found.items()}
             lines.append("%s: %s" % (json.dumps(case[0]), json.dumps(found)))
         f.write("{\n" + ",\n".join(lines) + "\n}\n")
     print(len(CASES), "cases")

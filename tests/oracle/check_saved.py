@@ -25,9 +25,7 @@ def check_scope(what):
 
 for name, files in (("separate", ()), ("combined", ("model", "params"))):
     with fluid.scope_guard(fluid.core.Scope()):
-        program, feeds, fetches = fluid.io.load_inference_model(
-            os.path.join(folder, name), exe, *files
-        )
+        program, feeds, fetches = fluid.io.load_inference_model(os.path.join(folder, name), exe, *files)
         got = exe.run(program, feed={feeds[0]: expected["image"]}, fetch_list=fetches)[0]
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
     print(f"{name}: outputs agree to {np.abs(got - expected['probability']).max():.1e}")

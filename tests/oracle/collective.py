@@ -39,8 +39,5 @@ fluid.framework.Block.append_op = noting_append
 results = {case: run(fluid, case) for case in CASES}
 results["defaults"] = defaults(fluid)
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "collective.json"), "w") as f:
-    lines = [
-        "%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True))
-        for case, told in sorted(results.items())
-    ]
+    lines = ["%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True)) for case, told in sorted(results.items())]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -13,12 +13,6 @@ from tests.parity.control import PROGRAMS, run
 
 result = {}
 for build in PROGRAMS:
-    result[build.__name__] = [
-        [[float("%.7g" % x) for x in v], s, lod] for v, s, lod in run(fluid, build)
-    ]
+    result[build.__name__] = [[[float("%.7g" % x) for x in v], s, lod] for v, s, lod in run(fluid, build)]
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "control.json"), "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")

@@ -20,9 +20,7 @@ def make_pictures():
     os.makedirs(dataset_files.IMAGES)
     y, x = np.mgrid[0:30, 0:44]
     for number in range(3):
-        waves = [
-            127 + 120 * np.sin(x / (3.0 + c + number)) * np.cos(y / (4.0 + c)) for c in range(3)
-        ]
+        waves = [127 + 120 * np.sin(x / (3.0 + c + number)) * np.cos(y / (4.0 + c)) for c in range(3)]
         pixels = np.stack(waves, axis=2).astype(np.uint8)
         pixels = pixels.transpose(1, 0, 2) if number == 2 else pixels
         picture = Image.fromarray(pixels).convert("L") if number == 1 else Image.fromarray(pixels)

@@ -30,9 +30,7 @@ if __name__ == "__main__":
             "%s: {\n%s\n}"
             % (
                 json.dumps(name),
-                ",\n".join(
-                    "%s: %s" % (json.dumps(k), json.dumps(rounded(v))) for k, v in r.items()
-                ),
+                ",\n".join("%s: %s" % (json.dumps(k), json.dumps(rounded(v))) for k, v in r.items()),
             )
             for name, r in found.items()
         ]

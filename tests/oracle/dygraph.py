@@ -40,8 +40,4 @@ for build in train.PROGRAMS:
         assert set(declared_state) == set(state)
     print(name, losses[0], losses[-1], "resumed" in result[name])
 with open(PATH, "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")

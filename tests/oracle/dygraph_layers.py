@@ -26,9 +26,7 @@ def short(value):
 
 result = {"programs": {}, "values": {}}
 for name, (make, data) in dygraph_layer_cases.cases(fluid).items():
-    result["programs"][name] = dygraph_layer_cases.describe(
-        *dygraph_layer_cases.program_of(fluid, make, data)
-    )
+    result["programs"][name] = dygraph_layer_cases.describe(*dygraph_layer_cases.program_of(fluid, make, data))
 for name, (make, data) in dygraph_layer_cases.value_cases(fluid).items():
     result["values"][name] = short(dygraph_layer_cases.values(fluid, name, make, data))
 with open(os.path.join(here, "..", "golden", "dygraph_layers.json"), "w") as f:

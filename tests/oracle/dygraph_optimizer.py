@@ -26,9 +26,7 @@ def short(value):
 
 golden = os.path.join(here, "..", "golden")
 result = {
-    "optimizers": {
-        name: cases.result(fluid, name, make) for name, make in cases.optimizers(fluid).items()
-    },
+    "optimizers": {name: cases.result(fluid, name, make) for name, make in cases.optimizers(fluid).items()},
     "rates": cases.rates(fluid),
 }
 with fluid.dygraph.guard():

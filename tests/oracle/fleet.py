@@ -14,8 +14,7 @@ from tests.parity.fleet import CASES, run
 
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "fleet.json"), "w") as f:
     lines = [
-        "%s: %s"
-        % (json.dumps(case), json.dumps(run(fluid, case, tempfile.mkdtemp()), sort_keys=True))
+        "%s: %s" % (json.dumps(case), json.dumps(run(fluid, case, tempfile.mkdtemp()), sort_keys=True))
         for case in sorted(CASES)
     ]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

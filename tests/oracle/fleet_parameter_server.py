@@ -31,11 +31,6 @@ interfaces.ifaddresses = lambda name: {2: [{"addr": "127.0.0.1"}]}
 sys.modules["netifaces"] = interfaces
 fluid.core.Gloo = _Messages
 distribute_transpiler.Communicator = Communicator
-with open(
-    os.path.join(os.path.dirname(__file__), "..", "golden", "fleet_parameter_server.json"), "w"
-) as f:
-    lines = [
-        "%s: %s" % (json.dumps(case), json.dumps(run(fluid, case), sort_keys=True))
-        for case in sorted(CASES)
-    ]
+with open(os.path.join(os.path.dirname(__file__), "..", "golden", "fleet_parameter_server.json"), "w") as f:
+    lines = ["%s: %s" % (json.dumps(case), json.dumps(run(fluid, case), sort_keys=True)) for case in sorted(CASES)]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

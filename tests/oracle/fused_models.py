@@ -79,12 +79,7 @@ def write(name, net, feed, onednn):
     given.name = feed[0]
     given.lod = feed[3]
     (found,) = made.run([given])
-    types = [
-        op.type
-        for op in fluid.Program.parse_from_string(open(target + "/model", "rb").read())
-        .global_block()
-        .ops
-    ]
+    types = [op.type for op in fluid.Program.parse_from_string(open(target + "/model", "rb").read()).global_block().ops]
     print(name, types)
     expected = np.array(found.data.float_data(), "float32").reshape(found.shape)
     np.savez(os.path.join(target, "expected.npz"), x=feed[1], out=expected)

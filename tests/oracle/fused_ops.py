@@ -13,9 +13,7 @@ from tests.parity.fused import CASES
 from tests.parity.ops import run
 
 result = {
-    case[0]: {
-        n: [[float("%.7g" % x) for x in v], s, lod] for n, (v, s, lod) in run(fluid, case).items()
-    }
+    case[0]: {n: [[float("%.7g" % x) for x in v], s, lod] for n, (v, s, lod) in run(fluid, case).items()}
     for case in CASES
 }
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "fused_ops.json"), "w") as f:

@@ -56,8 +56,7 @@ def with_servers(program):
             for endpoint in endpoints
         ]
         trainers = [
-            start(program, folder, TRAINING_ROLE="TRAINER", PADDLE_TRAINER_ID=str(number), **job)
-            for number in range(2)
+            start(program, folder, TRAINING_ROLE="TRAINER", PADDLE_TRAINER_ID=str(number), **job) for number in range(2)
         ]
         try:
             assert [trainer.wait() for trainer in trainers] == [0, 0]

@@ -67,9 +67,7 @@ def conv_net():
                 fetch_list=[loss],
             )
         fluid.io.save_inference_model(path("separate"), ["image"], [probability], exe, main)
-        fluid.io.save_inference_model(
-            path("combined"), ["image"], [probability], exe, main, "model", "params"
-        )
+        fluid.io.save_inference_model(path("combined"), ["image"], [probability], exe, main, "model", "params")
         fluid.save(main, path("state", "net"))
     for file in (
         path("separate", "__model__"),
@@ -105,9 +103,7 @@ def control_flow():
                 fluid.layers.elementwise_mod(step, fluid.layers.fill_constant([1], "int64", 2)),
                 fluid.layers.fill_constant([1], "int64", 0),
             )
-            fluid.layers.cond(
-                even, lambda: fluid.layers.scale(loss, 2.0), lambda: fluid.layers.scale(loss, 3.0)
-            )
+            fluid.layers.cond(even, lambda: fluid.layers.scale(loss, 2.0), lambda: fluid.layers.scale(loss, 3.0))
             fluid.layers.increment(step)
             fluid.layers.less_than(step, stop, cond=running)
         fluid.layers.assign(np.arange(6, dtype="float32").reshape(2, 3))
@@ -118,19 +114,14 @@ def control_flow():
 def tensors():
     """A file of each kind: the element types that Fluid saves, ragged rows, SelectedRows."""
     scope, exe = core.Scope(), fluid.Executor(CPU)
-    values = {
-        t: np.arange(6).reshape(2, 3).astype(t)
-        for t in ("int8", "int32", "int64", "float32", "float64")
-    }
+    values = {t: np.arange(6).reshape(2, 3).astype(t) for t in ("int8", "int32", "int64", "float32", "float64")}
     values["ragged"] = np.arange(5, dtype="int64").reshape(5, 1)
     values["one"] = np.array([2.5], "float32")
     with fluid.scope_guard(scope):
         program = fluid.Program()
         block = program.global_block()
         for name, value in sorted(values.items()):
-            var = block.create_var(
-                name=name, persistable=True, dtype=str(value.dtype), shape=value.shape
-            )
+            var = block.create_var(name=name, persistable=True, dtype=str(value.dtype), shape=value.shape)
             tensor = scope.var(name).get_tensor()
             tensor.set(value, CPU)
             if name == "ragged":

@@ -15,11 +15,7 @@ SKIP = {"op_role", "op_role_var", "op_namescope", "op_callstack", "op_device", "
 
 
 def marks(slot):
-    return (
-        ("*" if slot.duplicable else "")
-        + ("?" if slot.dispensable else "")
-        + ("~" if slot.intermediate else "")
-    )
+    return ("*" if slot.duplicable else "") + ("?" if slot.dispensable else "") + ("~" if slot.intermediate else "")
 
 
 def defaults(proto):
@@ -54,8 +50,6 @@ for type_, proto in sorted(OpProtoHolder.instance().op_proto_map.items()):
     }
 path = os.path.join(os.path.dirname(__file__), "..", "golden", "op_schema.json")
 with open(path, "w") as f:
-    lines = [
-        "%s: %s" % (json.dumps(k), json.dumps(v, sort_keys=True)) for k, v in sorted(result.items())
-    ]
+    lines = ["%s: %s" % (json.dumps(k), json.dumps(v, sort_keys=True)) for k, v in sorted(result.items())]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")
 print(len(result))

@@ -19,16 +19,11 @@ for case in sorted(CASES):
         except Exception as error:  # Fluid cannot run it
             print(case, reduce, str(error).strip().splitlines()[-1][:100])
             continue
-        result["%s_%s" % (case, "reduce" if reduce else "allreduce")] = [
-            ["%.7g" % v for v in step] for step in losses
-        ]
+        result["%s_%s" % (case, "reduce" if reduce else "allreduce")] = [["%.7g" % v for v in step] for step in losses]
         print(case, reduce, losses[0], losses[-1])
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "parallel.json"), "w") as f:
     f.write(
         "{\n"
-        + ",\n".join(
-            "%s: %s" % (json.dumps(k), json.dumps(v).replace('"', ""))
-            for k, v in sorted(result.items())
-        )
+        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v).replace('"', "")) for k, v in sorted(result.items()))
         + "\n}\n"
     )

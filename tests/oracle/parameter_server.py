@@ -14,11 +14,6 @@ from tests.parity.parameter_server import CASES, key, run
 
 fluid.transpiler.GeoSgdTranspiler = GeoSgdTranspiler
 results = {key(case): run(fluid, case) for case in CASES}
-with open(
-    os.path.join(os.path.dirname(__file__), "..", "golden", "parameter_server.json"), "w"
-) as f:
-    lines = [
-        "%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True))
-        for case, told in sorted(results.items())
-    ]
+with open(os.path.join(os.path.dirname(__file__), "..", "golden", "parameter_server.json"), "w") as f:
+    lines = ["%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True)) for case, told in sorted(results.items())]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -26,8 +26,4 @@ for build, trained in ((translation_decode, None), (translation_decode_trained, 
         result[build.__name__] = programs.infer(fluid, build, trained)
         print(build.__name__, result[build.__name__][0])
 with open(PATH, "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")

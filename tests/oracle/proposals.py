@@ -20,9 +20,5 @@ result = {}
 for case in CASES:
     result[case[0]] = {n: [rounded(v), s, lod] for n, (v, s, lod) in run(fluid, case).items()}
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "proposals.json"), "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")
 print(len(result), "cases")

@@ -23,9 +23,5 @@ for case in CASES:
     except Exception as e:
         print(case[0], str(e)[-300:])
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "ragged_ops.json"), "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")
 print(len(result), "of", len(CASES))

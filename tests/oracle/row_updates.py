@@ -30,9 +30,7 @@ def train(optimizer, is_sparse=True):
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = fluid.data("ids", [None, 1], "int64")
         values = np.linspace(0.5, 2, HEIGHT * WIDTH, dtype="float32").reshape(HEIGHT, WIDTH)
-        attr = fluid.ParamAttr(
-            name="w", initializer=fluid.initializer.NumpyArrayInitializer(values)
-        )
+        attr = fluid.ParamAttr(name="w", initializer=fluid.initializer.NumpyArrayInitializer(values))
         rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse=is_sparse, param_attr=attr)
         optimizer.minimize(fluid.layers.mean(fluid.layers.square(rows)))
     scope = fluid.Scope()

@@ -22,11 +22,7 @@ def net():
     random = np.random.RandomState(0)
 
     def parameter(name, shape, value=None, trainable=True):
-        value = (
-            random.randn(*shape).astype("float32") * 0.3
-            if value is None
-            else np.full(shape, value, "float32")
-        )
+        value = random.randn(*shape).astype("float32") * 0.3 if value is None else np.full(shape, value, "float32")
         param = block.create_parameter(name=name, shape=shape, dtype="float32", trainable=trainable)
         startup.create_parameter(name=name, shape=shape, dtype="float32", trainable=trainable)
         startup.append_op(
@@ -59,9 +55,7 @@ def net():
         {"Output": "c"},
         {"paddings": [1, 1]},
     )
-    block.append_op(
-        "elementwise_add", {"X": "c", "Y": parameter("conv.b", [4])}, {"Out": "cb"}, {"axis": 1}
-    )
+    block.append_op("elementwise_add", {"X": "c", "Y": parameter("conv.b", [4])}, {"Out": "cb"}, {"axis": 1})
     mean, variance = (
         parameter("bn.mean", [4], 0.0, False),
         parameter("bn.variance", [4], 1.0, False),
@@ -92,9 +86,7 @@ def net():
     )
     block.append_op("dropout", {"X": "p"}, {"Out": "d", "Mask": "mask"}, {"dropout_prob": 0.25})
     block.append_op("mul", {"X": "d", "Y": parameter("fc.w", [64, 3])}, {"Out": "m"})
-    block.append_op(
-        "elementwise_add", {"X": "m", "Y": parameter("fc.b", [3])}, {"Out": "mb"}, {"axis": 1}
-    )
+    block.append_op("elementwise_add", {"X": "m", "Y": parameter("fc.b", [3])}, {"Out": "mb"}, {"axis": 1})
     block.append_op("softmax", {"X": "mb"}, {"Out": "probability"})
     block.append_op("cross_entropy", {"X": "probability", "Label": label}, {"Y": "ce"})
     block.append_op("mean", {"X": "ce"}, {"Out": "loss"})
@@ -114,18 +106,12 @@ def main(folder):
     )
     for _ in range(3):
         exe.run(program, feed={"image": images, "label": labels}, fetch_list=[loss])
-    io.save_inference_model(
-        os.path.join(folder, "separate"), ["image"], [probability], exe, program
-    )
-    io.save_inference_model(
-        os.path.join(folder, "combined"), ["image"], [probability], exe, program, "model", "params"
-    )
+    io.save_inference_model(os.path.join(folder, "separate"), ["image"], [probability], exe, program)
+    io.save_inference_model(os.path.join(folder, "combined"), ["image"], [probability], exe, program, "model", "params")
     io.save_persistables(exe, os.path.join(folder, "persistables"), program)
     io.save(program, os.path.join(folder, "state", "net"))
     test = program.clone(for_test=True)
-    expected, test_loss = exe.run(
-        test, feed={"image": images, "label": labels}, fetch_list=[probability, loss]
-    )
+    expected, test_loss = exe.run(test, feed={"image": images, "label": labels}, fetch_list=[probability, loss])
     np.savez(
         os.path.join(folder, "expected.npz"),
         image=images,

@@ -12,9 +12,7 @@ from tests.parity.ssd import train_and_detect
 
 if __name__ == "__main__":
     found = train_and_detect(fluid)
-    print(
-        found["losses"], [len(d[0]) for d in found["detected"]], [d[2:] for d in found["detected"]]
-    )
+    print(found["losses"], [len(d[0]) for d in found["detected"]], [d[2:] for d in found["detected"]])
     path = os.path.join(os.path.dirname(__file__), "..", "golden", "ssd.json")
     with open(path, "w") as f:
         lines = ["%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in found.items()]

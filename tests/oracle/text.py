@@ -22,8 +22,4 @@ for build in text.INFERENCE:
     print(build.__name__, str(result[build.__name__])[:300])
 PATH = os.path.join(os.path.dirname(__file__), "..", "golden", "text_programs.json")
 with open(PATH, "w") as f:
-    f.write(
-        "{\n"
-        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
-        + "\n}\n"
-    )
+    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")

@@ -24,7 +24,5 @@ os.environ["CPU_NUM"] = devices
 processes.join(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","), rank)
 for name in cases:
     case, mode = name.split(":")
-    losses, state = train(
-        fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number), build=build
-    )
+    losses, state = train(fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number), build=build)
     np.savez(f"{out}/{case}_{mode}_{rank}.npz", losses=losses, **state)

@@ -33,9 +33,7 @@ def net(**options):
     initial = fluid.initializer.NumpyArrayInitializer(START)
     attr = fluid.ParamAttr(name="w", initializer=initial)
     loss = fluid.layers.mean(fluid.layers.fc(x, 1, param_attr=attr, bias_attr="b"))
-    optimizer = fluid.optimizer.DGCMomentumOptimizer(
-        RATE, MU, BEGIN, rampup_step=RAMP, sparsity=SPARSITY, **options
-    )
+    optimizer = fluid.optimizer.DGCMomentumOptimizer(RATE, MU, BEGIN, rampup_step=RAMP, sparsity=SPARSITY, **options)
     optimizer.minimize(loss)
     return loss
 
@@ -139,15 +137,11 @@ def test_dgc_momentum_without_a_first_step_does_nothing():
     ins = dict.fromkeys(("current_step", "nranks", "Param", "Grad", "Velocity"), number(2))
     ins["LearningRate"] = number(1)
     attrs = {"mu": 0.9, "rampup_begin_step": -1.0}
-    check(
-        "dgc_momentum", ins, attrs, expect={"ParamOut": number(2), "Grad_out": number(2)}, rows=()
-    )
+    check("dgc_momentum", ins, attrs, expect={"ParamOut": number(2), "Grad_out": number(2)}, rows=())
 
 
 def test_dgc_clip_by_norm():
     x = np.array([[3, 0], [0, 4]], "float32")
     for step, scale in ((1, 1), (2, 0.2)):
         ins, attrs = {"X": x, "current_step": number(step)}, {"rampup_begin_step": 2.0}
-        check(
-            "dgc_clip_by_norm", ins, attrs | {"max_norm": 1.0}, expect={"Out": x * scale}, rows=()
-        )
+        check("dgc_clip_by_norm", ins, attrs | {"max_norm": 1.0}, expect={"Out": x * scale}, rows=())

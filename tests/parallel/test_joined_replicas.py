@@ -58,9 +58,7 @@ def sequences():
 
     def feed(r, rows):
         lengths = r.randint(1, 5, rows).tolist()
-        return {
-            "ids": fluid.create_lod_tensor(r.randint(0, 20, (sum(lengths), 1)), [lengths], None)
-        }
+        return {"ids": fluid.create_lod_tensor(r.randint(0, 20, (sum(lengths), 1)), [lengths], None)}
 
     return loss, feed
 
@@ -80,16 +78,10 @@ def trained(build, rows):
         program = fluid.CompiledProgram(main).with_data_parallel(loss.name)
         random = np.random.RandomState(0)
         fetches = [loss, "fc_0.w_0@GRAD"]
-        losses = [
-            exe.run(program, feed=feed(random, rows), fetch_list=fetches) for _ in range(STEPS)
-        ]
+        losses = [exe.run(program, feed=feed(random, rows), fetch_list=fetches) for _ in range(STEPS)]
         tests = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=program)
         last = exe.run(tests, feed=feed(random, rows), fetch_list=[loss.name])
-        state = {
-            v.name: np.array(scope.find_var(v.name).get_tensor())
-            for v in main.list_vars()
-            if v.persistable
-        }
+        state = {v.name: np.array(scope.find_var(v.name).get_tensor()) for v in main.list_vars() if v.persistable}
     placements = [s.placement for p in (program, tests) for s in p._parallel.steps.values()]
     return [*losses, last], state, placements
 
@@ -142,9 +134,7 @@ def test_state_is_there_once_and_goes_from_mode_to_mode():
     assert normalised.shape == (4, 3)
     # each replica by its own mean: what one device would give differs
     spread = np.diff((rows - expected.repeat(2, 0)), axis=1)
-    assert (
-        np.sign(np.round(np.diff(normalised, axis=1), 3)).tolist()[0] == np.sign(spread)[0].tolist()
-    )
+    assert np.sign(np.round(np.diff(normalised, axis=1), 3)).tolist()[0] == np.sign(spread)[0].tolist()
     (alone,) = exe.run(test, feed={"x": rows}, fetch_list=[hidden])
     np.testing.assert_allclose(alone[:2], normalised[:2], rtol=1e-4, atol=1e-5)
     assert np.abs(alone[2:] - normalised[2:]).max() > 0.1
@@ -200,9 +190,7 @@ def test_images_of_all_replicas_are_one_batch():
     exe.run(fluid.default_startup_program())
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
     text = lowered(exe, program, {"x": np.ones((6, 2, 6, 6), "float32")}, loss)
-    stacked = [
-        line for line in text.splitlines() if re.search(r"tensor<2x3x\d+x\d+x\d+xf32>", line)
-    ]
+    stacked = [line for line in text.splitlines() if re.search(r"tensor<2x3x\d+x\d+x\d+xf32>", line)]
     kinds = {found[1] for line in stacked if (found := re.search(r"= \"?(stablehlo\.\w+)", line))}
     assert kinds <= {"stablehlo.reshape", "stablehlo.slice"} and len(stacked) > 4
 

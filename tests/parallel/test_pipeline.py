@@ -58,9 +58,7 @@ def undivided():
     return trained(None)
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "options"), [("devices", {"num_microbatches": 3}), ("cuts", {})]
-)
+@pytest.mark.parametrize(("pipeline", "options"), [("devices", {"num_microbatches": 3}), ("cuts", {})])
 def test_sections_equal_the_undivided_program(pipeline, options, undivided):
     found, parameters = trained(pipeline, **options)
     for ours, theirs in zip(found, undivided[0]):

@@ -51,21 +51,15 @@ def test_two_processes_equal_one_device(devices, tmp_path):
         np.testing.assert_allclose(losses.mean(1), np.mean(wanted, 1), rtol=1e-4, err_msg=name)
         for variable, value in state.items():
             for f in found:
-                np.testing.assert_allclose(
-                    f[variable], value, rtol=1e-3, atol=2e-3, err_msg=f"{name} {variable}"
-                )
+                np.testing.assert_allclose(f[variable], value, rtol=1e-3, atol=2e-3, err_msg=f"{name} {variable}")
 
 
 def test_wrong_places_among_the_trainers():
-    with pytest.raises(
-        errors.ProgramError, match="expected different endpoints and an id among them, found id 2"
-    ):
+    with pytest.raises(errors.ProgramError, match="expected different endpoints and an id among them, found id 2"):
         processes.join(["a:1", "b:1"], 2)
     with pytest.raises(errors.ProgramError, match="expected different endpoints"):
         processes.join(["a:1", "a:1"], 0)
-    with pytest.raises(
-        errors.PlaceError, match="JAX has started before this process joined the others"
-    ):
+    with pytest.raises(errors.PlaceError, match="JAX has started before this process joined the others"):
         fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
         processes.join(["127.0.0.1:1", "127.0.0.1:2"], 0)
     assert processes.count() == 1 and processes.index() == 0 and not processes.joined()
@@ -117,15 +111,11 @@ def test_the_coordinator_listens_at_its_own_address_only(tmp_path, monkeypatch):
     done = launched("--cpus", 2, *own, "train.py", forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     places = [
-        line.split()
-        for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines()
-        if line.startswith("0 ")
+        line.split() for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines() if line.startswith("0 ")
     ]
     # 127.0.0.1, and the same as an address of IPv6, as the kernel writes them
     assert [
-        address in ("0100007F", "0000000000000000FFFF00000100007F")
-        for _, address, own in places
-        if own == str(port)
+        address in ("0100007F", "0000000000000000FFFF00000100007F") for _, address, own in places if own == str(port)
     ] == [True], places
 
 
@@ -137,9 +127,7 @@ def test_an_address_of_another_machine_is_refused(address, monkeypatch):
     ):
         processes.join([f"{address}:1", "127.0.0.1:2"], 0)
     asked = []
-    monkeypatch.setattr(
-        jax.distributed, "initialize", lambda *arguments, **named: asked.append(named)
-    )
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **named: asked.append(named))
     monkeypatch.setattr(processes, "_joined", None)
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:3")
     monkeypatch.setenv("JFLUID_JOINED", "0")  # which this joining sets
@@ -172,9 +160,7 @@ print(exe.run(other, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])[
 
 @pytest.mark.process
 def test_cpu_num_may_be_set_at_any_time():
-    environment = {
-        n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")
-    }
+    environment = {n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(
         [sys.executable, "-c", LATE],
         capture_output=True,

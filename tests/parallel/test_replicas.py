@@ -61,12 +61,7 @@ def test_more_replicas_than_jax_has_devices_equal_one_device(mode, joined, alone
 @pytest.mark.parametrize(
     "case, mode, replicas",
     [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1)]
-    + [
-        (case, mode, replicas)
-        for case in CASES
-        for mode in ("allreduce", "reduce")
-        for replicas in (2, 4)
-    ],
+    + [(case, mode, replicas) for case in CASES for mode in ("allreduce", "reduce") for replicas in (2, 4)],
 )
 def test_replicas_equal_one_device(case, mode, replicas, alone):
     """Four replicas are on devices of their own, fewer are one program where they can be."""
@@ -115,33 +110,22 @@ def test_programs_share_the_scope_and_go_from_mode_to_mode(tmp_path):
     test = fluid.default_main_program().clone(for_test=True)
     feed = {"x": np.ones((8, 64), "float32")}
     (plain,) = exe.run(test, feed=feed, fetch_list=[loss.name])
-    shared = fluid.CompiledProgram(test).with_data_parallel(
-        share_vars_from=program, places=fluid.cpu_places(2)
-    )
-    np.testing.assert_allclose(
-        exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-4
-    )
+    shared = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=program, places=fluid.cpu_places(2))
+    np.testing.assert_allclose(exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-4)
     fluid.io.save_persistables(exe, str(tmp_path), fluid.default_main_program())
     losses = [exe.run(program, feed=feed, fetch_list=[loss])[0].mean() for _ in range(3)]
     fluid.io.load_persistables(exe, str(tmp_path), fluid.default_main_program())
     other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
         loss.name, places=fluid.cpu_places(2)
     )
-    again = [
-        exe.run(p, feed=feed, fetch_list=[loss])[0].mean()
-        for p in (other, fluid.default_main_program(), program)
-    ]
+    again = [exe.run(p, feed=feed, fetch_list=[loss])[0].mean() for p in (other, fluid.default_main_program(), program)]
     np.testing.assert_allclose(again, losses, rtol=1e-4)
 
 
 def net(optimize=True):
     x = fluid.data("x", [None, 2], "float32")
-    init = fluid.initializer.NumpyArrayInitializer(
-        np.arange(6).reshape(2, 3).astype("float32") / 10
-    )
-    hidden = layers.fc(
-        x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False
-    )
+    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
+    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
     loss = layers.mean(hidden)
     if optimize:
         fluid.optimizer.SGD(0.1).minimize(loss)
@@ -151,9 +135,7 @@ def net(optimize=True):
 
 
 def parallel(loss, **options):
-    return fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
-        loss.name, **options
-    )
+    return fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, **options)
 
 
 def rows(n):
@@ -180,9 +162,7 @@ def test_the_first_replicas_get_what_is_over():
 
 def test_fetches_of_each_replica():
     exe, hidden, loss = net()
-    found = exe.run(
-        parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w"], return_merged=False
-    )
+    found = exe.run(parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w"], return_merged=False)
     assert [[part.shape for part in parts] for parts in found] == [
         [(1,), (1,)],
         [(3, 3), (2, 3)],
@@ -208,12 +188,8 @@ def test_a_feed_for_each_replica():
 @pytest.mark.parametrize("lengths, losses", [([1, 2, 3], [2.1, 13.2]), ([1, 2, 3, 1], [2.1, 9.8])])
 def test_sequences_are_divided_whole(lengths, losses):
     x = fluid.data("x", [None, 2], "float32", lod_level=1)
-    init = fluid.initializer.NumpyArrayInitializer(
-        np.arange(6).reshape(2, 3).astype("float32") / 10
-    )
-    hidden = layers.fc(
-        x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False
-    )
+    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
+    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
     pooled = layers.sequence_pool(hidden, "sum")
     loss = layers.mean(pooled)
     fluid.optimizer.SGD(0.1).minimize(loss)
@@ -247,9 +223,7 @@ def test_the_gradient_of_the_loss(strategy, seed, after):
     program = parallel(loss, build_strategy=build)
     feed = {"x": rows(4)}
     if seed:
-        with pytest.raises(
-            errors.FeedError, match=r"mean_0.tmp_0@GRAD: with GradientScaleStrategy.Customized"
-        ):
+        with pytest.raises(errors.FeedError, match=r"mean_0.tmp_0@GRAD: with GradientScaleStrategy.Customized"):
             exe.run(program, feed=feed, fetch_list=[loss])
         feed[loss.name + "@GRAD"] = np.array(seed, "float32")
     exe.run(program, feed=feed, fetch_list=[loss])
@@ -258,9 +232,7 @@ def test_the_gradient_of_the_loss(strategy, seed, after):
 
 def test_fed_parameters_are_every_replicas():
     exe, _, loss = net()
-    found = exe.run(
-        parallel(loss), feed={"x": rows(4), "w": np.ones((2, 3), "float32")}, fetch_list=[loss, "w"]
-    )
+    found = exe.run(parallel(loss), feed={"x": rows(4), "w": np.ones((2, 3), "float32")}, fetch_list=[loss, "w"])
     np.testing.assert_allclose(found[0], [3, 11], rtol=1e-6)
     np.testing.assert_allclose(weights(), [[0.9] * 3, [0.8666667] * 3], rtol=1e-6)
 
@@ -269,9 +241,7 @@ def test_several_iterations_in_one_run():
     exe, _, loss = net()
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 3
-    (many,) = exe.run(
-        parallel(loss, exec_strategy=execution), feed={"x": rows(4)}, fetch_list=[loss]
-    )
+    (many,) = exe.run(parallel(loss, exec_strategy=execution), feed={"x": rows(4)}, fetch_list=[loss])
     after = weights()
     fluid.global_scope().find_var("w").get_tensor().set(
         np.arange(6).reshape(2, 3).astype("float32") / 10, fluid.CPUPlace()
@@ -285,18 +255,12 @@ def test_several_iterations_in_one_run():
 
 def test_running_statistics_are_the_first_replicas():
     x = fluid.data("x", [None, 2], "float32")
-    loss = layers.mean(
-        layers.square(
-            layers.batch_norm(x, moving_mean_name="mean", moving_variance_name="variance")
-        )
-    )
+    loss = layers.mean(layers.square(layers.batch_norm(x, moving_mean_name="mean", moving_variance_name="variance")))
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
-    np.testing.assert_allclose(
-        np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1, 0.2], rtol=1e-6
-    )
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1, 0.2], rtol=1e-6)
     build = fluid.BuildStrategy()
     build.sync_batch_norm = True
     exe.run(parallel(loss, build_strategy=build), feed={"x": rows(4)}, fetch_list=[loss])
@@ -312,9 +276,10 @@ def test_counters_count_once_a_run():
     counter = layers.autoincreased_step_counter()
     exe.run(fluid.default_startup_program())
     program = parallel(loss)
-    assert [
-        exe.run(program, feed={"x": rows(4)}, fetch_list=[counter])[0].tolist() for _ in range(2)
-    ] == [[1, 1], [2, 2]]
+    assert [exe.run(program, feed={"x": rows(4)}, fetch_list=[counter])[0].tolist() for _ in range(2)] == [
+        [1, 1],
+        [2, 2],
+    ]
 
 
 def test_replicas_draw_different_numbers():
@@ -328,13 +293,9 @@ def test_replicas_draw_different_numbers():
 
 def test_the_older_executor():
     _, _, loss = net()
-    executor = fluid.ParallelExecutor(
-        use_cuda=False, loss_name=loss.name, main_program=fluid.default_main_program()
-    )
+    executor = fluid.ParallelExecutor(use_cuda=False, loss_name=loss.name, main_program=fluid.default_main_program())
     assert executor.device_count == 2 and executor.drop_local_exe_scopes() is None
-    np.testing.assert_allclose(
-        executor.run([loss.name], feed={"x": rows(4)})[0], [0.9, 2.9], rtol=1e-6
-    )
+    np.testing.assert_allclose(executor.run([loss.name], feed={"x": rows(4)})[0], [0.9, 2.9], rtol=1e-6)
     np.testing.assert_allclose(
         np.array(executor.run([loss.name], feed_dict={"x": rows(4)}, return_numpy=False)[0]),
         [0.5333333, 1.6],
@@ -380,17 +341,13 @@ def test_replicas_are_checked_for_what_is_not_finite(passes):
     exe, _, loss = net()
     build = fluid.BuildStrategy()
     if passes > 1:
-        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set(
-            "num_repeats", passes
-        )
+        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set("num_repeats", passes)
     program, bad = parallel(loss, build_strategy=build), rows(8)
     bad[7] = np.inf  # of the last replica
     fluid.set_flags({"FLAGS_check_nan_inf": True})
     try:
         before = np.array(fluid.global_scope().find_var("w").get_tensor())
-        with pytest.raises(
-            errors.OpError, match="operator mul gave a value that is not finite: fc_0.tmp_0"
-        ):
+        with pytest.raises(errors.OpError, match="operator mul gave a value that is not finite: fc_0.tmp_0"):
             exe.run(program, feed={"x": bad}, fetch_list=[loss])
         np.testing.assert_array_equal(fluid.global_scope().find_var("w").get_tensor(), before)
         exe.run(program, feed={"x": rows(8)}, fetch_list=[loss])
@@ -402,12 +359,8 @@ def test_replicas_are_checked_for_what_is_not_finite(passes):
 def with_host_operator(backward):
     """A loss whose hidden rows, which depend on replicas' rows, pass through NumPy."""
     x = fluid.data("x", [None, 2], "float32")
-    init = fluid.initializer.NumpyArrayInitializer(
-        np.arange(6).reshape(2, 3).astype("float32") / 10
-    )
-    weight = fluid.layers.create_parameter(
-        [2, 3], "float32", attr=fluid.ParamAttr(name="w", initializer=init)
-    )
+    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
+    weight = fluid.layers.create_parameter([2, 3], "float32", attr=fluid.ParamAttr(name="w", initializer=init))
     given = weight if backward == "of a parameter" else layers.matmul(x, weight)
     block = fluid.default_main_program().current_block()
     out = block.create_var(name="host_out", shape=given.shape, dtype="float32")
@@ -438,10 +391,7 @@ def test_operators_of_the_host_run_in_each_replica(backward, reduce):
                 program = fluid.CompiledProgram(program).with_data_parallel(
                     loss.name, build_strategy=build, places=fluid.cpu_places(replicas)
                 )
-            losses = [
-                np.mean(exe.run(program, feed={"x": rows(8) + step}, fetch_list=[loss])[0])
-                for step in range(4)
-            ]
+            losses = [np.mean(exe.run(program, feed={"x": rows(8) + step}, fetch_list=[loss])[0]) for step in range(4)]
             found.append((losses, np.array(fluid.global_scope().find_var("w").get_tensor())))
     for losses, weight in found[1:]:
         np.testing.assert_allclose(losses, found[0][0], rtol=1e-5)
@@ -453,9 +403,7 @@ def test_each_replica_prints_and_may_find_another_number_of_rows(capfd):
     layers.Print(hidden, message="the hidden rows")
     large = layers.where(layers.greater_than(hidden, layers.fill_constant([1], "float32", 1.0)))
     values = np.array([[0, 0], [1, 2], [9, 9], [9, 9]], "float32")
-    found, count = exe.run(
-        parallel(loss), feed={"x": values}, fetch_list=[large, layers.reduce_sum(large)]
-    )
+    found, count = exe.run(parallel(loss), feed={"x": values}, fetch_list=[large, layers.reduce_sum(large)])
     expected = values @ (np.arange(6).reshape(2, 3).astype("float32") / 10)
     parts = [np.argwhere(part > 1) for part in (expected[:2], expected[2:])]
     assert len(parts[0]) != len(parts[1])
@@ -488,9 +436,7 @@ def test_sparse_gradients_stay_rows():
     exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
     before = np.array(fluid.global_scope().find_var("table").get_tensor())
     exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
-    moved = np.flatnonzero(
-        (np.array(fluid.global_scope().find_var("table").get_tensor()) != before).any(1)
-    )
+    moved = np.flatnonzero((np.array(fluid.global_scope().find_var("table").get_tensor()) != before).any(1))
     assert moved.tolist() == list(range(8))
 
 
@@ -520,9 +466,7 @@ def test_settings_that_have_an_effect(tmp_path):
         parallel(loss, build_strategy=build)
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 0
-    with pytest.raises(
-        errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"
-    ):
+    with pytest.raises(errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"):
         parallel(loss, exec_strategy=execution)
 
 
@@ -531,9 +475,7 @@ def test_one_replica_without_a_number_is_said_once(monkeypatch, caplog):
     monkeypatch.setenv("PJRT_NPROC", "6")
     notices.of_one_replica.cache_clear()
     exe, _, loss = net()
-    found = [
-        exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])[0].shape for _ in range(2)
-    ]
+    found = [exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])[0].shape for _ in range(2)]
     assert found == [(1,), (1,)]
     assert [record.getMessage() for record in caplog.records] == [
         "CPU_NUM is not set: the program runs in one replica, whose steps XLA spreads over all 6 "
@@ -592,9 +534,7 @@ def test_each_replica_reads_its_batch():
     x = fluid.data("x", [None, 2], "float32")
     loss = layers.mean(x)
     loader = fluid.io.DataLoader.from_generator([x], capacity=4, iterable=False)
-    loader.set_batch_generator(
-        lambda: ([np.full((2, 2), i, "float32")] for i in range(5)), fluid.cpu_places(2)
-    )
+    loader.set_batch_generator(lambda: ([np.full((2, 2), i, "float32")] for i in range(5)), fluid.cpu_places(2))
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()
     exe = fluid.Executor(fluid.CPUPlace())
     found = []
@@ -624,9 +564,7 @@ def test_merged_batches_equal_whole_ones(case, replicas, alone, monkeypatch):
 
     def merging():
         build = strategy()
-        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set(
-            "num_repeats", 2
-        )
+        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set("num_repeats", 2)
         return build
 
     monkeypatch.setattr(fluid, "BuildStrategy", merging)
@@ -656,9 +594,7 @@ def test_merged_batches_of_sparse_rows_and_statistics():
     program = parallel(loss, build_strategy=build)
     exe.run(program, feed={"ids": np.array([[1], [2], [1], [3]] * 2)}, fetch_list=[loss])
     table = np.array(fluid.global_scope().find_var("table").get_tensor())
-    np.testing.assert_allclose(
-        table[:, 0], [1, 1 - 4 / 32, 1 - 2 / 32, 1 - 2 / 32] + [1] * 6, atol=1e-5
-    )
+    np.testing.assert_allclose(table[:, 0], [1, 1 - 4 / 32, 1 - 2 / 32, 1 - 2 / 32] + [1] * 6, atol=1e-5)
     np.testing.assert_allclose(
         np.array(fluid.global_scope().find_var("mean").get_tensor()), [1 - 0.9**2] * 4, rtol=1e-5
     )
@@ -667,9 +603,7 @@ def test_merged_batches_of_sparse_rows_and_statistics():
         match="feed ids: 3 rows in each replica, which multi_batch_merge_pass cannot divide",
     ):
         exe.run(program, feed={"ids": np.ones((6, 1), "int64")}, fetch_list=[loss])
-    with pytest.raises(
-        errors.UnsupportedError, match="pass fuse_relu_pass: XLA rewrites programs by itself"
-    ):
+    with pytest.raises(errors.UnsupportedError, match="pass fuse_relu_pass: XLA rewrites programs by itself"):
         passes.append_pass("fuse_relu_pass")
     with pytest.raises(errors.ProgramError, match="was added already"):
         passes.append_pass("multi_batch_merge_pass")
@@ -686,12 +620,8 @@ def test_gradients_are_not_brought_together_twice():
     exe, _, loss = net()
     config = fluid.DistributeTranspilerConfig()
     config.mode, config.collective_mode = "collective", "grad_allreduce"
-    fluid.DistributeTranspiler(config).transpile(
-        0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1"
-    )
-    with pytest.raises(
-        errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"
-    ):
+    fluid.DistributeTranspiler(config).transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
+    with pytest.raises(errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
 
 

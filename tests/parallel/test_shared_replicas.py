@@ -28,9 +28,7 @@ def trained(reduce, steps=3):
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
         hidden = fluid.data("x", [None, 64])
         for number, width in enumerate(WIDTHS):
-            attribute = fluid.ParamAttr(
-                initializer=fluid.initializer.NormalInitializer(seed=5 + number)
-            )
+            attribute = fluid.ParamAttr(initializer=fluid.initializer.NormalInitializer(seed=5 + number))
             hidden = layers.fc(hidden, width, act="tanh", param_attr=attribute)
         loss = layers.mean(layers.square(hidden - 1.0))
         clip = fluid.clip.GradientClipByGlobalNorm(0.05)

@@ -70,12 +70,8 @@ CALLS = {
     "sequence_pool": lambda layers, v, d: layers.sequence_pool(v([4, 2], d, 1), "sum"),
     "sequence_softmax": lambda layers, v, d: layers.sequence_softmax(v([4, 1], d, 1)),
     "sequence_reverse": lambda layers, v, d: layers.sequence_reverse(v([4, 2], d, 1)),
-    "sequence_expand": lambda layers, v, d: layers.sequence_expand(
-        v([4, 2], d), v([4, 2], "float32", 1)
-    ),
-    "sequence_concat": lambda layers, v, d: layers.sequence_concat(
-        [v([4, 2], d, 1), v([4, 2], d, 1)]
-    ),
+    "sequence_expand": lambda layers, v, d: layers.sequence_expand(v([4, 2], d), v([4, 2], "float32", 1)),
+    "sequence_concat": lambda layers, v, d: layers.sequence_concat([v([4, 2], d, 1), v([4, 2], d, 1)]),
     "sequence_mask": lambda layers, v, d: layers.sequence_mask(v([4], d), 3),
     "dynamic_gru": lambda layers, v, d: layers.dynamic_gru(v([4, 6], d, 1), 2),
     "uniform_random": lambda layers, v, d: layers.uniform_random([2], d),

@@ -38,9 +38,7 @@ DISTANCES = Rows(
 )
 MATCH = np.array([[-1, 0, 2, -1, 1], [-1] * 5, [1, -1, -1, 0, -1]], "int32")
 NEGATIVES = Rows([[3], [0], [2], [1], [2]], [[2, 1, 2]], "int32")
-LOSSES = np.array(
-    [[0.5, 0.1, 0.2, 0.9, 0.3], [0.3, 0.6, 0.1, 0.2, 0.5], [0.2, 0.8, 0.7, 0.4, 0.6]], "float32"
-)
+LOSSES = np.array([[0.5, 0.1, 0.2, 0.9, 0.3], [0.3, 0.6, 0.1, 0.2, 0.5], [0.2, 0.8, 0.7, 0.4, 0.6]], "float32")
 PLACES = LOSSES[:, ::-1].copy()
 NEAR = np.array([[0.1, 0.9, 0.8, 0.2, 0.7], [0.0] * 5, [0.9, 0.1, 0.6, 0.8, 0.3]], "float32")
 PRIOR = {"variances": VARIANCES, "clip": False, "flip": False, "aspect_ratios": [1.0]}
@@ -67,9 +65,7 @@ def _anchors():
     flat = dict(DENSE, flatten_to_2d=True, clip=True, step_w=7.5, step_h=6.0, offset=0.3)
     yield _case("density_prior_box_flat", "density_prior_box", ins, outs, flat)
     ins, outs = {"Input": MAP}, ("Anchors", "Variances")
-    yield _case(
-        "anchor_generator", "anchor_generator", ins, outs, dict(ANCHORS, stride=[16.0, 16.0])
-    )
+    yield _case("anchor_generator", "anchor_generator", ins, outs, dict(ANCHORS, stride=[16.0, 16.0]))
     uneven = dict(ANCHORS, stride=[12.0, 20.0], offset=0.1)
     yield _case("anchor_generator_uneven", "anchor_generator", ins, outs, uneven)
 
@@ -85,9 +81,7 @@ def _coded():
     yield case("encode_dense", TRUTH.values, {"variance": VARIANCES}, None)
     yield case("encode_pixels", TRUTH, {"box_normalized": False}, None)
     yield case("decode", CODES, decodes)
-    yield case(
-        "decode_pixels", CODES, dict(decodes, box_normalized=False, variance=VARIANCES), None
-    )
+    yield case("decode_pixels", CODES, dict(decodes, box_normalized=False, variance=VARIANCES), None)
     yield case("decode_rows", CODES, dict(decodes, axis=1), VAR[:3], PRIORS[:3])
     ragged = Rows(RNG.randn(5, 3, 4) * 0.3, [[2, 3]])
     rows = Rows(boxes(5), [[2, 3]])

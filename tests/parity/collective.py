@@ -43,9 +43,7 @@ OPTIMIZERS = {
     "decayed": lambda fluid: fluid.optimizer.Adam(
         fluid.layers.exponential_decay(0.1, 10, 0.9), regularization=fluid.regularizer.L2Decay(1e-4)
     ),
-    "clipped": lambda fluid: fluid.optimizer.SGD(
-        0.1, grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0)
-    ),
+    "clipped": lambda fluid: fluid.optimizer.SGD(0.1, grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0)),
 }
 
 
@@ -82,11 +80,7 @@ def _told(program):
                 sorted(op.input_arg_names),
                 sorted(op.output_arg_names),
                 {
-                    n: round(v, 6)
-                    if isinstance(v, float)
-                    else list(v)
-                    if isinstance(v, tuple)
-                    else v
+                    n: round(v, 6) if isinstance(v, float) else list(v) if isinstance(v, tuple) else v
                     for n, v in attrs.items()
                 },
             ]
@@ -110,17 +104,11 @@ def run(fluid, case):
     return {
         "main": _told(main),
         "startup": _told(startup)[before:],
-        "variables": sorted(
-            v.name for v in startup.list_vars() if "NCCL" in v.name.upper() or "@" in v.name
-        ),
+        "variables": sorted(v.name for v in startup.list_vars() if "NCCL" in v.name.upper() or "@" in v.name),
     }
 
 
 def defaults(fluid):
     """The fields of a fresh config with their values, in the order of their names."""
     config = fluid.DistributeTranspilerConfig()
-    return {
-        n: getattr(config, n)
-        for n in sorted(dir(config))
-        if not n.startswith("_") and n != "dispatcher"
-    }
+    return {n: getattr(config, n) for n in sorted(dir(config)) if not n.startswith("_") and n != "dispatcher"}

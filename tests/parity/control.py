@@ -15,9 +15,7 @@ WEIGHT = RNG.randn(7, 3).astype("float32") * 0.5
 
 
 def _attr(fluid, name, values):
-    return fluid.ParamAttr(
-        name=name, initializer=fluid.initializer.NumpyArrayInitializer(np.array(values, "float32"))
-    )
+    return fluid.ParamAttr(name=name, initializer=fluid.initializer.NumpyArrayInitializer(np.array(values, "float32")))
 
 
 def _sequences(fluid):
@@ -83,9 +81,7 @@ def dynamic_rnn_ordered_state(fluid):
 def static_rnn(fluid):
     layers = fluid.layers
     steps = layers.data("d", [5, 3, 4], append_batch_size=False)
-    steps = layers.fc(
-        steps, 4, num_flatten_dims=2, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False
-    )
+    steps = layers.fc(steps, 4, num_flatten_dims=2, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False)
     rnn = layers.StaticRNN()
     with rnn.step():
         word = rnn.step_input(steps)
@@ -124,12 +120,8 @@ def while_unrolled(fluid):
 def cond(fluid):
     layers = fluid.layers
     _, x, feed = _batch(fluid)
-    first = layers.cond(
-        layers.reduce_sum(x) < 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x)
-    )
-    second = layers.cond(
-        layers.reduce_sum(x) > 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x)
-    )
+    first = layers.cond(layers.reduce_sum(x) < 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
+    second = layers.cond(layers.reduce_sum(x) > 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
     return layers.mean(first) + layers.mean(second), feed, [first, second]
 
 
@@ -145,9 +137,7 @@ def case(fluid):
         default=lambda: layers.scale(x, 5.0),
     )
     index = layers.cast(layers.reduce_sum(v) * 0.0 + 1.0, "int32")
-    second = layers.switch_case(
-        index, {0: lambda: layers.scale(x, 7.0), 1: lambda: layers.scale(x, 8.0)}
-    )
+    second = layers.switch_case(index, {0: lambda: layers.scale(x, 7.0), 1: lambda: layers.scale(x, 8.0)})
     return layers.mean(first) + layers.mean(second), feed, [first, second]
 
 
@@ -211,9 +201,7 @@ def dynamic_rnn_over_sentences(fluid):
         whole = layers.sequence_pool(layers.sequence_pool(document, "sum"), "max")
         new = _cell(fluid, layers.sequence_pool(sentence, "average") + whole, state)
         rnn.update_memory(state, new)
-        rnn.output(
-            new, layers.scale(layers.sequence_softmax(layers.reduce_sum(sentence, 1, True)), 2.0)
-        )
+        rnn.output(new, layers.scale(layers.sequence_softmax(layers.reduce_sum(sentence, 1, True)), 2.0))
     states, rows = rnn()
     loss = layers.mean(layers.square(states)) + layers.mean(layers.square(rows))
     return loss, feed, [states, rows]
@@ -271,16 +259,10 @@ def beam_search_decoder(fluid):
         start_token=0,
         end_token=1,
         beam_size=3,
-        embedding_fn=lambda ids: fluid.embedding(
-            ids, size=[8, 3], param_attr=fluid.ParamAttr(name="e")
-        ),
-        output_fn=lambda x: layers.fc(
-            x, 8, num_flatten_dims=2, param_attr=fluid.ParamAttr(name="o"), bias_attr=False
-        ),
+        embedding_fn=lambda ids: fluid.embedding(ids, size=[8, 3], param_attr=fluid.ParamAttr(name="e")),
+        output_fn=lambda x: layers.fc(x, 8, num_flatten_dims=2, param_attr=fluid.ParamAttr(name="o"), bias_attr=False),
     )
-    words, states, lengths = layers.dynamic_decode(
-        decoder, inits=start, max_step_num=6, return_length=True
-    )
+    words, states, lengths = layers.dynamic_decode(decoder, inits=start, max_step_num=6, return_length=True)
     return None, {"v": BATCH}, [words, lengths, states.log_probs, states.cell_states]
 
 
@@ -316,15 +298,10 @@ def run(fluid, build):
         fetches = list(others)
         if loss is not None:
             grads = fluid.backward.append_backward(loss)
-            fetches = (
-                [loss] + fetches + [g for _, g in sorted(grads, key=lambda pair: pair[0].name)]
-            )
+            fetches = [loss] + fetches + [g for _, g in sorted(grads, key=lambda pair: pair[0].name)]
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
         if "Cell" in " ".join(p.name for p in main.all_parameters()):
             set_parameters(fluid, main, scope)
         found = exe.run(main, feed=feed, fetch_list=fetches, return_numpy=False)
-    return [
-        (np.array(t).astype("float64").ravel().tolist(), list(np.array(t).shape), t.lod())
-        for t in found
-    ]
+    return [(np.array(t).astype("float64").ravel().tolist(), list(np.array(t).shape), t.lod()) for t in found]

@@ -167,9 +167,7 @@ def _imikolov(folder):
 
     def text(lines):
         endings = (" <unk> n", "")
-        return "".join(
-            " %s%s \n" % (_words(draw, 2 + n % 5), endings[n % 2]) for n in range(lines)
-        ).encode()
+        return "".join(" %s%s \n" % (_words(draw, 2 + n % 5), endings[n % 2]) for n in range(lines)).encode()
 
     members = [
         ("./simple-examples/data/ptb.test.txt", b"not read \n"),
@@ -182,8 +180,7 @@ def _imikolov(folder):
 def _movielens(folder):
     draw = random.Random(6)
     users = "".join(
-        "%d::%s::%d::%d::48067\n"
-        % (n, draw.choice("MF"), draw.choice([1, 18, 25, 35, 45, 50, 56]), draw.randrange(21))
+        "%d::%s::%d::%d::48067\n" % (n, draw.choice("MF"), draw.choice([1, 18, 25, 35, 45, 50, 56]), draw.randrange(21))
         for n in range(1, 6)
     )
     movies = (
@@ -192,9 +189,7 @@ def _movielens(folder):
         "73::Mis\xe9rables, Les (Story) (1995)::Drama\n"
     )
     ratings = "".join(
-        "%d::%d::%d::978300760\n"
-        % (draw.randint(1, 5), draw.choice([1, 3, 73]), draw.randint(1, 5))
-        for _ in range(30)
+        "%d::%d::%d::978300760\n" % (draw.randint(1, 5), draw.choice([1, 3, 73]), draw.randint(1, 5)) for _ in range(30)
     )
     _write_zip(
         _place(folder, "movielens", "movielens%2Fml-1m.zip"),
@@ -298,9 +293,7 @@ def _flowers(folder):
         _place(folder, "flowers", "102flowers.tgz"),
         [("jpg/image_%05d.jpg" % (n + 1), jpeg((n + 1) % 3)) for n in (3, 0, 2, 1)],
     )
-    savemat(
-        _place(folder, "flowers", "imagelabels.mat"), {"labels": np.array([[77, 1, 102, 5]], "u1")}
-    )
+    savemat(_place(folder, "flowers", "imagelabels.mat"), {"labels": np.array([[77, 1, 102, 5]], "u1")})
     savemat(
         _place(folder, "flowers", "setid.mat"),
         {
@@ -321,10 +314,7 @@ def _voc2012(folder):
     root = "VOCdevkit/VOC2012/"
     names = {"trainval": "2007_000032\n2007_000039\n", "train": "2007_000039\n"}
     names["val"] = "2007_000032\n"
-    members = [
-        (root + "ImageSets/Segmentation/%s.txt" % part, text.encode())
-        for part, text in sorted(names.items())
-    ]
+    members = [(root + "ImageSets/Segmentation/%s.txt" % part, text.encode()) for part, text in sorted(names.items())]
     for name, number in (("2007_000032", 0), ("2007_000039", 2)):
         members.append((root + "JPEGImages/%s.jpg" % name, jpeg(number)))
         members.append((root + "SegmentationClass/%s.png" % name, label.getvalue()))

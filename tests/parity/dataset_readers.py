@@ -82,11 +82,7 @@ def movielens(d):
     word_of = {v: k for k, v in module.get_movie_title_dict().items()}
 
     def named(sample):
-        return (
-            sample[:5]
-            + [[name_of[n] for n in sample[5]], [word_of[n] for n in sample[6]]]
-            + [sample[7]]
-        )
+        return sample[:5] + [[name_of[n] for n in sample[5]], [word_of[n] for n in sample[6]]] + [sample[7]]
 
     return [
         sorted(name_of) == list(range(len(name_of))) and sorted(name_of.values()),

@@ -24,9 +24,7 @@ class Case:
         hidden: output slots that are made, but not compared.
     """
 
-    def __init__(
-        self, name, op, inputs, outputs, attrs=None, grads=(), through=(), hidden=(), shapes=False
-    ):
+    def __init__(self, name, op, inputs, outputs, attrs=None, grads=(), through=(), hidden=(), shapes=False):
         self.name, self.op, self.inputs, self.outputs = name, op, inputs, outputs
         self.attrs, self.grads, self.hidden = attrs or {}, list(grads), list(hidden)
         self.through = list(through) or list(outputs)[:1]
@@ -63,9 +61,7 @@ def _loss(fluid, block, through):
     """The sum of the means of the squares of some variables."""
     means = []
     for var in through:
-        square, mean = (
-            block.create_var(name=var.name + end, dtype=var.dtype) for end in (".square", ".mean")
-        )
+        square, mean = (block.create_var(name=var.name + end, dtype=var.dtype) for end in (".square", ".mean"))
         block.append_op(type="square", inputs={"X": [var]}, outputs={"Out": [square]})
         block.append_op(type="mean", inputs={"X": [square]}, outputs={"Out": [mean]})
         means.append(mean)
@@ -82,8 +78,7 @@ def run(fluid, case):
         inputs = {s: _declare(fluid, block, s, v, feed) for s, v in case.inputs.items()}
         outputs = {
             slot: [
-                block.create_var(name="%s.out%d" % (slot, i), dtype=dtype)
-                for i, dtype in enumerate(_listed(dtypes))
+                block.create_var(name="%s.out%d" % (slot, i), dtype=dtype) for i, dtype in enumerate(_listed(dtypes))
             ]
             for slot, dtypes in case.outputs.items()
         }
@@ -95,12 +90,9 @@ def run(fluid, case):
             found = fluid.backward.append_backward(loss, parameter_list=wanted)
             fetches += [g for _, g in found]
         exe = fluid.Executor(fluid.CPUPlace())
-        values = exe.run(
-            main, feed=feed, fetch_list=fetches, return_numpy=False, scope=_scope(fluid)
-        )
+        values = exe.run(main, feed=feed, fetch_list=fetches, return_numpy=False, scope=_scope(fluid))
     return {
-        var.name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod())
-        for var, v in zip(fetches, values)
+        var.name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod()) for var, v in zip(fetches, values)
     }
 
 

@@ -35,9 +35,7 @@ def network(fluid):
     mask = layers.sigmoid(layers.conv2d(x, 9, 3, padding=1))
     fine = layers.relu(layers.deformable_conv(x, offset, mask, 8, 3, padding=1, im2col_step=1))
     offset = layers.conv2d(fine, 2 * 2 * 9, 3, stride=2, padding=1)
-    coarse = layers.deformable_conv(
-        fine, offset, None, 4, 3, 2, 1, deformable_groups=2, im2col_step=1, modulated=False
-    )
+    coarse = layers.deformable_conv(fine, offset, None, 4, 3, 2, 1, deformable_groups=2, im2col_step=1, modulated=False)
     larger = layers.resize_bilinear(coarse, [SIZE // 2, SIZE // 2])
     x = layers.concat([fine, larger, layers.resize_nearest(coarse, scale=2.0)], 1)  # 16 channels
     still = layers.fill_constant([3, 2, 2, 2], "float32", 0.0)
@@ -65,12 +63,8 @@ def train(fluid):
         fluid.optimizer.Momentum(learning_rate=0.05, momentum=0.9).minimize(loss)
         exe.run(startup)
         set_parameters(fluid, main, scope)
-        losses = [
-            float(np.ravel(exe.run(main, feed=batch(fluid, rng), fetch_list=[loss])[0])[0])
-            for _ in range(STEPS)
-        ]
+        losses = [float(np.ravel(exe.run(main, feed=batch(fluid, rng), fetch_list=[loss])[0])[0]) for _ in range(STEPS)]
         norms = {
-            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor())))
-            for p in main.all_parameters()
+            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor()))) for p in main.all_parameters()
         }
     return {"losses": losses, "norms": norms}

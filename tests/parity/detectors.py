@@ -24,17 +24,14 @@ def train_and_detect(fluid, model):
         exe.run(startup)
         set_parameters(fluid, main, scope)
         losses = [
-            float(np.ravel(exe.run(main, feed=model.batch(fluid, rng), fetch_list=[loss])[0])[0])
-            for _ in range(STEPS)
+            float(np.ravel(exe.run(main, feed=model.batch(fluid, rng), fetch_list=[loss])[0])[0]) for _ in range(STEPS)
         ]
         norms = {
             v.name: float(np.linalg.norm(np.array(scope.find_var(v.name).get_tensor())))
             for v in main.list_vars()
             if v.persistable and v.name not in ("feed", "fetch")
         }
-        (rows,) = exe.run(
-            test, feed=model.batch(fluid, rng), fetch_list=[detected.name], return_numpy=False
-        )
+        (rows,) = exe.run(test, feed=model.batch(fluid, rng), fetch_list=[detected.name], return_numpy=False)
     return {
         "losses": losses,
         "norms": norms,

@@ -46,9 +46,7 @@ def region_proposals(fluid, maps, info):
     layers = fluid.layers
     found, rois, chances = [], [], []
     for stride, x in zip(STRIDES, maps):
-        x = layers.conv2d(
-            x, CHANNELS, 3, padding=1, act="relu", param_attr="rpn_w", bias_attr="rpn_b"
-        )
+        x = layers.conv2d(x, CHANNELS, 3, padding=1, act="relu", param_attr="rpn_w", bias_attr="rpn_b")
         scores = layers.conv2d(x, len(RATIOS), 1, param_attr="score_w", bias_attr="score_b")
         deltas = layers.conv2d(x, 4 * len(RATIOS), 1, param_attr="delta_w", bias_attr="delta_b")
         anchors, variances = layers.anchor_generator(
@@ -104,9 +102,7 @@ def region_loss(fluid, found, box, crowd, info):
     label = layers.cast(label, "float32")
     label.stop_gradient = True
     of_scores = layers.reduce_mean(layers.sigmoid_cross_entropy_with_logits(score, label))
-    of_deltas = layers.smooth_l1(
-        delta, target, sigma=3.0, inside_weight=weight, outside_weight=weight
-    )
+    of_deltas = layers.smooth_l1(delta, target, sigma=3.0, inside_weight=weight, outside_weight=weight)
     number = layers.reduce_prod(layers.cast(layers.shape(label), "float32"))
     number.stop_gradient = True
     return of_scores + layers.reduce_sum(of_deltas) / number
@@ -130,8 +126,7 @@ def box_loss(fluid, maps, proposals, label, crowd, box, info):
     )
     by_level, restore = layers.distribute_fpn_proposals(rois, 2, 3, 3, 24)
     pooled = [
-        layers.roi_align(x, r, 3, 3, 1.0 / stride, sampling_ratio=2)
-        for x, r, stride in zip(maps, by_level, STRIDES)
+        layers.roi_align(x, r, 3, 3, 1.0 / stride, sampling_ratio=2) for x, r, stride in zip(maps, by_level, STRIDES)
     ]
     pooled = layers.gather(layers.concat(pooled, axis=0), restore)
     hidden = layers.fc(pooled, 12, act="relu")
@@ -139,9 +134,7 @@ def box_loss(fluid, maps, proposals, label, crowd, box, info):
     label = layers.cast(label, "int64")
     label.stop_gradient = True
     of_scores = layers.reduce_mean(layers.softmax_with_cross_entropy(scores, label))
-    of_boxes = layers.smooth_l1(
-        deltas, target, sigma=1.0, inside_weight=inside, outside_weight=outside
-    )
+    of_boxes = layers.smooth_l1(deltas, target, sigma=1.0, inside_weight=inside, outside_weight=outside)
     return of_scores + layers.reduce_mean(of_boxes), rois
 
 
@@ -173,13 +166,10 @@ def train(fluid, exe=None):
         exe.run(startup)
         set_parameters(fluid, main, scope)
         for _ in range(STEPS):
-            first, second, rois = exe.run(
-                main, feed=batch(fluid, rng), fetch_list=list(fetches), return_numpy=False
-            )
+            first, second, rois = exe.run(main, feed=batch(fluid, rng), fetch_list=list(fetches), return_numpy=False)
             losses.append([float(np.ravel(np.array(v))[0]) for v in (first, second)])
             lods.append(rois.lod())
         norms = {
-            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor())))
-            for p in main.all_parameters()
+            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor()))) for p in main.all_parameters()
         }
     return {"losses": losses, "lods": lods, "norms": norms}

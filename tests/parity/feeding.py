@@ -47,17 +47,13 @@ def _batches(fluid, lod=False):
 
 def _loader(fluid, places=1, lod_level=0, make=None, **options):
     make = make or fluid.io.DataLoader.from_generator
-    return make(feed_list=_variables(fluid, lod_level), capacity=4, **options), fluid.cpu_places(
-        places
-    )
+    return make(feed_list=_variables(fluid, lod_level), capacity=4, **options), fluid.cpu_places(places)
 
 
 def _of_samples(places=1, keep=False, reader=None, lod_level=0, **options):
     def build(fluid):
         loader, devices = _loader(fluid, places, lod_level, **options)
-        loader.set_sample_generator(
-            reader or _samples(), batch_size=2, drop_last=not keep, places=devices
-        )
+        loader.set_sample_generator(reader or _samples(), batch_size=2, drop_last=not keep, places=devices)
         return list(loader())
 
     return build
@@ -79,9 +75,7 @@ def _of_batches(lod=False, **options):
 def _two_levels(fluid):
     texts = fluid.data("texts", [None, 1], "int64", lod_level=2)
     loader = fluid.io.DataLoader.from_generator(feed_list=[texts], capacity=2)
-    loader.set_sample_generator(
-        lambda: iter([([[1, 2], [3]],), ([[4]],)]), 2, places=fluid.cpu_places(1)
-    )
+    loader.set_sample_generator(lambda: iter([([[1, 2], [3]],), ([[4]],)]), 2, places=fluid.cpu_places(1))
     return list(loader())
 
 
@@ -169,13 +163,9 @@ def _read_in_a_clone(fluid):
 def _layers_reader(by_data, name=None, buffer=False):
     def build(fluid):
         if by_data:
-            reader = fluid.layers.create_py_reader_by_data(
-                4, _variables(fluid), name, use_double_buffer=not buffer
-            )
+            reader = fluid.layers.create_py_reader_by_data(4, _variables(fluid), name, use_double_buffer=not buffer)
         else:
-            reader = fluid.layers.py_reader(
-                4, [(-1, 2), (-1, 1)], ["float32", "int64"], [0, 0], name, not buffer
-            )
+            reader = fluid.layers.py_reader(4, [(-1, 2), (-1, 1)], ["float32", "int64"], [0, 0], name, not buffer)
         reader.decorate_paddle_reader(fluid.io.batch(_samples(), 3))
         start, reset = reader.start, reader.reset
         if buffer:
@@ -195,9 +185,7 @@ def _layers_reader(by_data, name=None, buffer=False):
 def _one_slot(fluid):
     reader = fluid.layers.py_reader(2, [(-1, 2)], ["float32"], use_double_buffer=False)
     reader.decorate_batch_generator(lambda: iter([(np.ones((3, 2), "float32"),)]))
-    return _epochs(
-        fluid, reader.start, reader.reset, fluid.layers.reduce_sum(fluid.layers.read_file(reader))
-    )
+    return _epochs(fluid, reader.start, reader.reset, fluid.layers.reduce_sum(fluid.layers.read_file(reader)))
 
 
 def _refused(build):
@@ -229,9 +217,7 @@ CASES = {
     "samples, without double buffer": _of_samples(use_double_buffer=False),
     "samples, as lists": _of_samples(return_list=True),
     "samples, two places": _of_samples(2),
-    "samples, two places, the last group kept": _of_samples(
-        2, keep=True, drop_last=False, reader=_samples(9)
-    ),
+    "samples, two places, the last group kept": _of_samples(2, keep=True, drop_last=False, reader=_samples(9)),
     "samples, two places, the last group dropped": _of_samples(2, keep=True, reader=_samples(9)),
     "samples, two places, as lists": _of_samples(2, return_list=True),
     "samples with sequences": _of_samples(reader=_texts, lod_level=1, keep=True),
@@ -253,23 +239,15 @@ CASES = {
     "py_reader, double_buffer": _layers_reader(False, buffer=True),
     "create_py_reader_by_data": _layers_reader(True),
     "py_reader of one slot": _one_slot,
-    "no capacity": _refused(
-        lambda fluid: fluid.io.DataLoader.from_generator(feed_list=_variables(fluid))
-    ),
+    "no capacity": _refused(lambda fluid: fluid.io.DataLoader.from_generator(feed_list=_variables(fluid))),
     "no feed_list": _refused(lambda fluid: fluid.io.DataLoader.from_generator(capacity=2)),
     "no reader": _refused(lambda fluid: list(_loader(fluid)[0]())),
     "no places": _refused(lambda fluid: _loader(fluid)[0].set_sample_generator(_samples(), 3)),
-    "start of an iterable loader": _refused(
-        lambda fluid: _wrong_use(fluid, lambda loader: loader.start())
-    ),
-    "iterating over what the program reads": _refused(
-        lambda fluid: _wrong_use(fluid, list, iterable=False)
-    ),
+    "start of an iterable loader": _refused(lambda fluid: _wrong_use(fluid, lambda loader: loader.start())),
+    "iterating over what the program reads": _refused(lambda fluid: _wrong_use(fluid, list, iterable=False)),
     "fewer arrays than variables": _refused(
         lambda fluid: list(
-            _loader(fluid)[0].set_batch_generator(
-                lambda: iter([(np.zeros((3, 2), "float32"),)]), fluid.cpu_places(1)
-            )()
+            _loader(fluid)[0].set_batch_generator(lambda: iter([(np.zeros((3, 2), "float32"),)]), fluid.cpu_places(1))()
         )
     ),
     "a failing reader": _refused(_of_samples(reader=_failing, keep=True)),

@@ -132,11 +132,7 @@ def _checkpoints(fluid, name, folder):
                 )
             fleet.clean_redundant_check_points(folder, checkpoint_num=2)
         found = fleet.load_check_point(executor, folder, trainer_id=0, main_program=main)
-    files = sorted(
-        os.path.relpath(os.path.join(at, f), folder)
-        for at, _, found in os.walk(folder)
-        for f in found
-    )
+    files = sorted(os.path.relpath(os.path.join(at, f), folder) for at, _, found in os.walk(folder) for f in found)
     texts = [_text(os.path.join(folder, f)) for f in files if f.endswith("fleet_train_status")]
     return {"files": files, "texts": texts, "next": None if found is None else found.next()}
 
@@ -174,9 +170,7 @@ def run(fluid, case, folder):
         if kind == "user server":
             return _seen(makers.UserDefinedRoleMaker(1, makers.Role.SERVER, 2, SERVERS.split(",")))
         if kind == "user collective":
-            return _seen(
-                makers.UserDefinedCollectiveRoleMaker(0, TRAINERS.split(",")), collective=True
-            )
+            return _seen(makers.UserDefinedCollectiveRoleMaker(0, TRAINERS.split(",")), collective=True)
         return {"defaults": _defaults, "status": _status}[kind](fluid)
     except (AssertionError, KeyError, ValueError):
         return "raises"

@@ -154,9 +154,7 @@ def _module(fluid, path=PATH):
 
 
 def _made(fluid, strategy):
-    return getattr(
-        _module(fluid, PATH + ".distributed_strategy").StrategyFactory, FACTORY[strategy]
-    )()
+    return getattr(_module(fluid, PATH + ".distributed_strategy").StrategyFactory, FACTORY[strategy])()
 
 
 def _flags(config):
@@ -218,27 +216,14 @@ def _network(fluid):
     """The loss of a small click model: two slots of one sparse table that is cut, one of another,
     dense numbers.
     """
-    slots = [
-        fluid.layers.data(name="C%d" % i, shape=[1], dtype="int64", lod_level=1) for i in range(3)
-    ]
+    slots = [fluid.layers.data(name="C%d" % i, shape=[1], dtype="int64", lod_level=1) for i in range(3)]
     shared = fluid.ParamAttr(name="shared")
-    rows = [
-        fluid.layers.embedding(s, size=[3000, 8], is_sparse=True, param_attr=shared)
-        for s in slots[:2]
-    ]
-    rows.append(
-        fluid.layers.embedding(
-            slots[2], size=[50, 8], is_sparse=True, param_attr=fluid.ParamAttr(name="own")
-        )
-    )
-    parts = [fluid.layers.sequence_pool(r, "sum") for r in rows] + [
-        fluid.layers.data("dense", [13])
-    ]
+    rows = [fluid.layers.embedding(s, size=[3000, 8], is_sparse=True, param_attr=shared) for s in slots[:2]]
+    rows.append(fluid.layers.embedding(slots[2], size=[50, 8], is_sparse=True, param_attr=fluid.ParamAttr(name="own")))
+    parts = [fluid.layers.sequence_pool(r, "sum") for r in rows] + [fluid.layers.data("dense", [13])]
     hidden = fluid.layers.fc(fluid.layers.concat(parts, axis=1), 500, act="relu")
     label = fluid.layers.data("label", [1], dtype="int64")
-    return fluid.layers.mean(
-        fluid.layers.cross_entropy(fluid.layers.fc(hidden, 2, act="softmax"), label)
-    )
+    return fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(hidden, 2, act="softmax"), label))
 
 
 def _fleet(fluid, index, server, strategy, optimizer):
@@ -246,11 +231,7 @@ def _fleet(fluid, index, server, strategy, optimizer):
     makers, fleet = _module(fluid, "incubate.fleet.base.role_maker"), _module(fluid).fleet
     fleet.__dict__.clear()
     fleet.__init__()
-    fleet.init(
-        makers.UserDefinedRoleMaker(
-            index, makers.Role.SERVER if server else makers.Role.WORKER, 2, ENDPOINTS
-        )
-    )
+    fleet.init(makers.UserDefinedRoleMaker(index, makers.Role.SERVER if server else makers.Role.WORKER, 2, ENDPOINTS))
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
         fleet.distributed_optimizer(optimizer, strategy).minimize(_network(fluid))
     return fleet
@@ -270,13 +251,9 @@ def _programs(fluid, strategy, optimizer):
         )
         if strategy == "geo":  # where Fluid numbers no server
             lines = told[endpoint]["operators"]
-            told[endpoint]["operators"] = [
-                re.sub('"pserver_id": -?[0-9]+, ', "", line) for line in lines
-            ]
+            told[endpoint]["operators"] = [re.sub('"pserver_id": -?[0-9]+, ', "", line) for line in lines]
         else:
-            (listen,) = [
-                op for op in fleet.main_program.global_block().ops if op.type == "listen_and_serv"
-            ]
+            (listen,) = [op for op in fleet.main_program.global_block().ops if op.type == "listen_and_serv"]
             told[endpoint]["threads"] = [listen.attr(name[1:]) for name in THREADS]
     given = _made(fluid, strategy)
     given.set_program_config({"wait_port": False})
@@ -310,9 +287,7 @@ def _worker(fleet):
     fleet.stop_worker()
     ((program, mode, arguments, flags),) = MADE
     if arguments and "push_vars" in arguments:
-        arguments = dict(
-            arguments, push_vars={n: dict(v) for n, v in arguments["push_vars"].items()}
-        )
+        arguments = dict(arguments, push_vars={n: dict(v) for n, v in arguments["push_vars"].items()})
     return {
         "same": program is fleet.main_program,
         "mode": mode,
@@ -340,9 +315,7 @@ def _role(fluid, kind, role):
         if kind == "cloud":
             return _seen(makers.PaddleCloudRoleMaker())
         maker = makers.GeneralRoleMaker(path="")
-        return dict(
-            _seen(maker), endpoint=maker.get_local_endpoint(), servers_num=maker.server_num()
-        )
+        return dict(_seen(maker), endpoint=maker.get_local_endpoint(), servers_num=maker.server_num())
 
 
 def _with(variables, tell):

@@ -113,9 +113,7 @@ def _fetched(name, numpy):
             "two": _tensor(fluid, [[0, 2, 2, 3], [0, 1, 1, 5]]),
             "dense": ROWS,
         }
-        (fetched,) = fluid.Executor(fluid.CPUPlace()).run(
-            feed=feed, fetch_list=[found[name]], return_numpy=numpy
-        )
+        (fetched,) = fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[found[name]], return_numpy=numpy)
         return fetched
 
     return build
@@ -136,12 +134,8 @@ CASES = {
     "empty": _empty,
     "random": _random,
     "set_lod": _with_lod([[0, 2], [0, 2, 5]]),
-    "set_lod_before_rows": lambda fluid: _with_lod([[0, 2, 7]], None)(
-        fluid
-    ).has_valid_recursive_sequence_lengths(),
-    "set_lod_levels_before_rows": lambda fluid: _with_lod([[0, 2], [0, 2, 3, 5]], None)(
-        fluid
-    ).lod(),
+    "set_lod_before_rows": lambda fluid: _with_lod([[0, 2, 7]], None)(fluid).has_valid_recursive_sequence_lengths(),
+    "set_lod_levels_before_rows": lambda fluid: _with_lod([[0, 2], [0, 2, 3, 5]], None)(fluid).lod(),
     "set_lod_too_long": _with_lod([[0, 7]]),
     "set_lod_falls": _with_lod([[0, 3, 2, 5]]),
     "set_lod_starts_late": _with_lod([[1, 5]]),
@@ -187,9 +181,7 @@ def _shown(value):
 
 def run(fluid, case):
     scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
-    with fluid.scope_guard(scope), fluid.program_guard(
-        fluid.Program(), fluid.Program()
-    ), fluid.unique_name.guard():
+    with fluid.scope_guard(scope), fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
         try:
             return _shown(CASES[case](fluid))
         except Exception:

@@ -718,9 +718,7 @@ def run(fluid, case):
                 var.stop_gradient = slot not in grads
                 names[slot].append(name)
                 variables.setdefault(slot, []).append(var)
-                feed[name] = (
-                    fluid.create_lod_tensor(array, v.lengths, fluid.CPUPlace()) if ragged else array
-                )
+                feed[name] = fluid.create_lod_tensor(array, v.lengths, fluid.CPUPlace()) if ragged else array
         found = {o: [block.create_var(name="out_" + o, dtype="float32")] for o in outs + others}
         block.append_op(type=op, inputs=names, outputs=found, attrs=dict(attrs))
         fetches = [(o, found[o][0]) for o in outs]
@@ -732,6 +730,5 @@ def run(fluid, case):
         exe = fluid.Executor(fluid.CPUPlace())
         values = exe.run(main, feed=feed, fetch_list=[v for _, v in fetches], return_numpy=False)
     return {
-        name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod())
-        for (name, _), v in zip(fetches, values)
+        name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod()) for (name, _), v in zip(fetches, values)
     }

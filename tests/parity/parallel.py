@@ -16,9 +16,7 @@ def mlp(fluid, optimizer):
     x = fluid.data("x", [None, 12], "float32")
     y = fluid.data("y", [None, 1], "int64")
     hidden = fluid.layers.fc(x, 16, act="relu")
-    loss = fluid.layers.mean(
-        fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y)
-    )
+    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y))
     optimizer.minimize(loss)
     return loss, lambda r: {
         "x": r.randn(8, 12).astype("float32"),
@@ -31,9 +29,7 @@ def conv(fluid, optimizer):
     y = fluid.data("y", [None, 1], "int64")
     hidden = fluid.layers.conv2d(x, 8, 3, padding=1, bias_attr=False)
     hidden = fluid.layers.pool2d(fluid.layers.batch_norm(hidden, act="relu"), 2, "max", 2)
-    loss = fluid.layers.mean(
-        fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y)
-    )
+    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y))
     optimizer.minimize(loss)
     return loss, lambda r: {
         "x": r.randn(8, 2, 8, 8).astype("float32"),
@@ -66,10 +62,7 @@ def ctr(fluid, optimizer):
     label = fluid.data("label", [None, 1], "int64")
     slots = [fluid.data("slot_%d" % i, [None, 1], "int64", lod_level=1) for i in range(3)]
     rows = [
-        layers.sequence_pool(
-            layers.embedding(s, [40, 8], is_sparse=True, param_attr="table"), "sum"
-        )
-        for s in slots
+        layers.sequence_pool(layers.embedding(s, [40, 8], is_sparse=True, param_attr="table"), "sum") for s in slots
     ]
     hidden = layers.fc(layers.concat(rows + [dense], axis=1), 16, act="relu")
     loss = layers.mean(layers.cross_entropy(layers.fc(hidden, 2, act="softmax"), label))
@@ -121,11 +114,7 @@ def _part(fluid, value, part):
     lengths = value.recursive_sequence_lengths()[0] if hasattr(value, "lod") else [1] * len(value)
     begin, end = (len(lengths) * i // part[1] for i in (part[0], part[0] + 1))
     rows = np.array(value)[sum(lengths[:begin]) : sum(lengths[:end])]
-    return (
-        fluid.create_lod_tensor(rows, [lengths[begin:end]], fluid.CPUPlace())
-        if hasattr(value, "lod")
-        else rows
-    )
+    return fluid.create_lod_tensor(rows, [lengths[begin:end]], fluid.CPUPlace()) if hasattr(value, "lod") else rows
 
 
 def built(fluid, case):
@@ -157,18 +146,11 @@ def train(fluid, case, replicas, reduce=False, sync=False, part=None, build=buil
             strategy.sync_batch_norm = sync
             if part:
                 strategy.trainer_id, strategy.num_trainers = part
-            program = fluid.CompiledProgram(main).with_data_parallel(
-                loss_name=loss.name, build_strategy=strategy
-            )
+            program = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, build_strategy=strategy)
         r = np.random.RandomState(0)
         batches = [feed(r) for _ in range(4)]
         if part:
             batches = [{n: _part(fluid, v, part) for n, v in b.items()} for b in batches]
-        losses = [
-            np.ravel(exe.run(program, feed=batches[i % 4], fetch_list=[loss])[0]).tolist()
-            for i in range(STEPS)
-        ]
-        names = sorted(
-            v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch")
-        )
+        losses = [np.ravel(exe.run(program, feed=batches[i % 4], fetch_list=[loss])[0]).tolist() for i in range(STEPS)]
+        names = sorted(v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch"))
         return losses, {n: np.array(scope.find_var(n).get_tensor()) for n in names}

@@ -88,11 +88,7 @@ CASES = [
     for name, strategy, cut in (
         [("fit_a_line", s, "cut") for s in STRATEGIES]
         + [("word2vec", s, "cut") for s in STRATEGIES if s != "dc_asgd"]
-        + [
-            (name, "sync", cut)
-            for name in ("fit_a_line", "word2vec", "digits_mlp")
-            for cut in ("big", "whole")
-        ]
+        + [(name, "sync", cut) for name in ("fit_a_line", "word2vec", "digits_mlp") for cut in ("big", "whole")]
         + [(name, s, "cut") for name in ("digits_mlp", "ctr_dnn") for s in ("sync", "async")]
         + [("ctr_dnn", s, "big") for s in STRATEGIES if s not in ("sync", "geo")]
         + [
@@ -112,15 +108,11 @@ def decayed_sparse(fluid):
     computes.
     """
     ids = fluid.data("ids", [None, 1], dtype="int64")
-    computed = fluid.layers.cast(
-        fluid.layers.scale(fluid.layers.cast(ids, "float32"), 0.5), "int64"
-    )
+    computed = fluid.layers.cast(fluid.layers.scale(fluid.layers.cast(ids, "float32"), 0.5), "int64")
     first = fluid.layers.embedding(ids, [20, 4], is_sparse=True, param_attr="table")
     second = fluid.layers.embedding(computed, [20, 4], is_sparse=True, param_attr="table")
     fast = fluid.ParamAttr(name="fast", learning_rate=2.0)
-    loss = fluid.layers.mean(
-        fluid.layers.fc(fluid.layers.concat([first, second], axis=1), 3, param_attr=fast)
-    )
+    loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.concat([first, second], axis=1), 3, param_attr=fast))
     fluid.optimizer.SGD(0.1).minimize(loss)
 
 
@@ -189,13 +181,9 @@ def run(fluid, case):
     if case[1] == "geo":
         for endpoint in ENDPOINTS:
             lines = told[endpoint]["operators"]
-            told[endpoint]["operators"] = [
-                re.sub('"pserver_id": -?[0-9]+, ', "", line) for line in lines
-            ]
+            told[endpoint]["operators"] = [re.sub('"pserver_id": -?[0-9]+, ', "", line) for line in lines]
         (send,) = [op for op in trainer.global_block().ops if op.type == "send"]
-        told["touched"] = [
-            [str(n) for n in names] for names in (send.input("X"), send.attr("send_varnames"))
-        ]
+        told["touched"] = [[str(n) for n in names] for names in (send.input("X"), send.attr("send_varnames"))]
         return told
     told["trainer"] = structure(trainer, INSERTED)
     told["startup"] = structure(startup)
@@ -212,12 +200,7 @@ def structure(program, only=()):
             if not only or op.type in only or int(op.attr("op_role")) == 8:
                 lines.append("%d %s" % (block.idx, _op(op, numbers)))
                 names.update(op.input_arg_names + op.output_arg_names)
-    found = {
-        str(v.name): _variable(v)
-        for block in program.blocks
-        for v in block.vars.values()
-        if v.name in names
-    }
+    found = {str(v.name): _variable(v) for block in program.blocks for v in block.vars.values() if v.name in names}
     variables = sorted("%s %s" % (_plain(n, numbers), v) for n, v in found.items())
     return {"operators": lines, "variables": variables}
 

@@ -99,9 +99,7 @@ def vgg(fluid):
 
 def resnet(fluid):
     def conv_bn(x, ch, k, s, p, act="relu"):
-        t = fluid.layers.conv2d(
-            input=x, filter_size=k, num_filters=ch, stride=s, padding=p, act=None, bias_attr=False
-        )
+        t = fluid.layers.conv2d(input=x, filter_size=k, num_filters=ch, stride=s, padding=p, act=None, bias_attr=False)
         return fluid.layers.batch_norm(input=t, act=act)
 
     def basic(x, cin, ch, s):
@@ -120,9 +118,9 @@ def resnet(fluid):
     predict = fluid.layers.fc(input=pool, size=10, act="softmax")
     loss = fluid.layers.mean(fluid.layers.cross_entropy(input=predict, label=label))
     rate = fluid.layers.piecewise_decay(boundaries=[5, 12], values=[0.01, 0.005, 0.001])
-    fluid.optimizer.Momentum(
-        learning_rate=rate, momentum=0.9, regularization=fluid.regularizer.L2Decay(1e-4)
-    ).minimize(loss)
+    fluid.optimizer.Momentum(learning_rate=rate, momentum=0.9, regularization=fluid.regularizer.L2Decay(1e-4)).minimize(
+        loss
+    )
     return loss, lambda r: {
         "img": r.randn(8, 3, 16, 16).astype("float32"),
         "label": _labels(r, 8, 10),
@@ -134,9 +132,7 @@ def word2vec(fluid):
     words = [fluid.layers.data(name=n, shape=[1], dtype="int64") for n in names]
     target = fluid.layers.data(name="nextw", shape=[1], dtype="int64")
     embeds = [
-        fluid.layers.embedding(
-            input=w, size=[50, 8], dtype="float32", is_sparse=True, param_attr="shared_w"
-        )
+        fluid.layers.embedding(input=w, size=[50, 8], dtype="float32", is_sparse=True, param_attr="shared_w")
         for w in words
     ]
     concat = fluid.layers.concat(input=embeds, axis=1)
@@ -150,9 +146,7 @@ def word2vec(fluid):
 def _attention(fluid, q_in, kv_in, d, heads, bias=None):
     def project(x):
         t = fluid.layers.fc(x, d, num_flatten_dims=2, bias_attr=False)
-        return fluid.layers.transpose(
-            fluid.layers.reshape(t, [0, 0, heads, d // heads]), [0, 2, 1, 3]
-        )
+        return fluid.layers.transpose(fluid.layers.reshape(t, [0, 0, heads, d // heads]), [0, 2, 1, 3])
 
     q, k, v = project(q_in), project(kv_in), project(kv_in)
     scores = fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5)
@@ -168,9 +162,7 @@ def _add_norm(fluid, x, y):
 
 
 def _feed_forward(fluid, x, d):
-    return fluid.layers.fc(
-        fluid.layers.fc(x, 2 * d, num_flatten_dims=2, act="relu"), d, num_flatten_dims=2
-    )
+    return fluid.layers.fc(fluid.layers.fc(x, 2 * d, num_flatten_dims=2, act="relu"), d, num_flatten_dims=2)
 
 
 def transformer(fluid, seq=6, d=16, heads=2, vocab=40):
@@ -189,9 +181,7 @@ def transformer(fluid, seq=6, d=16, heads=2, vocab=40):
         dec = _add_norm(fluid, dec, _attention(fluid, dec, enc, d, heads))
         dec = _add_norm(fluid, dec, _feed_forward(fluid, dec, d))
     logits = fluid.layers.fc(dec, vocab, num_flatten_dims=2)
-    target = fluid.layers.label_smooth(
-        fluid.one_hot(fluid.layers.squeeze(nxt, [2]), vocab), epsilon=0.1
-    )
+    target = fluid.layers.label_smooth(fluid.one_hot(fluid.layers.squeeze(nxt, [2]), vocab), epsilon=0.1)
     cost = fluid.layers.softmax_with_cross_entropy(logits, target, soft_label=True)
     loss = fluid.layers.reduce_mean(cost)
     rate = fluid.layers.noam_decay(d, 40)
@@ -235,13 +225,9 @@ def wide_and_deep(fluid, slots=5, vocab=30):
     x = fluid.layers.concat(deep + [dense], axis=1)
     for h in (16, 8):
         x = fluid.layers.fc(x, h, act="relu")
-    wide = fluid.layers.sum(
-        [fluid.layers.embedding(i, size=[vocab, 1], param_attr="wide_w") for i in ids]
-    )
+    wide = fluid.layers.sum([fluid.layers.embedding(i, size=[vocab, 1], param_attr="wide_w") for i in ids])
     logit = fluid.layers.elementwise_add(fluid.layers.fc(x, 1), wide)
-    loss = fluid.layers.mean(
-        fluid.layers.sigmoid_cross_entropy_with_logits(logit, fluid.layers.cast(label, "float32"))
-    )
+    loss = fluid.layers.mean(fluid.layers.sigmoid_cross_entropy_with_logits(logit, fluid.layers.cast(label, "float32")))
     fluid.optimizer.Ftrl(learning_rate=0.05, l1=1e-3, l2=1e-3).minimize(loss)
     return loss, _ctr_feed(slots, vocab)
 
@@ -250,12 +236,8 @@ def deepfm(fluid, slots=5, vocab=30, dim=4):
     ids = _slots(fluid, slots)
     dense = fluid.layers.data(name="dense", shape=[4], dtype="float32")
     label = fluid.layers.data(name="label", shape=[1], dtype="int64")
-    first = fluid.layers.sum(
-        [fluid.layers.embedding(i, size=[vocab, 1], param_attr="first_w") for i in ids]
-    )
-    embs = fluid.layers.stack(
-        [fluid.layers.embedding(i, size=[vocab, dim], param_attr="emb_w") for i in ids], axis=1
-    )
+    first = fluid.layers.sum([fluid.layers.embedding(i, size=[vocab, 1], param_attr="first_w") for i in ids])
+    embs = fluid.layers.stack([fluid.layers.embedding(i, size=[vocab, dim], param_attr="emb_w") for i in ids], axis=1)
     summed = fluid.layers.square(fluid.layers.reduce_sum(embs, 1))
     squared = fluid.layers.reduce_sum(fluid.layers.square(embs), 1)
     second = 0.5 * fluid.layers.reduce_sum(summed - squared, 1, keep_dim=True)
@@ -263,9 +245,7 @@ def deepfm(fluid, slots=5, vocab=30, dim=4):
     for h in (16, 8):
         x = fluid.layers.fc(x, h, act="relu")
     predict = fluid.layers.sigmoid(first + second + fluid.layers.fc(x, 1))
-    loss = fluid.layers.reduce_mean(
-        fluid.layers.log_loss(predict, fluid.layers.cast(label, "float32"))
-    )
+    loss = fluid.layers.reduce_mean(fluid.layers.log_loss(predict, fluid.layers.cast(label, "float32")))
     fluid.optimizer.LambOptimizer(learning_rate=0.01).minimize(loss)
     return loss, _ctr_feed(slots, vocab)
 
@@ -281,9 +261,7 @@ def ctr_dnn(fluid, slots=5, vocab=30):
     predict = fluid.layers.fc(x, 2, act="softmax")
     loss = fluid.layers.reduce_mean(fluid.layers.cross_entropy(input=predict, label=label))
     _auc, _, _ = fluid.layers.auc(input=predict, label=label, num_thresholds=200)
-    rate = fluid.layers.exponential_decay(
-        learning_rate=0.01, decay_steps=5, decay_rate=0.5, staircase=True
-    )
+    rate = fluid.layers.exponential_decay(learning_rate=0.01, decay_steps=5, decay_rate=0.5, staircase=True)
     fluid.optimizer.Adam(learning_rate=rate).minimize(loss)
     return loss, _ctr_feed(slots, vocab)
 
@@ -332,9 +310,7 @@ def infer(fluid, build, trained=None):
             exe.run(startup)
             set_parameters(fluid, main, scope)
         r = np.random.RandomState(0)
-        found = [
-            exe.run(main, feed=feed(r), fetch_list=fetches, return_numpy=False) for _ in range(3)
-        ]
+        found = [exe.run(main, feed=feed(r), fetch_list=fetches, return_numpy=False) for _ in range(3)]
     return [[(np.array(t).ravel().tolist(), t.lod()) for t in batch] for batch in found]
 
 
@@ -351,12 +327,7 @@ def train(fluid, build, scope=None, steps=STEPS):
         set_parameters(fluid, main, scope)
         r = np.random.RandomState(0)
         batches = [feed(r) for _ in range(4)]
-        losses = [
-            float(np.ravel(exe.run(main, feed=batches[i % 4], fetch_list=[loss])[0])[0])
-            for i in range(steps)
-        ]
-        names = sorted(
-            v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch")
-        )
+        losses = [float(np.ravel(exe.run(main, feed=batches[i % 4], fetch_list=[loss])[0])[0]) for i in range(steps)]
+        names = sorted(v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch"))
         values = [np.array(scope.find_var(n).get_tensor()).astype("float64") for n in names]
     return losses, {n: float("%.7g" % np.linalg.norm(v)) for n, v in zip(names, values)}

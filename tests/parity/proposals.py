@@ -73,9 +73,7 @@ TARGETS = {
     "BBoxInsideWeight": 1,
 }
 
-ROIS = np.concatenate([_near(FIRST, 6), _boxes(4), _near(SECOND, 7) * 1.5, _boxes(3) * 1.5]).astype(
-    "float32"
-)
+ROIS = np.concatenate([_near(FIRST, 6), _boxes(4), _near(SECOND, 7) * 1.5, _boxes(3) * 1.5]).astype("float32")
 EMPTY_ROIS = ROIS.copy()
 EMPTY_ROIS[[0, 12]] = 10, 10, 5, 5
 EMPTY_ROIS[3] = 10, 10, 10, 10
@@ -284,13 +282,9 @@ def run(fluid, case):
                     lod_level=len(v.lengths) if ragged else 0,
                 )
                 names[slot].append(name)
-                feed[name] = (
-                    fluid.create_lod_tensor(array, v.lengths, fluid.CPUPlace()) if ragged else array
-                )
+                feed[name] = fluid.create_lod_tensor(array, v.lengths, fluid.CPUPlace()) if ragged else array
         found = {
-            slot: [
-                block.create_var(name="%s_out_%d" % (slot, i), dtype="float32") for i in range(n)
-            ]
+            slot: [block.create_var(name="%s_out_%d" % (slot, i), dtype="float32") for i in range(n)]
             for slot, n in outs.items()
         }
         block.append_op(type=op, inputs=names, outputs=found, attrs=dict(attrs))
@@ -298,6 +292,5 @@ def run(fluid, case):
         exe = fluid.Executor(fluid.CPUPlace())
         values = exe.run(main, feed=feed, fetch_list=fetches, return_numpy=False)
     return {
-        var.name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod())
-        for var, v in zip(fetches, values)
+        var.name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod()) for var, v in zip(fetches, values)
     }

@@ -78,8 +78,7 @@ def run(fluid, activation, weight, folder=None):
         rng = np.random.RandomState(0)
         found = {"trained": operators(main)}
         found["losses"] = [
-            float(np.ravel(exe.run(main, feed=batch(rng), fetch_list=[loss])[0])[0])
-            for _ in range(STEPS)
+            float(np.ravel(exe.run(main, feed=batch(rng), fetch_list=[loss])[0])[0]) for _ in range(STEPS)
         ]
 
         def predict(program):
@@ -89,9 +88,7 @@ def run(fluid, activation, weight, folder=None):
             if folder is not None:
                 saved = test.clone()
                 target = saved.global_block().var(prediction.name)
-                fluid.io.save_inference_model(
-                    folder + "/" + name, ["img"], [target], exe, saved, "model", "params"
-                )
+                fluid.io.save_inference_model(folder + "/" + name, ["img"], [target], exe, saved, "model", "params")
 
         def value(name):
             return np.array(scope.find_var(name).get_tensor())

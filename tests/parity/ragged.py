@@ -14,12 +14,8 @@ def sentiment_conv(fluid):
     data = layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
     label = layers.data(name="label", shape=[1], dtype="int64")
     emb = layers.embedding(input=data, size=[30, 8], is_sparse=True)
-    conv_3 = fluid.nets.sequence_conv_pool(
-        input=emb, num_filters=6, filter_size=3, act="tanh", pool_type="sqrt"
-    )
-    conv_4 = fluid.nets.sequence_conv_pool(
-        input=emb, num_filters=6, filter_size=4, act="tanh", pool_type="sqrt"
-    )
+    conv_3 = fluid.nets.sequence_conv_pool(input=emb, num_filters=6, filter_size=3, act="tanh", pool_type="sqrt")
+    conv_4 = fluid.nets.sequence_conv_pool(input=emb, num_filters=6, filter_size=4, act="tanh", pool_type="sqrt")
     prediction = layers.fc(input=[conv_3, conv_4], size=2, act="softmax")
     loss = layers.mean(layers.cross_entropy(input=prediction, label=label))
     layers.accuracy(input=prediction, label=label)
@@ -64,9 +60,7 @@ def sentiment_dynamic_rnn(fluid):
         prev_cell = rnn.memory(value=0.0, shape=[8])
 
         def gate(name):
-            parts = [
-                layers.fc(input=x, size=8, bias_attr=(name != "c")) for x in (word, prev_hidden)
-            ]
+            parts = [layers.fc(input=x, size=8, bias_attr=(name != "c")) for x in (word, prev_hidden)]
             return layers.sums(input=parts)
 
         forget, enter, leave = (layers.sigmoid(x=gate(n)) for n in "fio")
@@ -98,10 +92,7 @@ def semantic_roles(fluid):
     mark = layers.data(name="mark", shape=[1], dtype="int64", lod_level=1)
     target = layers.data(name="target", shape=[1], dtype="int64", lod_level=1)
     embs = [
-        layers.embedding(
-            size=[30, 6], input=w, param_attr=fluid.ParamAttr(name="emb", trainable=False)
-        )
-        for w in words
+        layers.embedding(size=[30, 6], input=w, param_attr=fluid.ParamAttr(name="emb", trainable=False)) for w in words
     ]
     embs += [
         layers.embedding(input=predicate, size=[10, 6], param_attr="vemb"),
@@ -134,9 +125,7 @@ def semantic_roles(fluid):
     loss = layers.mean(cost)
     decoded = layers.crf_decoding(input=feature, param_attr=fluid.ParamAttr(name="crfw"))
     layers.chunk_eval(input=decoded, label=target, chunk_scheme="IOB", num_chunk_types=3)
-    fluid.optimizer.SGD(
-        learning_rate=fluid.layers.exponential_decay(0.05, 10, 0.5, staircase=True)
-    ).minimize(loss)
+    fluid.optimizer.SGD(learning_rate=fluid.layers.exponential_decay(0.05, 10, 0.5, staircase=True)).minimize(loss)
 
     def feed(r):
         lengths = with_an_empty(r, 7, 4)
@@ -154,9 +143,7 @@ def documents(fluid):
     words = layers.data(name="words", shape=[1], dtype="int64", lod_level=2)
     label = layers.data(name="label", shape=[1], dtype="int64")
     emb = layers.embedding(input=words, size=[30, 8])
-    sentences = layers.concat(
-        [layers.sequence_pool(emb, "average"), layers.sequence_pool(emb, "max")], axis=1
-    )
+    sentences = layers.concat([layers.sequence_pool(emb, "average"), layers.sequence_pool(emb, "max")], axis=1)
     gru = layers.dynamic_gru(layers.fc(sentences, size=18), size=6)
     prediction = layers.fc(input=layers.sequence_pool(gru, "last"), size=3, act="softmax")
     loss = layers.mean(layers.cross_entropy(input=prediction, label=label))
@@ -166,10 +153,7 @@ def documents(fluid):
     def feed(r):
         sizes = with_an_empty(r, 4, 5)
         return feeder.feed(
-            [
-                ([r.randint(0, 30, n).tolist() for n in r.randint(0, 6, size)], int(r.randint(3)))
-                for size in sizes
-            ]
+            [([r.randint(0, 30, n).tolist() for n in r.randint(0, 6, size)], int(r.randint(3))) for size in sizes]
         )
 
     return loss, feed

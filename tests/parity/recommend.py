@@ -8,13 +8,8 @@ from tests.parity.data import labels, sequences, with_an_empty
 
 def _ngram(fluid, **options):
     words = [fluid.layers.data(name="word_%d" % i, shape=[1], dtype="int64") for i in range(5)]
-    embeds = [
-        fluid.layers.embedding(input=w, size=[20, 6], param_attr="shared_w", **options)
-        for w in words[:4]
-    ]
-    hidden = fluid.layers.fc(
-        input=fluid.layers.concat(input=embeds, axis=1), size=12, act="sigmoid"
-    )
+    embeds = [fluid.layers.embedding(input=w, size=[20, 6], param_attr="shared_w", **options) for w in words[:4]]
+    hidden = fluid.layers.fc(input=fluid.layers.concat(input=embeds, axis=1), size=12, act="sigmoid")
     return hidden, words[4], lambda r: {"word_%d" % i: labels(r, 8, 20) for i in range(5)}
 
 
@@ -33,9 +28,7 @@ def word2vec_hsigmoid(fluid):
     hidden, target, feed = _ngram(fluid)
     cost = fluid.layers.hsigmoid(input=hidden, label=target, num_classes=20)
     loss = fluid.layers.mean(cost)
-    fluid.optimizer.SGD(learning_rate=0.1, regularization=fluid.regularizer.L2Decay(1e-3)).minimize(
-        loss
-    )
+    fluid.optimizer.SGD(learning_rate=0.1, regularization=fluid.regularizer.L2Decay(1e-3)).minimize(loss)
     return loss, feed
 
 
@@ -56,9 +49,7 @@ def recommender(fluid):
     user = layers.fc(input=user, size=10, act="tanh")
     kinds = layers.data(name="kinds", shape=[1], dtype="int64", lod_level=1)
     title = layers.data(name="title", shape=[1], dtype="int64", lod_level=1)
-    kind = layers.sequence_pool(
-        input=layers.embedding(input=kinds, size=[8, 6], is_sparse=True), pool_type="sum"
-    )
+    kind = layers.sequence_pool(input=layers.embedding(input=kinds, size=[8, 6], is_sparse=True), pool_type="sum")
     words = fluid.nets.sequence_conv_pool(
         input=layers.embedding(input=title, size=[30, 6], is_sparse=True),
         num_filters=6,
@@ -66,19 +57,14 @@ def recommender(fluid):
         act="tanh",
         pool_type="sum",
     )
-    movie = layers.fc(
-        input=layers.concat(input=[one("movie", 12), kind, words], axis=1), size=10, act="tanh"
-    )
+    movie = layers.fc(input=layers.concat(input=[one("movie", 12), kind, words], axis=1), size=10, act="tanh")
     score = layers.data(name="score", shape=[1], dtype="float32")
     rating = layers.scale(x=layers.cos_sim(X=user, Y=movie), scale=5.0)
     loss = layers.mean(layers.square_error_cost(input=rating, label=score))
     fluid.optimizer.SGD(learning_rate=0.05).minimize(loss)
 
     def feed(r):
-        found = {
-            n: labels(r, 6, size)
-            for n, size in (("user", 15), ("gender", 2), ("job", 5), ("movie", 12))
-        }
+        found = {n: labels(r, 6, size) for n, size in (("user", 15), ("gender", 2), ("job", 5), ("movie", 12))}
         found.update(
             kinds=sequences(fluid, r, with_an_empty(r, 3, 6), 8),
             title=sequences(fluid, r, with_an_empty(r, 6, 6)),
@@ -111,14 +97,10 @@ def gru4rec(fluid):
 def _ctr(fluid, optimizer, is_sparse):
     layers = fluid.layers
     dense = layers.data(name="dense", shape=[4], dtype="float32")
-    slots = [
-        layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64") for i in range(5)
-    ]
+    slots = [layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64") for i in range(5)]
     label = layers.data(name="label", shape=[1], dtype="int64")
     embs = [
-        layers.sequence_pool(
-            layers.embedding(s, size=[40, 6], is_sparse=is_sparse, param_attr="features"), "sum"
-        )
+        layers.sequence_pool(layers.embedding(s, size=[40, 6], is_sparse=is_sparse, param_attr="features"), "sum")
         for s in slots
     ]
     x = layers.concat(embs + [dense], axis=1)

@@ -58,9 +58,7 @@ def network(fluid):
             stride=[8.0 * 2**i, 8.0 * 2**i],
         )
         names = [fluid.ParamAttr(name=n) for n in ("hidden_w", "hidden_b")]
-        hidden = layers.conv2d(
-            x, 8, 3, padding=1, act="relu", param_attr=names[0], bias_attr=names[1]
-        )
+        hidden = layers.conv2d(x, 8, 3, padding=1, act="relu", param_attr=names[0], bias_attr=names[1])
         score, delta = (
             layers.conv2d(
                 hidden,

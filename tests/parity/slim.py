@@ -50,9 +50,7 @@ def quantized(fluid, activation, weight):
         trained, rng = aware[0].to_program(), np.random.RandomState(0)
         found = {"types": sorted(op.type for op in trained.global_block().ops)}
         found["losses"] = [
-            float(
-                np.ravel(exe.run(trained, feed=quantize.batch(rng), fetch_list=[loss.name])[0])[0]
-            )
+            float(np.ravel(exe.run(trained, feed=quantize.batch(rng), fetch_list=[loss.name])[0])[0])
             for _ in range(STEPS)
         ]
 
@@ -66,9 +64,7 @@ def quantized(fluid, activation, weight):
         frozen = aware[1].to_program()
         found["frozen"] = sorted(op.type for op in frozen.global_block().ops)
         found["thresholds"] = sorted(
-            op.attr("out_threshold")
-            for op in frozen.global_block().ops
-            if op.has_attr("out_threshold")
+            op.attr("out_threshold") for op in frozen.global_block().ops if op.has_attr("out_threshold")
         )
         found["predicted"] = predict(frozen)
         passes.ConvertToInt8Pass(scope, place).apply(aware[1])
@@ -83,15 +79,9 @@ def quantized(fluid, activation, weight):
 def _net(fluid, prefix, width):
     image = fluid.data("image", [None, 1, 8, 8], "float32")
     attr = fluid.ParamAttr
-    first = fluid.layers.conv2d(
-        image, width, 3, padding=1, act="relu", param_attr=attr(prefix + "c1"), bias_attr=False
-    )
-    last = fluid.layers.conv2d(
-        first, 4, 3, padding=1, act="relu", param_attr=attr(prefix + "c2"), bias_attr=False
-    )
-    logits = fluid.layers.fc(
-        last, 5, param_attr=attr(prefix + "fc"), bias_attr=attr(prefix + "fcb")
-    )
+    first = fluid.layers.conv2d(image, width, 3, padding=1, act="relu", param_attr=attr(prefix + "c1"), bias_attr=False)
+    last = fluid.layers.conv2d(first, 4, 3, padding=1, act="relu", param_attr=attr(prefix + "c2"), bias_attr=False)
+    logits = fluid.layers.fc(last, 5, param_attr=attr(prefix + "fc"), bias_attr=attr(prefix + "fcb"))
     return image, first, last, logits
 
 
@@ -129,10 +119,7 @@ def distilled(fluid, kind):
         executor, rng = slim.SlimGraphExecutor(place), np.random.RandomState(3)
         found = []
         for _ in range(STEPS):
-            data = [
-                (rng.rand(1, 8, 8).astype("float32"), np.array([rng.randint(5)], "int64"))
-                for _ in range(6)
-            ]
+            data = [(rng.rand(1, 8, 8).astype("float32"), np.array([rng.randint(5)], "int64")) for _ in range(6)]
             found.append([float(np.ravel(v)[0]) for v in executor.run(trained, scope, data=data)])
         teacher = np.array(scope.find_var("teacher_fc").get_tensor()).ravel().tolist()[:5]
     return {"outs": list(trained.out_nodes), "losses": found, "teacher": teacher}

@@ -24,17 +24,13 @@ OPTIMIZERS = {
     "adagrad_l1": lambda f: f.optimizer.Adagrad(0.1, regularization=f.regularizer.L1Decay(0.1)),
     "sgd_clip_value": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByValue(0.05)),
     "sgd_clip_norm": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByNorm(0.05)),
-    "sgd_clip_global_norm": lambda f: f.optimizer.SGD(
-        0.1, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)
-    ),
+    "sgd_clip_global_norm": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)),
     "lazy_adam_clip_global_norm": lambda f: f.optimizer.Adam(
         0.1, lazy_mode=True, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)
     ),
 }
 # Those that Fluid has a sparse form of.
-VARIANTS = sorted(
-    set(OPTIMIZERS) - {"adamax", "ftrl", "adadelta", "decayed_adagrad", "lars", "dpsgd"}
-)
+VARIANTS = sorted(set(OPTIMIZERS) - {"adamax", "ftrl", "adadelta", "decayed_adagrad", "lars", "dpsgd"})
 
 
 def table(height, width):
@@ -48,9 +44,7 @@ def train(fluid, name):
     scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = [layers.data(n, [1], dtype="int64") for n in "ab"]
-        attr = fluid.ParamAttr(
-            name="table", initializer=fluid.initializer.NumpyArrayInitializer(table(7, 3))
-        )
+        attr = fluid.ParamAttr(name="table", initializer=fluid.initializer.NumpyArrayInitializer(table(7, 3)))
         rows = [layers.embedding(i, [7, 3], is_sparse=True, param_attr=attr) for i in ids]
         target = layers.data("y", [3])
         loss = layers.mean(layers.square(layers.elementwise_add(*rows) - target))

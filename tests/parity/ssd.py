@@ -56,9 +56,7 @@ def trainer(fluid):
 def detector(fluid):
     (box, label), found = heads(fluid)
     detected = fluid.layers.detection_output(*found, keep_top_k=20, nms_threshold=0.45)
-    precision = fluid.metrics.DetectionMAP(
-        detected, label, box, class_num=CLASSES, overlap_threshold=0.2
-    )
+    precision = fluid.metrics.DetectionMAP(detected, label, box, class_num=CLASSES, overlap_threshold=0.2)
     return (detected,) + tuple(precision.get_map_var())
 
 
@@ -79,8 +77,7 @@ def train_and_detect(fluid):
             found = exe.run(main, feed=batch(fluid, rng), fetch_list=[loss])[0]
             result["losses"].append(float(np.ravel(found)[0]))
         result["norms"] = {
-            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor())))
-            for p in main.all_parameters()
+            p.name: float(np.linalg.norm(np.array(scope.find_var(p.name).get_tensor()))) for p in main.all_parameters()
         }
         test, begin = fluid.Program(), fluid.Program()
         with fluid.program_guard(test, begin), fluid.unique_name.guard():
@@ -90,9 +87,7 @@ def train_and_detect(fluid):
                 begin.global_block()._remove_op(begin.global_block().ops.index(op))
         exe.run(begin)
         for _ in range(2):
-            rows, here, so_far = exe.run(
-                test, feed=batch(fluid, rng), fetch_list=list(fetches), return_numpy=False
-            )
+            rows, here, so_far = exe.run(test, feed=batch(fluid, rng), fetch_list=list(fetches), return_numpy=False)
             result["detected"].append(
                 [
                     np.array(rows).tolist(),

@@ -18,22 +18,14 @@ def crnn(fluid, classes=5, height=8, width=24):
     label = layers.data(name="label", shape=[1], dtype="int32", lod_level=1)
     seen = images
     for channels, pool in ((4, 2), (6, (2, 1))):
-        seen = layers.conv2d(
-            input=seen, num_filters=channels, filter_size=3, padding=1, bias_attr=False
-        )
+        seen = layers.conv2d(input=seen, num_filters=channels, filter_size=3, padding=1, bias_attr=False)
         seen = layers.batch_norm(input=seen, act="relu")
-        seen = layers.pool2d(
-            input=seen, pool_size=pool, pool_stride=pool, pool_type="max", ceil_mode=True
-        )
+        seen = layers.pool2d(input=seen, pool_size=pool, pool_stride=pool, pool_type="max", ceil_mode=True)
     columns = layers.im2sequence(input=seen, stride=[1, 1], filter_size=[seen.shape[2], 1])
     states = []
     for backwards in (False, True):
         projected = layers.fc(input=columns, size=3 * 6, bias_attr=True)
-        states.append(
-            layers.dynamic_gru(
-                input=projected, size=6, is_reverse=backwards, candidate_activation="relu"
-            )
-        )
+        states.append(layers.dynamic_gru(input=projected, size=6, is_reverse=backwards, candidate_activation="relu"))
     out = layers.fc(input=states, size=classes + 1)
     cost = layers.warpctc(input=out, label=label, blank=classes, norm_by_times=True)
     loss = layers.reduce_sum(cost)
@@ -41,9 +33,9 @@ def crnn(fluid, classes=5, height=8, width=24):
         input=layers.ctc_greedy_decoder(input=out, blank=classes),
         label=layers.cast(label, "int64"),
     )
-    fluid.optimizer.Momentum(
-        learning_rate=0.01, momentum=0.9, regularization=fluid.regularizer.L2Decay(4e-4)
-    ).minimize(loss)
+    fluid.optimizer.Momentum(learning_rate=0.01, momentum=0.9, regularization=fluid.regularizer.L2Decay(4e-4)).minimize(
+        loss
+    )
 
     def feed(r):
         lengths = r.randint(1, 5, 4).tolist()
@@ -63,9 +55,7 @@ def _cell(fluid):
     """The encoder, and a cell of a decoder that begins with its last state."""
     layers, contrib = fluid.layers, fluid.contrib
     source = layers.data(name="source", shape=[1], dtype="int64", lod_level=1)
-    emb = layers.embedding(
-        input=source, size=[WORDS, WIDTH], param_attr="source_emb", is_sparse=True
-    )
+    emb = layers.embedding(input=source, size=[WORDS, WIDTH], param_attr="source_emb", is_sparse=True)
     projected = layers.fc(input=emb, size=3 * WIDTH, act="tanh", param_attr="e_w", bias_attr="e_b")
     hidden = layers.dynamic_gru(input=projected, size=WIDTH, param_attr="g_w", bias_attr="g_b")
     last = layers.sequence_last_step(input=hidden)
@@ -95,9 +85,7 @@ def contrib_decoder(fluid):
     layers = fluid.layers
     decoder = fluid.contrib.TrainingDecoder(_cell(fluid))
     target = layers.data(name="target", shape=[1], dtype="int64", lod_level=1)
-    emb = layers.embedding(
-        input=target, size=[WORDS, WIDTH], param_attr="target_emb", is_sparse=True
-    )
+    emb = layers.embedding(input=target, size=[WORDS, WIDTH], param_attr="target_emb", is_sparse=True)
     with decoder.block():
         decoder.state_cell.compute_state(inputs={"x": decoder.step_input(emb)})
         chances = layers.fc(
@@ -172,9 +160,7 @@ def basic_gru(fluid):
     gru = fluid.contrib.layers.basic_gru
     return _basic(
         fluid,
-        lambda x, lengths: gru(
-            x, None, 4, num_layers=2, sequence_length=lengths, bidirectional=True
-        ),
+        lambda x, lengths: gru(x, None, 4, num_layers=2, sequence_length=lengths, bidirectional=True),
     )
 
 
@@ -243,9 +229,7 @@ def greedy_helper(fluid):
         lambda ids: fluid.embedding(ids, size=[WORDS, WIDTH], param_attr="emb"), start, end_token=3
     )
     _, decoder = _recurrent_decoder(fluid, helper)
-    (out, ids), _, lengths = layers.dynamic_decode(
-        decoder, inits=boot, max_step_num=6, return_length=True
-    )
+    (out, ids), _, lengths = layers.dynamic_decode(decoder, inits=boot, max_step_num=6, return_length=True)
     return [out, ids, lengths], lambda r: {
         "start": r.randint(0, WORDS, 4).astype("int64"),
         "boot": 3 * r.randn(4, WIDTH).astype("float32"),

@@ -11,9 +11,7 @@ from tests.parity.data import sequences
 def _encoder(fluid, words=20, width=8):
     layers = fluid.layers
     source = layers.data(name="source", shape=[1], dtype="int64", lod_level=1)
-    emb = layers.embedding(
-        input=source, size=[words, width], param_attr="source_emb", is_sparse=True
-    )
+    emb = layers.embedding(input=source, size=[words, width], param_attr="source_emb", is_sparse=True)
     forward = layers.dynamic_gru(
         input=layers.fc(input=emb, size=3 * width, bias_attr=False, param_attr="enc_f"),
         size=width,
@@ -50,9 +48,7 @@ def _attention(fluid, state, encoded, projected, width=8):
         param_attr="att_v",
     )
     weights = layers.reshape(layers.sequence_softmax(input=scores), shape=[-1])
-    return layers.sequence_pool(
-        input=layers.elementwise_mul(x=encoded, y=weights, axis=0), pool_type="sum"
-    )
+    return layers.sequence_pool(input=layers.elementwise_mul(x=encoded, y=weights, axis=0), pool_type="sum")
 
 
 def translation(fluid):
@@ -60,9 +56,7 @@ def translation(fluid):
     encoded, projected, boot = _encoder(fluid)
     target = layers.data(name="target", shape=[1], dtype="int64", lod_level=1)
     following = layers.data(name="following", shape=[1], dtype="int64", lod_level=1)
-    emb = layers.embedding(
-        input=target, size=[words, width], param_attr="target_emb", is_sparse=True
-    )
+    emb = layers.embedding(input=target, size=[words, width], param_attr="target_emb", is_sparse=True)
     rnn = layers.DynamicRNN()
     with rnn.block():
         word = rnn.step_input(emb)
@@ -75,17 +69,11 @@ def translation(fluid):
             bias_attr=False,
             param_attr=[fluid.ParamAttr(name="dec_c"), fluid.ParamAttr(name="dec_w")],
         )
-        new, _, _ = layers.gru_unit(
-            input=gates, hidden=state, size=3 * width, param_attr="dec_g", bias_attr="dec_gb"
-        )
+        new, _, _ = layers.gru_unit(input=gates, hidden=state, size=3 * width, param_attr="dec_g", bias_attr="dec_gb")
         rnn.update_memory(state, new)
-        rnn.output(
-            layers.fc(input=new, size=words, act="softmax", param_attr="out_w", bias_attr="out_b")
-        )
+        rnn.output(layers.fc(input=new, size=words, act="softmax", param_attr="out_w", bias_attr="out_b"))
     loss = layers.mean(layers.cross_entropy(input=rnn(), label=following))
-    fluid.optimizer.Adam(
-        learning_rate=0.03, regularization=fluid.regularizer.L2DecayRegularizer(1e-3)
-    ).minimize(loss)
+    fluid.optimizer.Adam(learning_rate=0.03, regularization=fluid.regularizer.L2DecayRegularizer(1e-3)).minimize(loss)
 
     def feed(r):
         lengths = r.randint(1, 6, 4)
@@ -123,9 +111,7 @@ def translation_decode(fluid, attend=False, beam_size=3, most=6):
         )
         score = layers.array_read(array=scores, i=counter)
         state = layers.sequence_expand(state, score)
-        word = layers.embedding(
-            input=before, size=[words, width], param_attr="target_emb", is_sparse=True
-        )
+        word = layers.embedding(input=before, size=[words, width], param_attr="target_emb", is_sparse=True)
         seen = [layers.sequence_expand(layers.array_read(a, counter), score) for a in memory]
         if attend:
             context = _attention(fluid, state, *seen)
@@ -137,9 +123,7 @@ def translation_decode(fluid, attend=False, beam_size=3, most=6):
             bias_attr=False,
             param_attr=[fluid.ParamAttr(name="dec_c"), fluid.ParamAttr(name="dec_w")],
         )
-        new, _, _ = layers.gru_unit(
-            input=gates, hidden=state, size=3 * width, param_attr="dec_g", bias_attr="dec_gb"
-        )
+        new, _, _ = layers.gru_unit(input=gates, hidden=state, size=3 * width, param_attr="dec_g", bias_attr="dec_gb")
         chances = layers.fc(
             input=layers.lod_reset(new, y=score),
             size=words,
@@ -148,12 +132,8 @@ def translation_decode(fluid, attend=False, beam_size=3, most=6):
             bias_attr="out_b",
         )
         best, indices = layers.topk(chances, k=beam_size)
-        total = layers.elementwise_add(
-            x=layers.log(best), y=layers.reshape(score, shape=[-1]), axis=0
-        )
-        chosen, chosen_scores = layers.beam_search(
-            before, score, indices, total, beam_size, end_id=end, level=0
-        )
+        total = layers.elementwise_add(x=layers.log(best), y=layers.reshape(score, shape=[-1]), axis=0)
+        chosen, chosen_scores = layers.beam_search(before, score, indices, total, beam_size, end_id=end, level=0)
         layers.increment(x=counter, value=1, in_place=True)
         for x, array in zip([new, chosen, chosen_scores] + seen, [states, ids, scores] + memory):
             layers.array_write(x, array=array, i=counter)
@@ -166,12 +146,8 @@ def translation_decode(fluid, attend=False, beam_size=3, most=6):
         lod = [[1] * batch, [1] * batch]
         return {
             "source": sequences(fluid, r, r.randint(1, 6, batch), words - 2),
-            "init_ids": fluid.create_lod_tensor(
-                np.zeros((batch, 1), "int64"), lod, fluid.CPUPlace()
-            ),
-            "init_scores": fluid.create_lod_tensor(
-                np.zeros((batch, 1), "float32"), lod, fluid.CPUPlace()
-            ),
+            "init_ids": fluid.create_lod_tensor(np.zeros((batch, 1), "int64"), lod, fluid.CPUPlace()),
+            "init_scores": fluid.create_lod_tensor(np.zeros((batch, 1), "float32"), lod, fluid.CPUPlace()),
         }
 
     return list(found), feed

@@ -39,9 +39,7 @@ def network(fluid):
     losses, boxes, scores = [], [], []
     for x, (mask, ratio) in zip((coarse, layers.concat([up, fine], axis=1)), MAPS):
         x = layers.conv2d(x, len(mask) * (5 + CLASSES), 1)
-        loss = layers.yolov3_loss(
-            x, box, label, ANCHORS, mask, CLASSES, 0.5, ratio, gt_score=weight
-        )
+        loss = layers.yolov3_loss(x, box, label, ANCHORS, mask, CLASSES, 0.5, ratio, gt_score=weight)
         losses.append(layers.reduce_mean(loss))
         anchors = [n for i in mask for n in ANCHORS[2 * i : 2 * i + 2]]
         found, score = layers.yolo_box(x, size, anchors, CLASSES, 0.01, ratio)

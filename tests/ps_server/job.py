@@ -31,8 +31,7 @@ class Job:
 
     def start(self, servers=1, **settings):
         self.servers = [
-            Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start()
-            for i in range(servers)
+            Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start() for i in range(servers)
         ]
         return self
 
@@ -61,7 +60,5 @@ def raw(job, method, request, data=None):
     """The reply to one call without the client's help."""
     kind = wire.METHODS[method][1]
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(
-            f"/{wire.SERVICE}/{method}", kind.FromString
-        )
+        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(f"/{wire.SERVICE}/{method}", kind.FromString)
         return call(request.SerializeToString() if data is None else data, 20)

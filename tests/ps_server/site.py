@@ -51,11 +51,7 @@ class Site:
         """Start a server, from its last snapshot if there is one."""
         store, again = Store(), self.servers[number] is not None
         folder = self.folder / str(number)
-        left = (
-            snapshot.restore(store, folder, 0, 1).left
-            if folder.exists() and snapshot.complete(folder)
-            else {}
-        )
+        left = snapshot.restore(store, folder, 0, 1).left if folder.exists() and snapshot.complete(folder) else {}
         settings = Settings(
             token=TOKEN,
             port=self._ports[number],

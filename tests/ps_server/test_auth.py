@@ -97,9 +97,7 @@ def test_a_proof_is_good_once_and_for_one_method(server, channel):
     assert answer(channel, "Status", metadata, [b""]) == grpc.StatusCode.UNAUTHENTICATED
     other, _ = session._current.next(path("Leave"))
     assert answer(channel, "Status", other, [b""]) == grpc.StatusCode.UNAUTHENTICATED
-    assert answer(channel, "Leave", other, [b"\xff"]) == grpc.StatusCode.INVALID_ARGUMENT, (
-        "it was not used up"
-    )
+    assert answer(channel, "Leave", other, [b"\xff"]) == grpc.StatusCode.INVALID_ARGUMENT, "it was not used up"
 
 
 def test_a_proof_of_another_life_of_the_server_is_refused(server):
@@ -145,9 +143,7 @@ def test_strangers_wait_for_nothing_and_take_no_thread(server, channel):
         return
         yield b""
 
-    calls = [
-        channel.stream_unary(path(method)).future(silent(), timeout=LIMIT) for method in METHODS * 5
-    ]
+    calls = [channel.stream_unary(path(method)).future(silent(), timeout=LIMIT) for method in METHODS * 5]
     calls += [channel.stream_unary(auth.BEGIN).future(silent(), timeout=LIMIT) for _ in range(30)]
     deadline = time.monotonic() + LIMIT / 2
     while not all(call.done() for call in calls):
@@ -177,17 +173,13 @@ def test_refusals_come_also_when_all_threads_are_taken(server, channel):
 def test_idle_connections_and_noise_do_not_stop_members(server):
     with contextlib.ExitStack() as stack:
         for i in range(150):
-            stranger = stack.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT)
-            )
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT))
             if i % 3 == 1:
                 stranger.sendall(b"[" * 200_000)
             elif i % 3 == 2:
                 stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         with member(server.port) as client:
-            client.create(
-                [specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))]
-            )
+            client.create([specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))])
             assert client.pull({"t": np.array([1])}).rows["t"].values.shape == (1, 2)
 
 
@@ -196,9 +188,7 @@ def test_idle_connections_and_noise_do_not_stop_members(server):
 
 def test_the_secret_and_its_keys_do_not_travel(server):
     with Wiretap(server.port) as wiretap, member(wiretap.port) as client:
-        client.create(
-            [specs.TableSpec(name="a-table", width=2, optimizer=specs.Sgd(learning_rate=1))]
-        )
+        client.create([specs.TableSpec(name="a-table", width=2, optimizer=specs.Sgd(learning_rate=1))])
         client.pull({"a-table": np.array([1])})
         assert b"a-table" in wiretap, "the wiretap hears"
         assert SECRET.encode() not in wiretap and auth.key_for(SECRET, auth._PURPOSE) not in wiretap
@@ -317,9 +307,7 @@ def test_answers_of_a_server_that_came_in_the_place_of_the_jobs_are_not_believed
 
         for call in (lambda messages, context: iter([b""]), refuse):
             with impostor(begin, call) as (port, calls), member(port) as client:
-                with pytest.raises(
-                    errors.ServerError, match="does not prove that it has the job's secret"
-                ):
+                with pytest.raises(errors.ServerError, match="does not prove that it has the job's secret"):
                     client.status()
                 assert calls == [auth.BEGIN, path("Status")]
 

@@ -102,9 +102,7 @@ def test_where_one_server_has_no_lane_nothing_is_sent(job, monkeypatch):
     assert client.begin_push({}, arrays) is None
     assert len(client._connections[0]._buffers._free) == 1
     client.push(blocks=arrays)
-    assert [s.through for s in client.status()] == [1, 1] and not any(
-        s.lost for s in client.status()
-    )
+    assert [s.through for s in client.status()] == [1, 1] and not any(s.lost for s in client.status())
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
@@ -180,9 +178,7 @@ def test_answers_of_many_blocks_have_room_before_those_of_rows(job, again):
     """Each block has bytes of its own beside its values."""
     client = job.start().client()
     small = [
-        BLOCK.model_copy(
-            update={"name": f"b{i}", "shape": (3,), "initializer": specs.Constant(value=i)}
-        )
+        BLOCK.model_copy(update={"name": f"b{i}", "shape": (3,), "initializer": specs.Constant(value=i)})
         for i in range(3000)
     ]
     client.create([TABLE], {0: [BLOCK, *small]})

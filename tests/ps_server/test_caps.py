@@ -111,10 +111,7 @@ def test_bytes_are_those_of_rows_slots_and_the_index():
     big = new(max_rows=None)
     for part in np.array_split(np.arange(300_000), 30):
         big.look_up(part)
-    assert (
-        sum(shard.index.nbytes for shard in big._shards) + 300_000 * (16 + 4 * 2 * WIDTH)
-        <= big.size.bytes
-    )
+    assert sum(shard.index.nbytes for shard in big._shards) + 300_000 * (16 + 4 * 2 * WIDTH) <= big.size.bytes
 
 
 def test_ids_that_wait_count_as_bytes_and_not_as_rows():
@@ -263,9 +260,7 @@ def rows_of(job):
 def test_a_refused_pull_adds_nothing_to_any_table_and_the_next_is_served(job):
     client = job.client([spec("a"), spec("b", max_rows=10)])
     client.pull({"a": OLD, "b": OLD[:5]})
-    with pytest.raises(
-        TooLargeError, match="table b: no room for 55 new rows .*max_rows is 10, 5 are taken"
-    ):
+    with pytest.raises(TooLargeError, match="table b: no room for 55 new rows .*max_rows is 10, 5 are taken"):
         client.pull({"a": NEW, "b": OLD})
     assert rows_of(job) == {"a": 60, "b": 5}
     assert client.pull({"a": NEW, "b": OLD[:10]}).rows["b"].all().shape == (10, WIDTH)
@@ -277,13 +272,9 @@ def test_a_refused_pull_adds_nothing_to_any_table_and_the_next_is_served(job):
 def test_a_refused_push_changes_no_table_and_no_block(job):
     client = job.client([spec("a"), spec("b", max_rows=10)])
     with pytest.raises(TooLargeError, match="table b"):
-        client.push(
-            {"a": (OLD, ones(OLD)), "b": (OLD, ones(OLD))}, {"w": np.ones((2, 3), np.float32)}
-        )
+        client.push({"a": (OLD, ones(OLD)), "b": (OLD, ones(OLD))}, {"w": np.ones((2, 3), np.float32)})
     assert rows_of(job) == {"a": 0, "b": 0} and job.server.store.block("w").version == 0
-    client.push(
-        {"a": (OLD, ones(OLD)), "b": (OLD[:10], ones(OLD[:10]))}, {"w": np.ones((2, 3), np.float32)}
-    )
+    client.push({"a": (OLD, ones(OLD)), "b": (OLD[:10], ones(OLD[:10]))}, {"w": np.ones((2, 3), np.float32)})
     assert rows_of(job) == {"a": 60, "b": 10} and job.server.store.block("w").version == 1
     with pytest.raises(TooLargeError, match="table b"):
         client.push({"b": (NEW, ones(NEW))}, change=Change.ASSIGN)
@@ -304,20 +295,14 @@ def test_gradients_that_do_not_fit_are_refused_before_their_round(job):
         clients[0].push({"t": (OLD, ones(OLD))}, round=1)
     few = OLD[:10]
     in_both(clients, lambda client: client.push({"t": (few, ones(few))}, round=1))
-    assert (
-        job.server.store.rounds == 1
-        and rows_of(job) == {"t": 10}
-        and not job.server.trainer_group.failed
-    )
+    assert job.server.store.rounds == 1 and rows_of(job) == {"t": 10} and not job.server.trainer_group.failed
 
 
 def test_a_round_that_has_become_too_large_fails_the_job_by_name(job):
     clients = [job.client([spec(max_rows=60)], trainer, trainers=2) for trainer in (0, 1)]
     clients[0].push({"t": (OLD, ones(OLD))}, round=1, hold=True)
     clients[1].push({"t": (NEW, ones(NEW))}, round=1, hold=True)
-    with pytest.raises(
-        JobFailedError, match="round 1 could not be applied: table t: no room for 110 new rows"
-    ):
+    with pytest.raises(JobFailedError, match="round 1 could not be applied: table t: no room for 110 new rows"):
         in_both(clients, lambda client: client.pull(round=1, confirm=True))
     assert rows_of(job) == {"t": 0}
 
@@ -325,9 +310,7 @@ def test_a_round_that_has_become_too_large_fails_the_job_by_name(job):
 def test_a_server_bounds_all_its_tables_together(job):
     client = job.client([spec("a"), spec("b")], max_rows=100)
     client.pull({"a": OLD, "b": OLD[:30]})
-    with pytest.raises(
-        TooLargeError, match="this server: no room for 30 new rows .*max_rows is 100, 90 are taken"
-    ):
+    with pytest.raises(TooLargeError, match="this server: no room for 30 new rows .*max_rows is 100, 90 are taken"):
         client.pull({"a": NEW[:10], "b": OLD[:50]})
     assert rows_of(job) == {"a": 60, "b": 30}
     client.pull({"a": OLD, "b": OLD[:40]})
@@ -369,17 +352,13 @@ def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
             path = f"/{wire.SERVICE}/Barrier"
             calls = [
                 channel.unary_unary(path).future(
-                    pb.BarrierRequest(
-                        caller=client._connections.caller(), name=f"b{i}", number=1
-                    ).SerializeToString(),
+                    pb.BarrierRequest(caller=client._connections.caller(), name=f"b{i}", number=1).SerializeToString(),
                     metadata=session.next(path)[0],
                 )
                 for i in range(MOST_CALLS + 50)
             ]
             until(lambda: len(taken) >= MOST_CALLS)
-            with grpc.insecure_channel(
-                f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
-            ) as other:
+            with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as other:
                 # another connection is heard meanwhile, and the count stands
                 Session(other, "it", TOKEN, 20)._begin()
             assert len(taken) == MOST_CALLS

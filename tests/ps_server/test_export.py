@@ -77,11 +77,7 @@ def test_slots_are_set_alone_and_bear_rows():
     )
     born_with = t.look_up(ids[:2])
     t.assign_slots(ids, {"moment2": 3 * ones(ids)})
-    assert (
-        len(t) == 3
-        and (t.slots(ids)["moment2"] == 3).all()
-        and (t.slots(ids)["moment1"] == 0).all()
-    )
+    assert len(t) == 3 and (t.slots(ids)["moment2"] == 3).all() and (t.slots(ids)["moment1"] == 0).all()
     np.testing.assert_array_equal(t.look_up(ids[:2]), born_with)
     kept_out = table(optimizer=specs.Adagrad(learning_rate=1), entry=specs.CountEntry(count=9))
     kept_out.assign_slots(ids, {"moment": ones(ids)})
@@ -121,9 +117,7 @@ def test_items_are_all_rows_of_one_moment(block):
     t = trained(specs.Momentum(learning_rate=0.1, mu=0.9), ids)
     expected = t.look_up(ids, train=False)
     for number, (some, values) in enumerate(t.items(block)):
-        assert (
-            0 < len(some) <= block and values.shape == (len(some), 4) and values.flags.c_contiguous
-        )
+        assert 0 < len(some) <= block and values.shape == (len(some), 4) and values.flags.c_contiguous
         found |= dict(zip(some.tolist(), values))
         changed = ids[number::7]
         t.push(changed, ones(changed))

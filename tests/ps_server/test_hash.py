@@ -93,9 +93,7 @@ def test_ids_that_collide_under_one_secret_do_not_under_another(monkeypatch):
 
 
 def test_each_process_has_a_secret_of_its_own():
-    assert len({*kernels.SECRET, *KNOWN}) == 4 and all(
-        key.dtype == np.uint64 for key in kernels.SECRET
-    )
+    assert len({*kernels.SECRET, *KNOWN}) == 4 and all(key.dtype == np.uint64 for key in kernels.SECRET)
 
 
 def test_machine_code_that_is_kept_on_the_disk_does_not_hold_the_secret():
@@ -115,9 +113,7 @@ def results(folder, monkeypatch, secret):
     monkeypatch.setattr(kernels, "SECRET", secret)
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 700, 5000) * (1 << 33)
-    gradients = (
-        rng.standard_normal((len(ids), 3)) * 10.0 ** rng.integers(-4, 4, (len(ids), 1))
-    ).astype(np.float32)
+    gradients = (rng.standard_normal((len(ids), 3)) * 10.0 ** rng.integers(-4, 4, (len(ids), 1))).astype(np.float32)
     once, inverse = kernels.distinct(ids)
     found = {"once": once, "inverse": inverse, "merged": merge(ids, gradients)[1]}
     t = table(entry=specs.CountEntry(count=3), shards=4)
@@ -157,9 +153,7 @@ def test_a_snapshot_goes_from_a_process_to_one_with_another_secret(tmp_path, mon
     monkeypatch.setattr(kernels, "SECRET", SECRETS[1])
     store = Store()
     snapshot.restore(store, tmp_path, 0, 1)
-    np.testing.assert_array_equal(
-        store.tables["t"].look_up(expected["once"], train=False), expected["pushed"]
-    )
+    np.testing.assert_array_equal(store.tables["t"].look_up(expected["once"], train=False), expected["pushed"])
 
 
 @pytest.mark.parametrize("servers", [2, 7])
@@ -168,6 +162,4 @@ def test_which_server_owns_an_id_is_the_same_in_all_processes(monkeypatch, serve
     owners = kernels.owners_of(ids, servers)
     monkeypatch.setattr(kernels, "SECRET", SECRETS[1])
     np.testing.assert_array_equal(kernels.owners_of(ids, servers), owners)
-    np.testing.assert_array_equal(
-        owners[500:508], {2: [1, 0, 1, 0, 0, 1, 1, 1], 7: [3, 0, 6, 0, 1, 5, 5, 3]}[servers]
-    )
+    np.testing.assert_array_equal(owners[500:508], {2: [1, 0, 1, 0, 0, 1, 1, 1], 7: [3, 0, 6, 0, 1, 5, 5, 3]}[servers])

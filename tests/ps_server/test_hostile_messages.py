@@ -15,9 +15,7 @@ from tests.ps_server.job import TABLE, TOKEN, raw
 
 
 def caller(sequence=1, **more):
-    return pb.Caller(
-        **{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more
-    )
+    return pb.Caller(**{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more)
 
 
 def rows(**more):
@@ -110,9 +108,7 @@ HOSTILE = [
     ),
     (
         "Pull",
-        pb.PullRequest(
-            caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]
-        ),
+        pb.PullRequest(caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]),
         "INVALID_ARGUMENT",
         "counts: expected 4 bytes",
     ),

@@ -34,10 +34,7 @@ def compiled(data, inside):
 
 def outcome(find, data, inside):
     try:
-        return [
-            (d, n % 2**29, k, v if v is None else v % 2**64, b, e)
-            for d, n, k, v, b, e in find(data, inside)
-        ]
+        return [(d, n % 2**29, k, v if v is None else v % 2**64, b, e) for d, n, k, v, b, e in find(data, inside)]
     except DecodeError:
         return "refused"
 

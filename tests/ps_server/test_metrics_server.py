@@ -103,11 +103,7 @@ def test_a_user_without_a_home(tmp_path, monkeypatch, caplog):
 )
 def test_who_brings_no_token_is_told_nothing(server, headers):
     status, text = asked(server.metrics_port, *headers)
-    assert (
-        status == 401
-        and "jfluid_ps" not in text
-        and "python -m jfluid.security metrics-token" in text
-    )
+    assert status == 401 and "jfluid_ps" not in text and "python -m jfluid.security metrics-token" in text
 
 
 def test_other_requests(server):
@@ -119,9 +115,7 @@ def test_other_requests(server):
         b"\0" * 100 + b"\n",
         b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
     ):
-        with socket.create_connection(
-            ("127.0.0.1", server.metrics_port), timeout=LIMIT
-        ) as stranger:
+        with socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT) as stranger:
             with contextlib.suppress(OSError):  # it may be closed while this is sent
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
@@ -131,9 +125,7 @@ def test_other_requests(server):
 
 def test_tokens_are_compared_in_constant_time(server, monkeypatch):
     compared, compare = [], hmac.compare_digest
-    monkeypatch.setattr(
-        hmac, "compare_digest", lambda *pair: compared.append(pair) or compare(*pair)
-    )
+    monkeypatch.setattr(hmac, "compare_digest", lambda *pair: compared.append(pair) or compare(*pair))
     assert asked(server.metrics_port, "Bearer x")[0] == 401
     assert len(compared) == 2 and all(one == b"Bearer x" for one, _ in compared)
 
@@ -144,9 +136,7 @@ def test_idle_strangers_hold_nobody_up_and_go(server, monkeypatch):
     token, threads = f"Bearer {secret.metrics_token(SECRET)}", threading.active_count()
     with contextlib.ExitStack() as stack:
         idle = [
-            stack.enter_context(
-                socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT)
-            )
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT))
             for _ in range(40)
         ]
         for stream in idle[::2]:
@@ -180,9 +170,7 @@ def test_with_tls_metrics_are_told_over_tls():
         assert asked(server.metrics_port, token, context=client)[0] == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             asked(server.metrics_port, token)
-    with Server(
-        Settings(token=SECRET, metrics_port=0, tls_clients=TLS / "certificate.pem", **files)
-    ) as server:
+    with Server(Settings(token=SECRET, metrics_port=0, tls_clients=TLS / "certificate.pem", **files)) as server:
         with pytest.raises((http.client.HTTPException, OSError)):
             asked(server.metrics_port, token, context=client)
         client.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")

@@ -35,18 +35,14 @@ def cases():
     """
     for rule in RULES.values():
         fields = {
-            name: info
-            for name, info in rule.settings.model_fields.items()
-            if name not in ("learning_rate", "type")
+            name: info for name, info in rule.settings.model_fields.items() if name not in ("learning_rate", "type")
         }
         flags = [name for name, info in fields.items() if info.annotation is bool]
         numbers = {name: number(info) for name, info in fields.items() if name not in flags}
         needed = {name: value for name, value in numbers.items() if fields[name].is_required()}
         for values in itertools.product((False, True), repeat=len(flags)):
             for given in (needed, numbers):
-                on = [name for name, value in zip(flags, values) if value] + ["other numbers"] * (
-                    given is not needed
-                )
+                on = [name for name, value in zip(flags, values) if value] + ["other numbers"] * (given is not needed)
                 yield pytest.param(
                     rule,
                     rule.settings(learning_rate=0.1, **given, **dict(zip(flags, values))),
@@ -69,24 +65,18 @@ class ByOperator:
         )
         self.values = {"Param": param}
         for slot in rule.slots:
-            self.values[slot.input] = np.full_like(
-                param, getattr(settings, slot.first) if slot.first else 0
-            )
+            self.values[slot.input] = np.full_like(param, getattr(settings, slot.first) if slot.first else 0)
         for name, setting in rule.powers.items():
             self.values[name] = np.full(1, np.float32(getattr(settings, setting)), np.float32)
 
     def step(self, grad, rate, only=None):
         """One update; of `only` these rows, as if there were no others."""
         given = {"Grad": grad, "LearningRate": np.full(1, rate, np.float32)} | self.values
-        divided = (
-            {"Param", *(slot.input for slot in self.rule.slots)} if only is not None else set()
-        )
+        divided = {"Param", *(slot.input for slot in self.rule.slots)} if only is not None else set()
         inputs = [
             None
             if s.name not in given
-            else jax.tree.map(
-                jnp.asarray, given[s.name][only] if s.name in divided else given[s.name]
-            )
+            else jax.tree.map(jnp.asarray, given[s.name][only] if s.name in divided else given[s.name])
             for s in self.definition.ins
         ]
         with jax.enable_x64(True):
@@ -171,15 +161,9 @@ def test_a_rule_says_all_of_its_operator(rule):
     assert rule.inputs >= {s.name for s in definition.ins if not s.optional}
     assert rule.inputs <= {s.name for s in definition.ins}
     assert set(rule.attributes.values()) == set(definition.attrs)
-    assert set(fields) == {*rule.attributes, *(s.first for s in rule.slots if s.first)} | OWN & set(
-        fields
-    )
-    assert {s.needs for s in rule.slots} - {""} <= set(fields) and set(rule.powers.values()) <= set(
-        fields
-    )
-    told = {
-        name: 1 / 4 if a.default is REQUIRED else a.default for name, a in definition.attrs.items()
-    }
+    assert set(fields) == {*rule.attributes, *(s.first for s in rule.slots if s.first)} | OWN & set(fields)
+    assert {s.needs for s in rule.slots} - {""} <= set(fields) and set(rule.powers.values()) <= set(fields)
+    told = {name: 1 / 4 if a.default is REQUIRED else a.default for name, a in definition.attrs.items()}
     settings = rule.settings_of(told.__getitem__)
     assert attributes(rule, settings) == told
 
@@ -193,14 +177,10 @@ def test_rows_without_a_gradient_move_as_the_operator_moves_them(rule):
         assert rule.idle is None
         return
     needed = {
-        name: 0.8
-        for name, info in rule.settings.model_fields.items()
-        if info.is_required() and name != "learning_rate"
+        name: 0.8 for name, info in rule.settings.model_fields.items() if info.is_required() and name != "learning_rate"
     }
     more = {"momentum": 0.5} if "momentum" in rule.attributes else {}
-    reference = ByOperator(
-        rule, rule.settings(learning_rate=0.1, **needed, **more), np.ones((2, WIDTH), np.float32)
-    )
+    reference = ByOperator(rule, rule.settings(learning_rate=0.1, **needed, **more), np.ones((2, WIDTH), np.float32))
     gradient = np.ones((1, WIDTH), np.float32)
     reference.step(SelectedRows(np.array([0]), gradient, 2, unique=True), 0.1)
     before = {name: value[0].copy() for name, value in reference.values.items() if value.ndim == 2}

@@ -51,11 +51,7 @@ def test_metrics():
 
 
 def test_errors():
-    defined = {
-        name
-        for name, value in vars(errors).items()
-        if getattr(value, "__module__", "") == errors.__name__
-    }
+    defined = {name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__}
     assert names(REFERENCE, "Errors", r"`(\w+)`") == defined
     for name, _, status in rows(REFERENCE, "Errors")[1:]:
         assert f"({status}" in getattr(errors, name.strip("`")).__doc__, name
@@ -68,20 +64,13 @@ def test_methods_of_a_client():
 
 def test_fields_and_slots():
     assert names(REFERENCE, "Tables", r"`(\w+)`") >= set(specs.TableSpec.model_fields)
-    fields = {
-        name.replace("communicator_prefetch", "prefetch")
-        for name in TrainerRuntimeConfig().runtime_configs
-    }
+    fields = {name.replace("communicator_prefetch", "prefetch") for name in TrainerRuntimeConfig().runtime_configs}
     assert names(REFERENCE, "Strategies", r"`(\w+)`") >= fields
-    assert {kind.__name__ for kind in Optimizer.__subclasses__()} <= names(
-        REFERENCE, "Tables", r"`(\w+)`"
-    )
+    assert {kind.__name__ for kind in Optimizer.__subclasses__()} <= names(REFERENCE, "Tables", r"`(\w+)`")
 
 
 def test_calls():
-    defined = {
-        method.name for method in ps_pb2.DESCRIPTOR.services_by_name["ParameterServer"].methods
-    }
+    defined = {method.name for method in ps_pb2.DESCRIPTOR.services_by_name["ParameterServer"].methods}
     assert names(INTERNALS, "The wire", r"`(\w+)`") == defined
 
 
@@ -104,9 +93,7 @@ def logged():
     ]
 
 
-@pytest.mark.parametrize(
-    "line", [row[0].strip("`") for row in rows(REFERENCE, "Lines in the log")[1:]]
-)
+@pytest.mark.parametrize("line", [row[0].strip("`") for row in rows(REFERENCE, "Lines in the log")[1:]])
 def test_lines_of_the_log(line, logged):
     pattern = re.sub(r"<[^>]*>", "<>", line)
     assert any(pattern in text for text in logged), pattern

@@ -40,9 +40,7 @@ class Process:
     """
 
     def __init__(self, *arguments, fresh=False, **variables):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (
-            variables or {"JFLUID_JOB_TOKEN": TOKEN}
-        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (variables or {"JFLUID_JOB_TOKEN": TOKEN})
         arguments = list(map(str, arguments))
         self.process = (
             subprocess.Popen(
@@ -98,9 +96,9 @@ def test_by_hand(tmp_path):
         assert server.lines == [f"listening on {server.endpoint}"]
         with Client([server.endpoint], secret.from_file(tmp_path / "jfluid" / "secret")) as one:
             one.create([TABLE])
-            assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [
-                [0] * 4
-            ] and one.status()[0].blocks == {"w": 0}
+            assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [[0] * 4] and one.status()[0].blocks == {
+                "w": 0
+            }
             one.save(str(tmp_path / "saves"))
             with pytest.raises(errors.ServerError, match="the server's save root"):
                 one.save(str(tmp_path))
@@ -164,10 +162,7 @@ def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
     with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
         output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2
-    assert (
-        "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN"
-        in output
-    )
+    assert "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN" in output
     with Process("--host", "0.0.0.0") as server:
         assert server.endpoint.startswith("0.0.0.0:")
 
@@ -255,11 +250,7 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
                         server.process.kill()
                         server.process.wait(120)
                         restore = ["--restore", tmp_path] if saved else []
-                        again.append(
-                            Process(
-                                "--port", server.endpoint.split(":")[1], "--trainers", 2, *restore
-                            )
-                        )
+                        again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
                     mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)
                 assert mine.status()[0].lost == 0 and mine.restarts == (kill_at > 0)
                 return mine.look_up("t", np.arange(50))

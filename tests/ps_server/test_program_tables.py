@@ -17,16 +17,10 @@ from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
 
 RATE = 0.1
-ADADELTA = specs.Program(
-    learning_rate=RATE, slots=(specs.Slot(name="squared_grad"), specs.Slot(name="squared_update"))
-)
-FTRL = specs.Program(
-    learning_rate=RATE, slots=(specs.Slot(name="squared"), specs.Slot(name="linear"))
-)
+ADADELTA = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared_grad"), specs.Slot(name="squared_update")))
+FTRL = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared"), specs.Slot(name="linear")))
 # The sum of gradients, and how many there were.
-COUNTED = specs.Program(
-    learning_rate=RATE, slots=(specs.Slot(name="sum", initial=1.5), specs.Slot(name="count"))
-)
+COUNTED = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="sum", initial=1.5), specs.Slot(name="count")))
 
 
 def table(optimizer, width=3, **more):
@@ -46,10 +40,7 @@ def bucketed(step):
 
     def function(values, slots, gradients):
         m, size = len(values), 1 << (len(values) - 1).bit_length()
-        padded = [
-            np.concatenate([a, np.ones((size - m, a.shape[1]), np.float32)])
-            for a in (values, *slots, gradients)
-        ]
+        padded = [np.concatenate([a, np.ones((size - m, a.shape[1]), np.float32)]) for a in (values, *slots, gradients)]
         new, *state = compiled(*padded)
         return new[:m], [s[:m] for s in state]
 
@@ -78,9 +69,7 @@ def test_rows_are_moved_as_parameters_of_their_own():
         some = rng.permutation(300)[:100]
         gradients = rng.standard_normal((len(some), 3)).astype(np.float32)
         assert t.update(ids[some], gradients, function, merged=True) == step + 1
-        values[some], state[0][some], state[1][some] = adadelta(
-            values[some], gradients, state[0][some], state[1][some]
-        )
+        values[some], state[0][some], state[1][some] = adadelta(values[some], gradients, state[0][some], state[1][some])
     np.testing.assert_allclose(t.look_up(ids, train=False), values, rtol=1e-5, atol=1e-7)
     found = t.slots(ids)
     assert list(found) == ["squared_grad", "squared_update"]
@@ -97,9 +86,7 @@ def test_a_function_and_the_compiled_rule_agree():
         by_function.update(ids, gradients, function)
         compiled.push(ids, gradients)
     ids = np.arange(90)
-    np.testing.assert_allclose(
-        by_function.look_up(ids), compiled.look_up(ids), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(by_function.look_up(ids), compiled.look_up(ids), rtol=1e-4, atol=1e-5)
     for name, slot in compiled.slots(ids).items():
         np.testing.assert_allclose(by_function.slots(ids)[name], slot, rtol=1e-4, atol=1e-5)
 
@@ -198,9 +185,7 @@ def test_what_a_function_cannot_return(function, error, message):
 
 def test_the_optimizer_decides_between_push_and_update():
     ids = np.arange(3)
-    with pytest.raises(
-        errors.ServerError, match=r"table t: push: its optimizer is a program.*SparseTable\.update"
-    ):
+    with pytest.raises(errors.ServerError, match=r"table t: push: its optimizer is a program.*SparseTable\.update"):
         table(COUNTED).push(ids, ones(ids, 3))
     with pytest.raises(
         errors.ServerError,
@@ -213,9 +198,7 @@ def test_the_optimizer_decides_between_push_and_update():
             {"name": "w", "shape": [2], "optimizer": COUNTED.model_dump()},
             "the block",
         )
-    with pytest.raises(
-        errors.ServerError, match=r"optimizer.*slots: .*two slots have one name: m, m"
-    ):
+    with pytest.raises(errors.ServerError, match=r"optimizer.*slots: .*two slots have one name: m, m"):
         validation.read(
             specs.TableSpec,
             {
@@ -277,9 +260,7 @@ def test_a_cut_stays_as_it_was():
 
 def filled(server, servers, ids):
     store, mine = Store(), ids[owners_of(ids, servers) == server]
-    t = store.create_table(
-        specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=COUNTED, seed=3)
-    )
+    t = store.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=COUNTED, seed=3))
     for sequence in (1, 2):
         with store.once(Call(0, 1, sequence, 1)):
             t.update(mine[::sequence], ones(mine[::sequence], 3), counted)
@@ -303,12 +284,8 @@ def test_snapshots_for_any_number_of_servers(tmp_path, before, after):
         rows += len(t)
         for store in stores:
             here = np.isin(mine, [i for some, _ in store.table("t").items() for i in some])
-            np.testing.assert_array_equal(
-                t.look_up(mine[here]), store.table("t").look_up(mine[here])
-            )
-            np.testing.assert_array_equal(
-                t.slots(mine[here])["count"], store.table("t").slots(mine[here])["count"]
-            )
+            np.testing.assert_array_equal(t.look_up(mine[here]), store.table("t").look_up(mine[here]))
+            np.testing.assert_array_equal(t.slots(mine[here])["count"], store.table("t").slots(mine[here])["count"])
         assert t.update(mine, ones(mine, 3), counted) == 3
     assert rows == len(ids)
 
@@ -317,9 +294,7 @@ def test_a_snapshot_of_other_slots_is_refused(tmp_path):
     with filled(0, 1, ids_of(20)).view() as view:
         snapshot.write(view, tmp_path, "a", 0, 1)
     other = Store()
-    other.create_table(
-        specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=FTRL, seed=3)
-    )
+    other.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=FTRL, seed=3))
     with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):
         snapshot.restore(other, tmp_path, 0, 1)
 

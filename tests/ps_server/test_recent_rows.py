@@ -14,9 +14,7 @@ IDS = np.arange(9000, dtype=np.int64) ** 3
 
 def table():
     return SparseTable(
-        specs.TableSpec(
-            name="t", width=4, optimizer=specs.Sgd(learning_rate=1.0), initializer=specs.Uniform()
-        )
+        specs.TableSpec(name="t", width=4, optimizer=specs.Sgd(learning_rate=1.0), initializer=specs.Uniform())
     )
 
 

@@ -60,15 +60,11 @@ class Cluster:
         for i in range(servers):
             store = Store()
             store.create_block(
-                specs.BlockSpec(
-                    name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5)
-                )
+                specs.BlockSpec(name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5))
             )
             self.servers.append(Server(Settings(token=TOKEN, server=i, servers=servers), store))
             service, trainer_group = self.servers[i].service, self.servers[i].trainer_group
-            self.own.append(
-                RoundSnapshots(folder / f"server-{i}", store, trainer_group.left, service.is_saved)
-            )
+            self.own.append(RoundSnapshots(folder / f"server-{i}", store, trainer_group.left, service.is_saved))
             service.round_snapshots, trainer_group.on_round = self.own[i], self.own[i].on_round
             self.own[i].look()
         endpoints = [f"127.0.0.1:{s.port}" for s in self.servers]
@@ -101,9 +97,7 @@ class Cluster:
             found[i] = self.peers[i].agree(self.own[i])
             self.own[i].decide(found[i])
 
-        threads = [
-            threading.Thread(target=decide, args=[i]) for i in reversed(range(len(self.servers)))
-        ]
+        threads = [threading.Thread(target=decide, args=[i]) for i in reversed(range(len(self.servers)))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -145,9 +139,7 @@ def test_servers_cut_at_the_same_rounds_and_keep_two(tmp_path):
         values, push = job.values(), job.servers[0].service.push
         reply = push(
             pb.PushRequest(
-                caller=pb.Caller(
-                    incarnation=job.client.incarnation, sequence=number, outstanding=number
-                ),
+                caller=pb.Caller(incarnation=job.client.incarnation, sequence=number, outstanding=number),
                 round=number,
             )
         )
@@ -167,12 +159,7 @@ def cut(job, number, servers=(0, 1)):
     for i in servers:
         assert job.own[i].plan(number)
     job.train(job.servers[0].store.rounds + 1, number + 1)
-    until(
-        lambda: all(
-            number in job.own[i].status().snapshots and not job.own[i].status().writing
-            for i in servers
-        )
-    )
+    until(lambda: all(number in job.own[i].status().snapshots and not job.own[i].status().writing for i in servers))
 
 
 def test_files_of_a_snapshot_are_not_removed_while_it_is_written(tmp_path, monkeypatch):
@@ -234,9 +221,7 @@ def test_a_job_that_goes_back_says_from_where_to_where_and_why(tmp_path, which, 
     with Cluster(tmp_path) as job:
         assert job.agree() == [2, 2]
         reasons = "; ".join(
-            f"server {n} has no whole snapshot of it (it has 2)"
-            for n in (0, 1)
-            if which in (str(n), "both")
+            f"server {n} has no whole snapshot of it (it has 2)" for n in (0, 1) if which in (str(n), "both")
         )
         text = f"the job goes back from round 4, the newest that was saved, to round 2: {reasons}"
         assert text in caplog.messages and job.client.status()[0].went_back == text
@@ -303,9 +288,7 @@ def test_a_damaged_snapshot_falls_back_on_its_predecessor(tmp_path, damage, suff
     damage(path)
     with Cluster(tmp_path, servers=1) as job:
         assert job.agree() == [2] and job.values() == before
-    assert "snapshot round-4 is passed over" in caplog.text or (
-        suffix == "json" and not path.exists()
-    )
+    assert "snapshot round-4 is passed over" in caplog.text or (suffix == "json" and not path.exists())
 
 
 def test_plans(tmp_path):
@@ -314,11 +297,7 @@ def test_plans(tmp_path):
         assert own.plan(3) and own.plan(2)  # another one in its place
         job.train(1, 4)
         until(lambda: own.status().snapshots)
-        assert (
-            own.settle(LIMIT_S)
-            and list(own.status().snapshots) == [2]
-            and own.status().planned == 0
-        )
+        assert own.settle(LIMIT_S) and list(own.status().snapshots) == [2] and own.status().planned == 0
         assert not own.plan(3) and not own.plan(1)
         with pytest.raises(
             errors.ServerError,
@@ -343,9 +322,7 @@ def test_a_server_that_does_not_know_yet_tells_only_its_peers(tmp_path):
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapshot(
-    tmp_path, synchronous, monkeypatch
-):
+def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapshot(tmp_path, synchronous, monkeypatch):
     """What it took would be lost when it reads it."""
     monkeypatch.setattr(Store, "synchronous", synchronous)
     with Cluster(tmp_path / "first", servers=1) as job:
@@ -353,12 +330,8 @@ def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapsho
         cut(job, 2, servers=[0])
     with Cluster(tmp_path / "second", servers=1) as job:
         server, service = job.servers[0], job.servers[0].service
-        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(
-            server, job.peers[0]
-        )
-        client = Client(
-            [f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1
-        )
+        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(server, job.peers[0])
+        client = Client([f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1)
         client.place_block("w0", 0, (3,))
         with (
             client,
@@ -392,24 +365,19 @@ def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
     (folder / newest.blocks[0].file.name).unlink()
     assert begin(folder) == [3.0] and f"snapshot {newest.id} is passed over" in caplog.text
     assert (
-        begin(tmp_path / "lost") == [0.0]
-        and "lost holds no complete snapshot: this server begins anew" in caplog.text
+        begin(tmp_path / "lost") == [0.0] and "lost holds no complete snapshot: this server begins anew" in caplog.text
     )
 
 
 def test_a_life_that_only_pulled_before_the_snapshot_is_known_after_it(tmp_path):
     """Otherwise the next one could get a number below it, and be refused."""
     with Cluster(tmp_path, servers=1) as job:
-        job.servers[0].store.create_table(
-            specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1))
-        )
+        job.servers[0].store.create_table(specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1)))
         job.client.pull({"t": np.arange(3)})
         before = job.client.incarnation
         job.servers[0].service.save_alone(tmp_path / "server-0")
     with Cluster(tmp_path / "again", servers=1) as job:
-        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(
-            job.servers[0], job.peers[0]
-        ).begin()
+        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
         assert job.client.incarnation >> 32 > before >> 32
         job.client.pull({"t": np.arange(3)})
 

@@ -92,9 +92,7 @@ def test_lost_connections_use_up_no_thread(site):
         blocks=[pb.BlockChange(block="w", values=ONE.tobytes())],
     ).SerializeToString()
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        push = Session(channel, job.endpoints[0], TOKEN, 20).unary(
-            f"/{wire.SERVICE}/Push", pb.PushReply.FromString
-        )
+        push = Session(channel, job.endpoints[0], TOKEN, 20).unary(f"/{wire.SERVICE}/Push", pb.PushReply.FromString)
         for _ in range(16 + 4 * 2 + 2):
             with pytest.raises(grpc.RpcError) as lost:
                 push(round_1, 0.05)
@@ -236,10 +234,7 @@ def test_what_is_beyond_the_bytes_to_be_kept_is_counted(site):
         add(client, np.arange(16) + 100 * i)
     job.restart()
     add(client, np.array([1000]))
-    assert (
-        rows(client, np.arange(5) * 100).tolist() == [0, 0, 0, 1, 1]
-        and client.status()[0].lost == 3
-    )
+    assert rows(client, np.arange(5) * 100).tolist() == [0, 0, 0, 1, 1] and client.status()[0].lost == 3
 
 
 def test_what_a_server_has_lost_is_still_told_when_it_starts_again_once_more(site):
@@ -265,11 +260,7 @@ def test_a_restarted_server_is_mended_before_rows_are_dropped(site):
     job.restart()
     assert client.shrink("t", 2) == ROWS - 10
     job.restart()
-    assert (
-        (rows(client)[:10] == -3).all()
-        and not rows(client)[10:].any()
-        and client.status()[0].lost == 0
-    )
+    assert (rows(client)[:10] == -3).all() and not rows(client)[10:].any() and client.status()[0].lost == 0
 
 
 def test_who_reads_sees_what_was_acknowledged(site):
@@ -305,9 +296,7 @@ def test_one_who_only_reads_is_not_given_the_value_of_an_earlier_life(site):
     assert reader.pull(blocks=["w"], train=False).blocks["w"][0, 0] == 5
 
 
-RARE = specs.TableSpec(
-    name="rare", width=4, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=4)
-)
+RARE = specs.TableSpec(name="rare", width=4, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=4))
 
 
 def train_rare(job, ends, rounds):
@@ -319,9 +308,7 @@ def train_rare(job, ends, rounds):
         ids = random.integers(0, 20, 8)
         client.pull({"rare": ids})
         ends(number)
-        client.push(
-            {"rare": (ids, np.full((8, 4), number, np.float32))}, round=(number + 1) * rounds
-        )
+        client.push({"rare": (ids, np.full((8, 4), number, np.float32))}, round=(number + 1) * rounds)
         if number % 5 == 4:
             job.snapshot()
     client.shrink("rare", 3)
@@ -372,16 +359,11 @@ def test_after_a_restart_no_call_reads_the_memory_of_another(site, share_memory)
 
 
 @both_ways
-def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(
-    site, threads, share_memory
-):
+def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads, share_memory):
     """Everything is kept: in the end every push was applied once."""
     trainers, steps, kills = 4, 12, 3
     job = site(trainers=trainers)
-    clients = [
-        job.client(trainer, share_memory=share_memory, heartbeat_s=0.1)
-        for trainer in range(trainers)
-    ]
+    clients = [job.client(trainer, share_memory=share_memory, heartbeat_s=0.1) for trainer in range(trainers)]
     at_work = threading.Barrier(trainers + 1, timeout=LIMIT_S)
 
     def train(client):
@@ -427,18 +409,11 @@ def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads
         if number % 3 == 0:
             job.restart(number % 2)
         wait(
-            [
-                threads.submit(step, client, number, size)
-                for client, size in zip(clients, (1.0, 3.0))
-            ],
+            [threads.submit(step, client, number, size) for client, size in zip(clients, (1.0, 3.0))],
             LIMIT_S,
         )
     found = clients[0].pull({"t": IDS}, ["w"], train=False)
-    assert (
-        (found.rows["t"].all() == -12).all()
-        and (found.blocks["w"] == -12).all()
-        and found.rounds == 6
-    )
+    assert (found.rows["t"].all() == -12).all() and (found.blocks["w"] == -12).all() and found.rounds == 6
     assert sum(status.lost for status in clients[0].status()) == 0
 
 
@@ -497,9 +472,7 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     until(lambda: job.servers[1].trainer_group.progress(1)[1])
     job.restart(1)
     threads.submit(first._connections.look).result(LIMIT_S)
-    assert not job.servers[1].trainer_group.progress(0)[1] and [
-        s.store.rounds for s in job.servers
-    ] == [0, 0]
+    assert not job.servers[1].trainer_group.progress(0)[1] and [s.store.rounds for s in job.servers] == [0, 0]
     first.pull(blocks=["w"], round=1, confirm=True)
     waiting.result(LIMIT_S)
     assert [s.store.rounds for s in job.servers] == [1, 1]
@@ -542,9 +515,7 @@ def request_of(client, round):
 
 
 def hold_and_confirm(client, number):
-    client.push(
-        {"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=number, hold=True
-    )
+    client.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=number, hold=True)
     client.pull(blocks=["w"], round=number, confirm=True)
 
 
@@ -603,14 +574,10 @@ def test_incarnations_that_users_give(site):
     with pytest.raises(StateError, match="incarnation 5 has ended"):
         add(job.clients[0])
     for wrong in (0, -1, 1 << 64):
-        with pytest.raises(
-            errors.ServerError, match=r"incarnation: expected a number from 1 to 2\*\*64 - 1, found"
-        ):
+        with pytest.raises(errors.ServerError, match=r"incarnation: expected a number from 1 to 2\*\*64 - 1, found"):
             Client(job.endpoints, TOKEN, incarnation=wrong)
     add(job.client(incarnation=(1 << 64) - 1))
-    with pytest.raises(
-        errors.ServerError, match="there is no incarnation above 18446744073709551615"
-    ):
+    with pytest.raises(errors.ServerError, match="there is no incarnation above 18446744073709551615"):
         add(job.client())
 
 
@@ -636,9 +603,7 @@ def test_one_who_only_reads_is_no_trainer(site, tmp_path):
     add(trainer)
     reader.place_table("t", WIDTH)
     reader.place_block("w", 0, BLOCK.shape)
-    assert (rows(reader) == 1).all() and reader.pull({"t": IDS}, ["w"], train=False).blocks[
-        "w"
-    ].shape == BLOCK.shape
+    assert (rows(reader) == 1).all() and reader.pull({"t": IDS}, ["w"], train=False).blocks["w"].shape == BLOCK.shape
     reader.save(str(tmp_path / "copy"))
     reader.status()
     reader.close()

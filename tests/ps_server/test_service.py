@@ -41,8 +41,7 @@ def test_any_number_of_servers_is_one_table(job, servers):
     np.testing.assert_array_equal(client.look_up("t", ids), local.look_up(ids, train=False))
     status = client.status()
     assert (
-        sum(s.tables["t"].rows for s in status) == len(local)
-        and [s.tables["t"].step for s in status] == [3] * servers
+        sum(s.tables["t"].rows for s in status) == len(local) and [s.tables["t"].step for s in status] == [3] * servers
     )
 
 
@@ -51,9 +50,7 @@ def test_exchange_pushes_then_pulls(job):
     ids = np.array([3, 3, 4])
     before = client.pull({"t": ids}, ["w"])
     assert before.blocks["w"].tolist() == [[1] * 3] * 2 and before.rows["t"].ids.tolist() == [3, 4]
-    after = client.exchange(
-        {"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, {"t": ids}, ["w"]
-    )
+    after = client.exchange({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, {"t": ids}, ["w"])
     np.testing.assert_allclose(after.rows["t"].all(), before.rows["t"].all() - 0.1, rtol=1e-4)
     assert after.blocks["w"].tolist() == [[0.5] * 3] * 2
     # an unchanged block does not travel
@@ -151,9 +148,7 @@ def push_request(sequence, values=None, **more):
     caller = pb.Caller(trainer=0, incarnation=1, sequence=sequence, outstanding=1)
     return pb.PushRequest(
         caller=caller,
-        rows=[
-            pb.RowsChange(table="t", change=1, ids=np.array([7]).tobytes(), values=values.tobytes())
-        ],
+        rows=[pb.RowsChange(table="t", change=1, ids=np.array([7]).tobytes(), values=values.tobytes())],
         **more,
     )
 
@@ -173,13 +168,7 @@ def test_duplicates_and_reordering_change_nothing(job):
     ]
     np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 3, rtol=1e-6)
     with ThreadPoolExecutor(8) as threads:
-        assert (
-            sum(
-                r.applied
-                for r in threads.map(lambda _: raw(job, "Push", push_request(4)), range(8))
-            )
-            == 1
-        )
+        assert sum(r.applied for r in threads.map(lambda _: raw(job, "Push", push_request(4)), range(8))) == 1
     np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 4, rtol=1e-6)
 
 
@@ -271,9 +260,7 @@ def test_a_server_that_is_not_there(job):
 def test_an_earlier_life_is_refused(job):
     job.start().ready(incarnation=5).push({"t": (np.array([1]), ones([1]))})
     job.ready(incarnation=6).push({"t": (np.array([1]), ones([1]))})
-    with pytest.raises(
-        StateError, match="trainer 0: incarnation 5 has ended; incarnation 6 is at work"
-    ):
+    with pytest.raises(StateError, match="trainer 0: incarnation 5 has ended; incarnation 6 is at work"):
         job.clients[0].push({"t": (np.array([1]), ones([1]))})
 
 
@@ -296,10 +283,7 @@ def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, serv
         20,
         np.random.RandomState(0),
     )
-    batches = [
-        [(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(2)]
-        for _ in range(rounds)
-    ]
+    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(2)] for _ in range(rounds)]
     job.start(servers, trainers=2)
 
     def train(trainer):
@@ -352,13 +336,9 @@ def test_barriers_and_the_end_of_the_job(job):
 def test_a_silent_trainer_fails_the_job_by_name(job):
     job.start(trainers=2, silence_s=2)
     silent = job.client(trainer=1)
-    silent._connections[0].call(
-        "Heartbeat", pb.HeartbeatRequest(caller=silent._connections.caller())
-    )
+    silent._connections[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._connections.caller()))
     alive = job.client(trainer=0, heartbeat_s=0.1)
-    with pytest.raises(
-        JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"
-    ):
+    with pytest.raises(JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"):
         alive.barrier()
 
 
@@ -432,9 +412,7 @@ def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch,
         client.save(str(tmp_path), "second")
     monkeypatch.undo()
     client.push({"t": (ids, ones(ids))})
-    assert (
-        client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
-    )
+    assert client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
 
 
 # ---- settings ----------------------------------------------------------------------------------
@@ -497,9 +475,7 @@ def test_metrics_on_request(job):
     with pytest.raises(UnknownNameError):
         client._connections[0].call("LookUp", pb.LookUpRequest(table="x"))
     url = f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics"
-    request = urllib.request.Request(
-        url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"}
-    )
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"})
     with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     for line in (
@@ -514,9 +490,7 @@ def test_metrics_on_request(job):
     ):
         assert line in text
     assert 'jfluid_ps_bytes_total{direction="in",method="Push"}' in text
-    spent = dict(
-        line.rsplit(" ", 1) for line in text.splitlines() if "_part_seconds_total{" in line
-    )
+    spent = dict(line.rsplit(" ", 1) for line in text.splitlines() if "_part_seconds_total{" in line)
     assert all(
         float(spent[f'jfluid_ps_part_seconds_total{{part="{part}"}}']) > 0
         for part in ("parse", "apply", "read", "reply")
@@ -545,9 +519,7 @@ def test_snapshots_stay_below_the_save_root(job, tmp_path):
     )
     for folder in outside:
         for call in (client.save, client.restore):
-            with pytest.raises(
-                errors.ServerError, match=r"folder: expected .*/saves or one below it"
-            ):
+            with pytest.raises(errors.ServerError, match=r"folder: expected .*/saves or one below it"):
                 call(str(folder))
     assert not any((tmp_path / "saves-of-others").iterdir()) and not (tmp_path / "c").exists()
 

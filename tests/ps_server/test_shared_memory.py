@@ -26,9 +26,7 @@ from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffer, Shared
 from jfluid.ps_server.store import Change
 
 TOKEN = "a-token-of-the-job"
-BLOCK = specs.BlockSpec(
-    name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5)
-)
+BLOCK = specs.BlockSpec(name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5))
 TABLE = specs.TableSpec(
     name="t",
     width=16,
@@ -51,9 +49,7 @@ def client_of(server):
     clients = []
 
     def start(**more):
-        clients.append(
-            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120, **more)
-        )
+        clients.append(Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120, **more))
         clients[-1].create([TABLE], {0: [BLOCK]})
         return clients[-1]
 
@@ -155,9 +151,7 @@ class NoAnswer(grpc.RpcError):
         return "the connection was lost"
 
 
-def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(
-    client_of, monkeypatch
-):
+def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(client_of, monkeypatch):
     client = client_of()
     trained(client, 1)
     before = client.look_up("t", IDS)
@@ -444,7 +438,5 @@ def test_the_environment_says_whether(monkeypatch):
         monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", text)
         assert client_options()["share_memory"] is wanted
     monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", "no")
-    with pytest.raises(
-        errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"
-    ):
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"):
         client_options()

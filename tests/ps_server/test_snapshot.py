@@ -23,9 +23,7 @@ from tests.ps_server.test_table import ids_of, ones
 
 MOMENTUM = specs.Momentum(learning_rate=0.1, mu=0.9)
 TABLE = specs.TableSpec(name="t", width=4, initializer=specs.Normal(), optimizer=MOMENTUM, seed=3)
-COUNTED = specs.TableSpec(
-    name="c", width=4, optimizer=specs.Sgd(learning_rate=1), entry=specs.CountEntry(count=2)
-)
+COUNTED = specs.TableSpec(name="c", width=4, optimizer=specs.Sgd(learning_rate=1), entry=specs.CountEntry(count=2))
 BLOCK = specs.BlockSpec(name="w", shape=(3, 2), optimizer=specs.Adam(learning_rate=0.1))
 IDS = ids_of(3000)
 
@@ -108,9 +106,7 @@ def test_the_cut_is_consistent_while_pushes_go_on(tmp_path):
     """
     store, ids, stop = Store(), ids_of(20_000), threading.Event()
     for name in ("a", "b"):
-        store.create_table(
-            specs.TableSpec(name=name, width=1, optimizer=specs.Sgd(learning_rate=-1), shards=4)
-        )
+        store.create_table(specs.TableSpec(name=name, width=1, optimizer=specs.Sgd(learning_rate=-1), shards=4))
 
     def push():
         sequence = 0
@@ -149,9 +145,7 @@ def test_an_earlier_snapshot_stays_until_the_next_is_complete(tmp_path):
     ):
         snapshot.latest(tmp_path, "second")
     save(stores[1], tmp_path, "second", 1, 2)
-    assert snapshot.latest(tmp_path)[0].id == "second" and all(
-        name.startswith("second.") for name in names(tmp_path)
-    )
+    assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
@@ -168,9 +162,7 @@ def test_the_newest_is_told_by_numbers_and_not_by_clocks(tmp_path, monkeypatch, 
         os.utime(path, ns=(now + ahead_s * 10**9,) * 2)
     store.rounds = 1
     save(store, tmp_path, "second")
-    assert snapshot.latest(tmp_path)[0].id == "second" and all(
-        name.startswith("second.") for name in names(tmp_path)
-    )
+    assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
 
 
 def test_a_full_disk_leaves_the_earlier_snapshot(tmp_path, monkeypatch):

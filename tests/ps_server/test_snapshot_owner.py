@@ -29,9 +29,7 @@ def claimed(folder, token, restarted=False, earlier=None, peers=()):
 
 def write(folder, job, number=1):
     store = Store()
-    store.create_block(
-        specs.BlockSpec(name="w", shape=(3,), optimizer=specs.Sgd(learning_rate=1.0))
-    )
+    store.create_block(specs.BlockSpec(name="w", shape=(3,), optimizer=specs.Sgd(learning_rate=1.0)))
     store.job = job
     with store.view() as view:
         return snapshot.write(view, folder, f"s{number}", 0, 1, keep=None)
@@ -171,9 +169,7 @@ def test_snapshots_of_other_jobs_are_passed_over(tmp_path, caplog):
         b"[" * 100000,
         json.dumps(dict.fromkeys(("job", "by", "host", "process", "script", "since"), 1)).encode(),
         *[
-            json.dumps(
-                {"job": job, "by": "", "host": host, "process": 1, "script": "", "since": ""}
-            ).encode()
+            json.dumps({"job": job, "by": "", "host": host, "process": 1, "script": "", "since": ""}).encode()
             for job, host in (("a", "\x1b[2J"), ("a b", ""), ("", ""))
         ],
     ],

@@ -38,12 +38,10 @@ ONE = np.ones(BLOCK.shape, np.float32)
 CALLS = ("Push", "Pull", "Exchange", "LookUp")
 
 # Calls of a few rows, and of all, which go past gRPC.
-some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
-    lambda ids: np.array(ids, np.int64)
-) | st.just(EVERY)
-few_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
-    lambda ids: np.array(ids, np.int64)
+some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64)) | st.just(
+    EVERY
 )
+few_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64))
 amounts = st.integers(-3, 3)
 trainers = st.integers(0, 1)
 servers = st.integers(0, 1)
@@ -139,9 +137,7 @@ class Job(RuleBasedStateMachine):
             for trainer in range(2):
                 self.look(trainer)
             status = self.clients[0].status()
-            assert [s.lost for s in status] == [0, 0] and [s.rounds for s in status] == [
-                self.rounds
-            ] * 2
+            assert [s.lost for s in status] == [0, 0] and [s.rounds for s in status] == [self.rounds] * 2
         finally:
             self.site.end()
             self.threads.shutdown()
@@ -161,9 +157,7 @@ class Job(RuleBasedStateMachine):
             self.clients[trainer].push(*push, change=Change.ADD)
             return
         found = self.clients[trainer].exchange(*push, {"t": ids}, ["w"], change=Change.ADD)
-        np.testing.assert_array_equal(
-            found.rows["t"].all(), np.repeat(self.rows[ids, None], WIDTH, 1)
-        )
+        np.testing.assert_array_equal(found.rows["t"].all(), np.repeat(self.rows[ids, None], WIDTH, 1))
         np.testing.assert_array_equal(found.blocks["w"], ONE * self.block)
 
     def settle(self):
@@ -193,23 +187,17 @@ class Job(RuleBasedStateMachine):
             client.push(*push, round=self.rounds, hold=True)
             return client.pull(blocks=["w"], round=self.rounds, confirm=True)
 
-        training = [
-            self.threads.submit(train, client, size) for client, size in zip(self.clients, sizes)
-        ]
+        training = [self.threads.submit(train, client, size) for client, size in zip(self.clients, sizes)]
         self.add(EVERY, -sum(sizes) / 2)
         for future in training:
-            np.testing.assert_array_equal(
-                future.result(LIMIT_S).blocks["w"], ONE * np.float32(self.block)
-            )
+            np.testing.assert_array_equal(future.result(LIMIT_S).blocks["w"], ONE * np.float32(self.block))
 
     @rule(ids=few_ids, amount=amounts)
     def show(self, ids, amount):
         """Ids of a table with an entry rule are shown, and what has a row takes an update."""
         self.clients[0].pull({"rare": ids})
         np.add.at(self.shown, ids, 1)
-        self.clients[0].push(
-            {"rare": (ids, np.full((len(ids), 2), amount, np.float32))}, change=Change.ADD
-        )
+        self.clients[0].push({"rare": (ids, np.full((len(ids), 2), amount, np.float32))}, change=Change.ADD)
         np.add.at(self.rare, ids, np.where(self.shown[ids] >= ENTRY, amount, 0))
 
     @rule(trainer=trainers)

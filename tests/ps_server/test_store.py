@@ -48,9 +48,7 @@ def test_dense_adam():
     for step in range(1, 6):
         gradient = np.cos(np.arange(4) + step)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        expected -= (
-            0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step) * first / (np.sqrt(second) + 1e-8)
-        )
+        expected -= 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step) * first / (np.sqrt(second) + 1e-8)
         w.push(gradient.astype(np.float32))
     np.testing.assert_allclose(w.read()[0], expected, rtol=1e-4, atol=1e-5)
 
@@ -63,9 +61,7 @@ def test_dense_ftrl():
         gradient = np.array([1, -1, 0.01, 0.5]) * np.cos(0.3 * step)
         before, squared = squared, squared + gradient**2
         linear = linear + gradient - (np.sqrt(squared) - np.sqrt(before)) / 0.1 * value
-        value = np.where(
-            abs(linear) > 0.5, (0.5 * np.sign(linear) - linear) / (np.sqrt(squared) / 0.1 + 0.4), 0
-        )
+        value = np.where(abs(linear) > 0.5, (0.5 * np.sign(linear) - linear) / (np.sqrt(squared) / 0.1 + 0.4), 0)
         w.push(gradient.astype(np.float32))
     np.testing.assert_allclose(w.read()[0], value, rtol=1e-4, atol=1e-5)
     assert 0 < np.count_nonzero(value) < 4
@@ -82,9 +78,7 @@ def test_differences_values_and_rates():
 @pytest.mark.parametrize("gradient", [np.ones(3, np.float32), np.ones((2, 3)), [[1.0] * 3] * 2])
 def test_gradients_that_do_not_fit(gradient):
     w = block()
-    with pytest.raises(
-        errors.ServerError, match=r"block w: gradient: expected float32 \[2, 3\], found"
-    ):
+    with pytest.raises(errors.ServerError, match=r"block w: gradient: expected float32 \[2, 3\], found"):
         w.push(gradient)
     assert w.version == 0
 
@@ -119,9 +113,7 @@ def test_a_new_incarnation_starts_anew_and_ends_the_old_one():
     ledger = Ledger()
     applied(ledger, call(1), call(2))
     assert applied(ledger, call(1, incarnation=7)) == [True]
-    with pytest.raises(
-        StateError, match="trainer 0: incarnation 1 has ended; incarnation 7 is at work"
-    ):
+    with pytest.raises(StateError, match="trainer 0: incarnation 1 has ended; incarnation 7 is at work"):
         applied(ledger, call(3))
 
 
@@ -139,22 +131,14 @@ def test_what_a_trainer_has_given_up_while_it_was_applied_is_not_lost():
     assert ledger.begin(call(1))
     applied(ledger, call(2, outstanding=2))
     ledger.commit([call(1)])
-    assert (
-        ledger.lost == 0
-        and ledger.through(0) == (1, 2)
-        and applied(ledger, call(1), call(3)) == [False, True]
-    )
+    assert ledger.lost == 0 and ledger.through(0) == (1, 2) and applied(ledger, call(1), call(3)) == [False, True]
     assert ledger.state()["0"]["beyond"] == []
 
 
-@pytest.mark.parametrize(
-    "wrong", [call(0), call(-1), call(1, outstanding=0), call(3, outstanding=4), call(1 + WINDOW)]
-)
+@pytest.mark.parametrize("wrong", [call(0), call(-1), call(1, outstanding=0), call(3, outstanding=4), call(1 + WINDOW)])
 def test_sequences_that_cannot_be(wrong):
     ledger = Ledger()
-    with pytest.raises(
-        errors.ServerError, match="trainer 0: expected 1 <= outstanding <= sequence"
-    ):
+    with pytest.raises(errors.ServerError, match="trainer 0: expected 1 <= outstanding <= sequence"):
         applied(ledger, wrong)
     assert ledger.trainers() == []
 
@@ -170,9 +154,7 @@ def test_lost_calls_are_counted_once():
     assert applied(restored, *later) == [True, True, False]
     assert restored.lost == 4  # 9 to 12; 13 may still come
     assert (
-        applied(restored, call(13, outstanding=13)) == [True]
-        and restored.through(0) == (1, 15)
-        and restored.lost == 4
+        applied(restored, call(13, outstanding=13)) == [True] and restored.through(0) == (1, 15) and restored.lost == 4
     )
 
 
@@ -249,16 +231,10 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
 def test_gradients_for_a_program_are_refused_before_anything_changes():
     store = Store()
     store.create_table(specs.TableSpec(name="t", width=2, optimizer=SGD))
-    store.create_table(
-        specs.TableSpec(name="p", width=2, optimizer=specs.Program(learning_rate=0.0))
-    )
+    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.Program(learning_rate=0.0)))
     ids, values = np.arange(3, dtype="<i8").tobytes(), np.ones(6, "<f4").tobytes()
-    request = pb.PushRequest(
-        rows=[pb.RowsChange(table=name, ids=ids, values=values) for name in "tp"]
-    )
-    with pytest.raises(
-        errors.ServerError, match="table p: its optimizer is a program.*push values or differences"
-    ):
+    request = pb.PushRequest(rows=[pb.RowsChange(table=name, ids=ids, values=values) for name in "tp"])
+    with pytest.raises(errors.ServerError, match="table p: its optimizer is a program.*push values or differences"):
         updates_of(request, store)
     request.rows[1].change = Change.ADD
     rows, _ = updates_of(request, store)

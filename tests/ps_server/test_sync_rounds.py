@@ -59,9 +59,7 @@ def deposit(m, trainer, number, gradient, incarnation=1, ids=IDS, alive=lambda: 
     rows = [RowsUpdate("t", Change.GRADIENT, ids, np.full((len(ids), 1), gradient, np.float32))]
     blocks = [BlockUpdate("w", Change.GRADIENT, np.full(2, gradient, np.float32))]
     m.heard(trainer, incarnation)
-    return Running(
-        m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold
-    )
+    return Running(m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold)
 
 
 def row(m, id_=5):
@@ -78,11 +76,7 @@ def test_a_round_applies_the_average_when_all_have_come():
     second = deposit(m, 0, 1, 2.0, ids=IDS[:1])
     assert first.end() and second.end()
     assert row(m) == -3 and row(m, -5) == -2
-    assert (
-        m.store.block("w").read()[0].tolist() == [-3, -3]
-        and m.store.rounds == 1
-        and m.store.table("t").step == 1
-    )
+    assert m.store.block("w").read()[0].tolist() == [-3, -3] and m.store.rounds == 1 and m.store.table("t").step == 1
 
 
 def test_the_order_of_arrival_changes_no_bit():
@@ -124,9 +118,7 @@ def test_a_trainer_that_started_again_takes_its_own_place():
 def test_rounds_come_one_after_the_other():
     m = group(1)
     deposit(m, 0, 1, 1.0).end()
-    with pytest.raises(
-        StateError, match="round 5: this server has applied 1 rounds, and nobody has"
-    ):
+    with pytest.raises(StateError, match="round 5: this server has applied 1 rounds, and nobody has"):
         deposit(m, 0, 5, 1.0).end()
     with pytest.raises(errors.ServerError, match="a round takes gradients only"):
         m.deposit(
@@ -311,9 +303,7 @@ def test_what_an_earlier_life_has_sent_changes_no_round_from_the_moment_that_a_n
     m.heard(0, 2)
     for late in (
         lambda: m.confirm(0, 1, 1),
-        lambda: m.deposit(
-            Call(0, 1, 2, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]
-        ),
+        lambda: m.deposit(Call(0, 1, 2, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
     ):
         with pytest.raises(StateError, match="incarnation 1 has ended; incarnation 2 is at work"):
             late()
@@ -348,9 +338,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_fails():
     for answer in (
         waiting.end,
         lambda: m.confirm(0, 1, 1),
-        lambda: m.deposit(
-            Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]
-        ),
+        lambda: m.deposit(Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
     ):
         with pytest.raises(JobFailedError, match="has been silent for 11 s"):
             answer()
@@ -366,9 +354,7 @@ def test_a_restored_server_waits_for_nobody_without_limit(caplog):
         pass
     m.resume({2: 5})
     assert m.left() == {2: 5} and m.at_work() == [] and m.incarnation(1) == 7
-    with pytest.raises(
-        StateError, match="trainer 1: incarnation 6 has ended; incarnation 7 is at work"
-    ):
+    with pytest.raises(StateError, match="trainer 1: incarnation 6 has ended; incarnation 7 is at work"):
         m.heard(1, 6)
     waiting = deposit(m, 0, 1, 2.0)
     clock.now = 99.0
@@ -377,9 +363,7 @@ def test_a_restored_server_waits_for_nobody_without_limit(caplog):
     assert waiting.waits()
     clock.now = 101.0
     m.look_for_silence()
-    with pytest.raises(
-        JobFailedError, match="trainer 1 has been silent for 101 s since the server was restored"
-    ):
+    with pytest.raises(JobFailedError, match="trainer 1 has been silent for 101 s since the server was restored"):
         waiting.end()
 
 
@@ -485,7 +469,5 @@ def test_a_new_life_comes_to_a_barrier_itself():
 
 
 def test_trainers_have_numbers():
-    with pytest.raises(
-        errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"
-    ):
+    with pytest.raises(errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"):
         group().heard(2, 1)

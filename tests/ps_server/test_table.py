@@ -57,9 +57,7 @@ def test_rows_are_found_again_while_the_table_grows():
         t.assign(part, np.stack([part % 1000, part % 77], 1).astype(np.float32))
     assert len(t) == len(set(everything.tolist()))
     shuffled = np.random.RandomState(1).permutation(everything)
-    np.testing.assert_array_equal(
-        t.look_up(shuffled), np.stack([shuffled % 1000, shuffled % 77], 1).astype(np.float32)
-    )
+    np.testing.assert_array_equal(t.look_up(shuffled), np.stack([shuffled % 1000, shuffled % 77], 1).astype(np.float32))
     assert len(t) == len(set(everything.tolist()))
 
 
@@ -84,9 +82,7 @@ def test_the_number_of_shards_changes_nothing(shards):
     ids[1000:2000] = ids[:1000]
     results = []
     for count in (shards, 16):
-        t = table(
-            shards=count, initializer=specs.Normal(), optimizer=specs.Adagrad(learning_rate=0.1)
-        )
+        t = table(shards=count, initializer=specs.Normal(), optimizer=specs.Adagrad(learning_rate=0.1))
         t.look_up(ids)
         t.push(ids, np.sin(np.arange(len(ids) * 4, dtype=np.float32)).reshape(-1, 4))
         results.append(t.look_up(ids))
@@ -120,9 +116,7 @@ def test_a_row_depends_on_seed_and_id_only():
 def test_first_values_stay_the_same_in_all_releases():
     """Rows that were never written down must come back the same from the next release."""
     ids = np.array([0, -7, 2**62], np.int64)
-    np.testing.assert_allclose(
-        table(width=2, initializer=specs.Uniform()).look_up(ids), FIRST_UNIFORM, rtol=1e-6
-    )
+    np.testing.assert_allclose(table(width=2, initializer=specs.Uniform()).look_up(ids), FIRST_UNIFORM, rtol=1e-6)
     np.testing.assert_allclose(
         table(width=2, initializer=specs.TruncatedNormal(std=0.1), seed=-3).look_up(ids),
         FIRST_NORMAL,
@@ -172,9 +166,7 @@ def test_updates_are_fluids(name):
             rows = t.look_up(batch)
             t.push(batch, 2 * rows / rows.size)
     expected = np.array(GOLDEN["tables"][name])
-    np.testing.assert_allclose(
-        t.look_up(np.arange(height), train=False), expected, rtol=2e-5, atol=2e-6
-    )
+    np.testing.assert_allclose(t.look_up(np.arange(height), train=False), expected, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(t.look_up(np.arange(height)), expected, rtol=2e-5, atol=2e-6)
 
 
@@ -282,18 +274,13 @@ def test_entry_by_count():
     t.push(ids, ones(ids))
     assert t.look_up(ids, train=False)[:, 0].tolist() == [1, 0]
     with t.view() as view:
-        shows = {
-            int(head["id"]): int(head["shows"]) for heads, _ in view.blocks() for head in heads
-        }
+        shows = {int(head["id"]): int(head["shows"]) for heads, _ in view.blocks() for head in heads}
     assert shows == {1: 3, 9: 3}
 
 
 def test_entry_by_probability_depends_on_the_seed_only():
     ids = np.arange(20_000)
-    tables = [
-        table(entry=specs.ProbabilityEntry(probability=0.25), shards=shards, seed=1)
-        for shards in (2, 64)
-    ]
+    tables = [table(entry=specs.ProbabilityEntry(probability=0.25), shards=shards, seed=1) for shards in (2, 64)]
     for part in np.array_split(ids, 3):
         tables[0].look_up(part)
     tables[1].look_up(ids[::-1].copy())
@@ -374,10 +361,7 @@ def test_a_cut_stays_as_it_was_while_the_table_changes(entry):
         waited = list(view.blocks(waiting=True))
     heads = np.concatenate([heads for heads, _ in found])
     bodies = np.concatenate([bodies for _, bodies in found])
-    assert (
-        len(heads) == present == len(np.unique(heads["id"]))
-        and sum(len(h) for h, _ in waited) == waiting
-    )
+    assert len(heads) == present == len(np.unique(heads["id"])) and sum(len(h) for h, _ in waited) == waiting
     restored = table(width=2, shards=8, initializer=specs.Uniform(), entry=entry)
     restored.put(heads, bodies)
     np.testing.assert_array_equal(restored.look_up(ids, train=False), expected)

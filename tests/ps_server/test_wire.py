@@ -63,18 +63,11 @@ def test_messages_of_more_parts_than_a_job_has_are_refused_before_they_are_made(
 
 def test_as_many_parts_as_a_job_has_are_read():
     rows = [pb.RowsWanted(table=f"table {i}", ids=bytes(8)) for i in range(5000)]
-    assert (
-        len(wire.parsed(pb.PullRequest, pb.PullRequest(rows=rows).SerializeToString()).rows) == 5000
-    )
-    changes = [
-        pb.RowsChange(table=f"table {i}", ids=bytes(8), values=bytes(8)) for i in range(5000)
-    ]
+    assert len(wire.parsed(pb.PullRequest, pb.PullRequest(rows=rows).SerializeToString()).rows) == 5000
+    changes = [pb.RowsChange(table=f"table {i}", ids=bytes(8), values=bytes(8)) for i in range(5000)]
     exchange = pb.ExchangeRequest(push=pb.PushRequest(rows=changes), pull=pb.PullRequest(rows=rows))
     found = wire.parsed(pb.ExchangeRequest, exchange.SerializeToString())
-    assert (
-        len(found.push.rows) == len(found.pull.rows) == 5000
-        and found.push.rows[7].table == "table 7"
-    )
+    assert len(found.push.rows) == len(found.pull.rows) == 5000 and found.push.rows[7].table == "table 7"
 
 
 def test_long_names_are_refused_without_being_compared():
@@ -97,14 +90,11 @@ def test_chunks_that_never_end_are_refused():
             yield pb.Chunk(data=more).SerializeToString()
 
     for first, more in ((b"", b""), (bytes(5000), b""), (bytes(5000), b"x")):
-        with pytest.raises(
-            errors.ServerError, match="chunks: expected 1073741824 bytes together, found"
-        ):
+        with pytest.raises(errors.ServerError, match="chunks: expected 1073741824 bytes together, found"):
             wire.joined(chunks(first, more))
     sizes = [wire.CHUNK, 5000, 1]
     parts = [
-        pb.Chunk(total=sum(sizes) if i == 0 else 0, data=bytes(s)).SerializeToString()
-        for i, s in enumerate(sizes)
+        pb.Chunk(total=sum(sizes) if i == 0 else 0, data=bytes(s)).SerializeToString() for i, s in enumerate(sizes)
     ]
     assert len(wire.joined(parts)) == sum(sizes)
     assert wire.joined([pb.Chunk(total=3, data=b"abc").SerializeToString()]) == b"abc"
@@ -123,9 +113,7 @@ def test_chunks_that_never_end_are_refused():
 def test_tables_and_blocks_of_one_call_are_all_made_or_none(tables, blocks):
     store = Store()
     there = store.create_block(BLOCK.model_copy(update={"name": "there"}))
-    with pytest.raises(
-        errors.ServerError, match="two things of one name|is there already, and is something else"
-    ):
+    with pytest.raises(errors.ServerError, match="two things of one name|is there already, and is something else"):
         store.create(tables, blocks)
     assert not store.tables and store.blocks == {"there": there}
 
@@ -138,6 +126,4 @@ def test_blocks_that_do_not_fit_leave_no_tables_behind():
     assert not store.tables and not store.blocks
     store.create([TABLE, TABLE], [BLOCK, BLOCK])
     store.create([TABLE.model_copy(update={"max_rows": 7})], [BLOCK])
-    assert store.table("t").spec.max_rows == 7 and np.array_equal(
-        store.block("w").read()[0], np.zeros(2)
-    )
+    assert store.table("t").spec.max_rows == 7 and np.array_equal(store.block("w").read()[0], np.zeros(2))

@@ -15,9 +15,7 @@ def a_push():
         round=7,
         hold=True,
     )
-    push.rows.add(
-        table="t", change=1, ids=np.arange(300).tobytes(), values=np.ones(600, np.float32).tobytes()
-    )
+    push.rows.add(table="t", change=1, ids=np.arange(300).tobytes(), values=np.ones(600, np.float32).tobytes())
     push.rows.add(table="u", ids=b"", values=b"", learning_rate=0.5)
     push.blocks.add(block="w", values=np.full(1000, 2, np.float32).tobytes(), learning_rate=-1.0)
     push.blocks.add(block="v", change=2, values=b"")
@@ -39,9 +37,7 @@ def test_push():
     data = a_push().SerializeToString()
     found = wire.parsed(pb.PushRequest, data)
     check(found, a_push())
-    assert np.shares_memory(
-        np.frombuffer(found.blocks[0].values, np.uint8), np.frombuffer(data, np.uint8)
-    )
+    assert np.shares_memory(np.frombuffer(found.blocks[0].values, np.uint8), np.frombuffer(data, np.uint8))
 
 
 @pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull"), ()])
@@ -52,9 +48,7 @@ def test_exchange(parts):
     if "pull" in parts:
         request.pull.rows.add(table="t", ids=b"12345678")
     found = wire.parsed(pb.ExchangeRequest, request.SerializeToString())
-    assert [found.HasField("push"), found.HasField("pull")] == [
-        p in parts for p in ("push", "pull")
-    ]
+    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
     assert found.pull == request.pull
     check(found.push, request.push)
 
@@ -71,9 +65,7 @@ def test_requests_on_their_way_out(parts):
     if "pull" in parts:
         request.pull.rows.add(table="t", ids=ids.tobytes())
     found = pb.ExchangeRequest.FromString(b"".join(request.whole()))
-    assert [found.HasField("push"), found.HasField("pull")] == [
-        p in parts for p in ("push", "pull")
-    ]
+    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
     assert found.pull == request.pull
     if "push" in parts:
         full, empty = found.push.rows
@@ -89,15 +81,11 @@ def test_requests_on_their_way_out(parts):
             b"",
         )
         assert not empty.HasField("learning_rate")
-        assert [(b.block, b.change, b.values) for b in found.push.blocks] == [
-            ("w", 2, wide.tobytes())
-        ]
+        assert [(b.block, b.change, b.values) for b in found.push.blocks] == [("w", 2, wide.tobytes())]
         assert found.push.caller.sequence == 300
     method, pieces = request.single()
     kind = {"Push": pb.PushRequest, "Pull": pb.PullRequest, "Exchange": pb.ExchangeRequest}[method]
-    assert kind.FromString(b"".join(pieces)) == (
-        found if len(parts) == 2 else getattr(found, parts[0])
-    )
+    assert kind.FromString(b"".join(pieces)) == (found if len(parts) == 2 else getattr(found, parts[0]))
 
 
 def test_what_is_kept_of_a_push_is_its_own():
@@ -120,14 +108,10 @@ def test_replies():
     assert found.push == plain.push
     assert (found.pull.rounds, found.pull.server_incarnation) == (2**33, 9)
     assert [bytes(r) for r in found.pull.rows] == list(plain.pull.rows)
-    assert [(b.version, bytes(b.value)) for b in found.pull.blocks] == [
-        (b.version, b.value) for b in plain.pull.blocks
-    ]
+    assert [(b.version, bytes(b.value)) for b in found.pull.blocks] == [(b.version, b.value) for b in plain.pull.blocks]
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff", b"\x1a\x05ab", b"\x80" * 12, b"\x1b", b"\x22\x7fa", b"\x09abc"]
-)
+@pytest.mark.parametrize("data", [b"\xff", b"\x1a\x05ab", b"\x80" * 12, b"\x1b", b"\x22\x7fa", b"\x09abc"])
 def test_what_is_no_message_is_refused(data):
     for kind in (pb.PushRequest, pb.ExchangeRequest):
         with pytest.raises(errors.ServerError, match="these .* bytes are none"):
@@ -189,6 +173,4 @@ def test_arrays_of_a_push_begin_where_numbers_may_be_read(sizes, pull):
         np.testing.assert_array_equal(np.frombuffer(bytes(rows.ids), np.int64), np.arange(size))
     plain = wire.METHODS[method][0].FromString(data)
     assert [len(b.values) for b in (plain.push if pull else plain).blocks] == [4 * s for s in sizes]
-    assert len(request.push) == sum(map(len, request.push.parts())) - len(
-        request.push.message.SerializeToString()
-    )
+    assert len(request.push) == sum(map(len, request.push.parts())) - len(request.push.message.SerializeToString())

@@ -176,9 +176,7 @@ def reached(function):
             if any(home == o or home.startswith(f"{o}.") for o in OUTSIDE):
                 if used not in HARMLESS:
                     yield used
-            elif (at.opname == "LOAD_GLOBAL" and name in CALLS and there is None) or (
-                name in CALLBACKS
-            ):
+            elif (at.opname == "LOAD_GLOBAL" and name in CALLS and there is None) or (name in CALLBACKS):
                 yield name
 
 
@@ -421,9 +419,7 @@ def dataset(tmp_path):
     return found
 
 
-@pytest.mark.parametrize(
-    "door", ["run", "prune", "compiled", "replicas", "parallel", "dataset", "to_jax"]
-)
+@pytest.mark.parametrize("door", ["run", "prune", "compiled", "replicas", "parallel", "dataset", "to_jax"])
 def test_whatever_runs_programs_refuses(door, tmp_path):
     program, y = with_save(tmp_path / "w")
     again = read(program)

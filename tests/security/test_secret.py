@@ -97,8 +97,7 @@ def test_where_other_machines_can_connect_it_must_be_given(folder):
         with pytest.raises(errors.SecretError) as error:
             secret.job_secret(["127.0.0.1:1", address])
         assert str(error.value).startswith(
-            f"{address}: other machines can connect there, so the job needs a secret: set "
-            "JFLUID_JOB_TOKEN"
+            f"{address}: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN"
         )
     assert not (folder / "cache").exists()
 
@@ -138,9 +137,7 @@ def test_a_file_of_another_user_is_refused():
     about = os.stat("secret-file")
     other = os.stat_result([about.st_mode, *about[1:4], about.st_uid + 1, *about[5:10]])
     assert secret._problem_of(about) == ""
-    assert f"belongs to user {about.st_uid + 1}, expected {about.st_uid}" in secret._problem_of(
-        other
-    )
+    assert f"belongs to user {about.st_uid + 1}, expected {about.st_uid}" in secret._problem_of(other)
 
 
 def test_what_is_no_file_of_a_secret(folder):
@@ -157,9 +154,7 @@ def test_what_is_no_file_of_a_secret(folder):
         with open("secret-file", "wb") as file:
             file.write(text.encode(errors="surrogateescape"))
         os.chmod("secret-file", 0o600)
-        with pytest.raises(
-            errors.SecretError, match="secret-file: expected 16 to 1024 printable characters"
-        ):
+        with pytest.raises(errors.SecretError, match="secret-file: expected 16 to 1024 printable characters"):
             secret.from_file("secret-file")
 
 
@@ -201,10 +196,7 @@ def test_secrets_of_launchers(monkeypatch):
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "bad")
     with pytest.raises(JobError, match="jfluid-launch: JFLUID_JOB_TOKEN: expected 16 to 1024"):
         _secret(job(), SEVERAL)
-    assert (
-        _secret(described(f"mode: collective\nprocesses: 2\nsecret_file: {kept()}"), SEVERAL)
-        == GOOD
-    )
+    assert _secret(described(f"mode: collective\nprocesses: 2\nsecret_file: {kept()}"), SEVERAL) == GOOD
 
 
 def test_the_secret_file_of_a_job_is_checked():
@@ -221,8 +213,6 @@ def test_the_secret_file_of_a_job_is_checked():
 @pytest.mark.parametrize("mode", ["local", "ps", "collective\nprocesses: 2"])
 @pytest.mark.parametrize("name", ["JFLUID_JOB_TOKEN", "JFLUID_PS_TOKEN"])
 def test_a_job_file_is_no_place_for_a_secret(mode, name):
-    with pytest.raises(
-        JobError, match=f"env: a job file is shown .* no place for {name}: .*secret_file"
-    ) as error:
+    with pytest.raises(JobError, match=f"env: a job file is shown .* no place for {name}: .*secret_file") as error:
         described(f"mode: {mode}\nenv: {{{name}: {GOOD}}}")
     assert GOOD not in str(error.value)

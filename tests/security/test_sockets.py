@@ -22,9 +22,7 @@ SECRET, PURPOSE, LONGEST, LIMIT = "a-secret-of-the-job", "test", 1 << 16, 120
 
 @pytest.fixture
 def listener():
-    with sockets.Listener(
-        socket.create_server(("127.0.0.1", 0)), SECRET, PURPOSE, LONGEST, LIMIT
-    ) as listener:
+    with sockets.Listener(socket.create_server(("127.0.0.1", 0)), SECRET, PURPOSE, LONGEST, LIMIT) as listener:
         yield listener
 
 
@@ -120,19 +118,13 @@ def test_neither_the_secret_nor_its_keys_travel(listener):
             ours.send(b"a message in the clear")
             theirs.receive()
         assert b"a message in the clear" in wiretap, "the wiretap hears"
-        assert (
-            SECRET.encode() not in wiretap
-            and key_for(SECRET, PURPOSE) not in wiretap
-            and ours.key not in wiretap
-        )
+        assert SECRET.encode() not in wiretap and key_for(SECRET, PURPOSE) not in wiretap and ours.key not in wiretap
 
 
 # ---- strangers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("secret", "purpose"), [("another-secret-than-that", PURPOSE), (SECRET, "another purpose")]
-)
+@pytest.mark.parametrize(("secret", "purpose"), [("another-secret-than-that", PURPOSE), (SECRET, "another purpose")])
 def test_another_secret_or_another_purpose(listener, secret, purpose):
     with serving(listener) as members:
         expected = f"127.0.0.1:{listener.port} has another secret.* the same JFLUID_JOB_TOKEN"
@@ -145,9 +137,7 @@ def test_a_recorded_proof_opens_nothing(listener):
     with Wiretap(listener.port) as wiretap:
         ours, theirs = meet(listener, wiretap.port)
         with ours, theirs:
-            recorded = next(
-                piece for piece in wiretap.heard if len(piece) == sockets._RESPONSE.size
-            )
+            recorded = next(piece for piece in wiretap.heard if len(piece) == sockets._RESPONSE.size)
     with serving(listener) as members, stranger(listener.port) as replay:
         replay.sendall(recorded)
         assert everything(replay)[sockets._CHALLENGE.size :] == bytes(32)
@@ -161,10 +151,7 @@ def test_who_only_reflects_the_challenge_is_no_member(listener):
         stranger(listener.port) as one,
         stranger(listener.port) as other,
     ):
-        nonces = [
-            sockets.decode_challenge(s.recv(sockets._CHALLENGE.size, socket.MSG_WAITALL))
-            for s in (one, other)
-        ]
+        nonces = [sockets.decode_challenge(s.recv(sockets._CHALLENGE.size, socket.MSG_WAITALL)) for s in (one, other)]
         for stream, nonce in ((one, nonces[0]), (other, nonces[0])):
             stream.sendall(sockets._GREETING + nonce + nonce)
             assert everything(stream) == bytes(32)
@@ -269,9 +256,7 @@ def test_a_listener_whose_files_have_run_out_rests(number, caplog):
             poor.errno = 0
             wait_until(lambda: len(members) == 1)
             joining.join(LIMIT)
-    assert [record.message.count("no connection can be accepted") for record in caplog.records] == [
-        1
-    ]
+    assert [record.message.count("no connection can be accepted") for record in caplog.records] == [1]
 
 
 def test_who_has_gone_before_it_is_accepted_stops_nobody():

@@ -1,5 +1,4 @@
-"""Reading downloaded archives: damage, missing members and wrong lines become one DataError that
-names the file.
+"""Reading downloaded archives: damage, missing members and wrong lines become one DataError that names the file.
 
 Members are read where they lie. Nothing is unpacked but by `unpack`, which keeps to its folder.
 """
@@ -34,8 +33,7 @@ def reading(path: str) -> Iterator[None]:
         yield
     except _DAMAGE as e:
         raise DataError(
-            f"{path}: damaged or truncated ({e}). Delete it and fetch it again, or put a complete "
-            "copy there"
+            f"{path}: damaged or truncated ({e}). Delete it and fetch it again, or put a complete copy there"
         ) from None
     except IsADirectoryError:
         raise DataError(f"{path}: a folder, expected the file of a data set") from None
@@ -56,8 +54,9 @@ def open_zip(path: str) -> Iterator[zipfile.ZipFile]:
 
 
 def member(archive: tarfile.TarFile, name: str | tarfile.TarInfo) -> IO[bytes]:
-    """Return a file of an archive, opened. Raises DataError where it is missing, or a folder or a
-    link.
+    """Return a file of an archive, opened.
+
+    Raises DataError where it is missing, or a folder or a link.
     """
     try:
         found = archive.getmember(name) if isinstance(name, str) else name
@@ -78,8 +77,9 @@ def zip_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 
 def text_lines(file: Iterable[bytes], where: str, encoding: str = "utf-8") -> Iterator[str]:
-    """Return the lines of a file as text without white space around. Raises DataError with the
-    number of a line of another encoding.
+    """Return the lines of a file as text without white space around.
+
+    Raises DataError with the number of a line of another encoding.
     """
     for number, line in enumerate(file, 1):
         try:

@@ -83,9 +83,7 @@ def download(url: str, module_name: str, md5sum: str, save_name: str | None = No
         except (OSError, http.client.HTTPException, ValueError) as e:
             fault = f"{getattr(e, 'reason', None) or e or type(e).__name__}"
             break
-    present = (
-        "is missing" if found is None else f"has md5 {found}: it is incomplete or another file"
-    )
+    present = "is missing" if found is None else f"has md5 {found}: it is incomplete or another file"
     raise DownloadError(
         f"{path} {present}, and downloading it failed ({fault}). Fetch it by other means "
         f"and put it there:\n  from  {url}\n  as    {path}\n  md5   {md5sum}"

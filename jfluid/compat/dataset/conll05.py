@@ -51,9 +51,7 @@ def load_dict(filename: str) -> dict[str, int]:
     return {line: number for number, line in enumerate(_lines(filename))}
 
 
-def corpus_reader(
-    data_path: str, words_name: str, props_name: str
-) -> Callable[[], Iterator[Sentence]]:
+def corpus_reader(data_path: str, words_name: str, props_name: str) -> Callable[[], Iterator[Sentence]]:
     """Return a reader of the propositions of a corpus: an archive with a gzipped file of words, one
     a line, and one of the columns of their roles. Empty lines end sentences.
 
@@ -139,8 +137,7 @@ def reader_creator(
             around = range(verb - 2, verb + 3)
             numbers = [word_dict.get(word, UNK_IDX) for word in words]
             context = [
-                numbers[i] if 0 <= i < length else word_dict.get("bos" if i < 0 else "eos", UNK_IDX)
-                for i in around
+                numbers[i] if 0 <= i < length else word_dict.get("bos" if i < 0 else "eos", UNK_IDX) for i in around
             ]
             yield (
                 list(numbers),

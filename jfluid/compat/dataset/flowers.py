@@ -111,9 +111,7 @@ def _batch(path: str) -> Iterator[tuple[bytes, int]]:
         yield image.encode("latin1") if isinstance(image, str) else image, int(label) - 1
 
 
-def _reader(
-    flag: str, mapper: Mapper, buffered_size: int, use_xmap: bool, cycle: bool
-) -> common.Reader:
+def _reader(flag: str, mapper: Mapper, buffered_size: int, use_xmap: bool, cycle: bool) -> common.Reader:
     return reader_creator(*_files(), flag, mapper, buffered_size, use_xmap, cycle)
 
 
@@ -148,9 +146,7 @@ def test(
     return _reader(TEST_FLAG, mapper, buffered_size, use_xmap, cycle)
 
 
-def valid(
-    mapper: Mapper = test_mapper, buffered_size: int = 1024, use_xmap: bool = True
-) -> common.Reader:
+def valid(mapper: Mapper = test_mapper, buffered_size: int = 1024, use_xmap: bool = True) -> common.Reader:
     """Return a reader of the validation samples: the middle of each image."""
     return _reader(VALID_FLAG, mapper, buffered_size, use_xmap, False)
 

@@ -64,9 +64,7 @@ def batch_images_from_tar(
     return listing
 
 
-def _write_batches(
-    data_file: str, folder: str, img2label: Mapping[str, Any], num_per_batch: int
-) -> list[str]:
+def _write_batches(data_file: str, folder: str, img2label: Mapping[str, Any], num_per_batch: int) -> list[str]:
     """The names of the files that were written."""
     names: list[str] = []
     batch: dict[str, list[Any]] = {"label": [], "data": []}
@@ -133,9 +131,7 @@ def _grey(pixels: np.ndarray) -> np.ndarray:
 
 
 def resize_short(im: np.ndarray, size: int) -> np.ndarray:
-    """Return the image with its shorter edge of `size` pixels, its proportions kept, by cubic
-    interpolation.
-    """
+    """Return the image with its shorter edge of `size` pixels, its proportions kept, by cubic interpolation."""
     height, width = im.shape[:2]
     if height > width:
         return _resized(im, size * height // width, size)
@@ -150,9 +146,7 @@ def _resized(im: np.ndarray, height: int, width: int) -> np.ndarray:
     if im.dtype == np.uint8:
         weights = tuple(np.round(w * 2048) / 2048 for w in weights)
     rows = sum(im[:, places[1][:, k]] * _along(weights[1][:, k], 1, im.ndim) for k in range(4))
-    found = sum(
-        np.asarray(rows)[places[0][:, k]] * _along(weights[0][:, k], 0, im.ndim) for k in range(4)
-    )
+    found = sum(np.asarray(rows)[places[0][:, k]] * _along(weights[0][:, k], 0, im.ndim) for k in range(4))
     if np.issubdtype(im.dtype, np.integer):
         limits = np.iinfo(im.dtype)
         found = np.clip(np.round(found), limits.min, limits.max)
@@ -177,8 +171,7 @@ def _cubic(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_chw(im: np.ndarray, order: Sequence[int] = (2, 0, 1)) -> np.ndarray:
-    """Return the image with its axes in another order; the default brings the channels to the
-    front.
+    """Return the image with its axes in another order; the default brings the channels to the front.
 
     Raises ValueError where the image has another number of axes.
     """
@@ -193,8 +186,7 @@ def center_crop(im: np.ndarray, size: int, is_color: bool = True) -> np.ndarray:
 
 
 def random_crop(im: np.ndarray, size: int, is_color: bool = True) -> np.ndarray:
-    """Return a square of `size` pixels, its row and then its column drawn by NumPy's global
-    generator.
+    """Return a square of `size` pixels, its row and then its column drawn by NumPy's global generator.
 
     Raises ValueError for a smaller image.
     """
@@ -227,8 +219,7 @@ def simple_transform(
     is_color: bool = True,
     mean: np.ndarray | Sequence[float] | None = None,
 ) -> np.ndarray:
-    """Return the image as networks take it: float32 [3, crop_size, crop_size], or without channels
-    in grey.
+    """Return the image as networks take it: float32 [3, crop_size, crop_size], or without channels in grey.
 
     The shorter edge is resized to `resize_size`; then a square is cut out: for training a random
     one, mirrored half of the time, else the middle. `mean` is subtracted: one value a channel, or an
@@ -248,9 +239,7 @@ def simple_transform(
     if subtracted.ndim == 1:
         return im - (subtracted[:, None, None] if is_color else subtracted)
     if subtracted.ndim != im.ndim:
-        raise ValueError(
-            f"mean of shape {list(subtracted.shape)} fits no image of shape {list(im.shape)}"
-        )
+        raise ValueError(f"mean of shape {list(subtracted.shape)} fits no image of shape {list(im.shape)}")
     return im - subtracted
 
 
@@ -263,6 +252,4 @@ def load_and_transform(
     mean: np.ndarray | Sequence[float] | None = None,
 ) -> np.ndarray:
     """`load_image`, then `simple_transform`."""
-    return simple_transform(
-        load_image(filename, is_color), resize_size, crop_size, is_train, is_color, mean
-    )
+    return simple_transform(load_image(filename, is_color), resize_size, crop_size, is_train, is_color, mean)

@@ -43,9 +43,7 @@ def build_dict(pattern: re.Pattern[str], cutoff: int) -> dict[bytes | str, int]:
     return words
 
 
-def reader_creator(
-    pos_pattern: re.Pattern[str], neg_pattern: re.Pattern[str], word_idx: WordDict
-) -> common.Reader:
+def reader_creator(pos_pattern: re.Pattern[str], neg_pattern: re.Pattern[str], word_idx: WordDict) -> common.Reader:
     """Return a reader of the reviews of both kinds, which are read into memory at once.
 
     Raises DataError for a dictionary without `<unk>`.
@@ -77,9 +75,7 @@ def train(word_idx: WordDict) -> common.Reader:
 
 def test(word_idx: WordDict) -> common.Reader:
     """Return a reader of the test reviews: all positive ones, then all negative ones."""
-    return reader_creator(
-        re.compile(r"aclImdb/test/pos/.*\.txt$"), re.compile(r"aclImdb/test/neg/.*\.txt$"), word_idx
-    )
+    return reader_creator(re.compile(r"aclImdb/test/pos/.*\.txt$"), re.compile(r"aclImdb/test/neg/.*\.txt$"), word_idx)
 
 
 def word_dict() -> dict[bytes | str, int]:

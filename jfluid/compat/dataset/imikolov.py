@@ -28,9 +28,7 @@ class DataType:
     SEQ = 2
 
 
-def word_count(
-    f: Iterable[bytes], word_freq: dict[bytes | str, int] | None = None
-) -> dict[bytes | str, int]:
+def word_count(f: Iterable[bytes], word_freq: dict[bytes | str, int] | None = None) -> dict[bytes | str, int]:
     """Return how often each word stands in lines; each line has one `<s>` and one `<e>` more.
 
     Adds to `word_freq` where one is given, and returns it.
@@ -49,9 +47,7 @@ def build_dict(min_word_freq: int = 50) -> dict[bytes | str, int]:
     last.
     """
     with archives.open_tar(common.download(URL, "imikolov", MD5)) as archive:
-        counts = word_count(
-            archives.member(archive, _TEST), word_count(archives.member(archive, _TRAIN))
-        )
+        counts = word_count(archives.member(archive, _TEST), word_count(archives.member(archive, _TRAIN)))
     counts.pop("<unk>", None)  # it gets the last number
     ranked = sorted(
         (-n, word if isinstance(word, bytes) else word.encode(), word)
@@ -64,13 +60,13 @@ def build_dict(min_word_freq: int = 50) -> dict[bytes | str, int]:
 
 
 def reader_creator(filename: str, word_idx: WordDict, n: int, data_type: int) -> common.Reader:
-    """Return a reader of a member of the archive. Raises ValueError for a `data_type` that is none,
-    and for an `n` below 1 of NGRAM.
+    """Return a reader of a member of the archive.
+
+    Raises ValueError for a `data_type` that is none, and for an `n` below 1 of NGRAM.
     """
     if data_type not in (DataType.NGRAM, DataType.SEQ):
         raise ValueError(
-            f"data_type must be DataType.NGRAM ({DataType.NGRAM}) or DataType.SEQ "
-            f"({DataType.SEQ}), found {data_type!r}"
+            f"data_type must be DataType.NGRAM ({DataType.NGRAM}) or DataType.SEQ ({DataType.SEQ}), found {data_type!r}"
         )
     if data_type == DataType.NGRAM and n < 1:
         raise ValueError(f"an n-gram has at least one word, found n = {n!r}")

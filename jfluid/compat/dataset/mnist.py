@@ -58,9 +58,7 @@ def _idx(path: str, rank: int) -> np.ndarray:
         raise DataError(f"{path}: no IDX file of bytes in {rank} dimensions (magic number {magic})")
     shape = struct.unpack_from(f">{rank}I", data, 4)
     if len(data) - header != math.prod(shape):
-        raise DataError(
-            f"{path}: says that it holds {list(shape)} bytes, and holds {len(data) - header}"
-        )
+        raise DataError(f"{path}: says that it holds {list(shape)} bytes, and holds {len(data) - header}")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

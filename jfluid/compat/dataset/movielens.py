@@ -71,10 +71,7 @@ class UserInfo:
 
     def __repr__(self) -> str:
         gender = "M" if self.is_male else "F"
-        return (
-            f"<UserInfo id({self.index}), gender({gender}), age({age_table[self.age]}), "
-            f"job({self.job_id})>"
-        )
+        return f"<UserInfo id({self.index}), gender({gender}), age({age_table[self.age]}), job({self.job_id})>"
 
 
 class _Info(NamedTuple):
@@ -112,16 +109,15 @@ def _numbered(names: set[str]) -> dict[str, int]:
 
 
 def _rows(path: str, name: str, width: int, convert: Callable[[str], Any]) -> Iterator[list[Any]]:
-    """The rows of a file of the archive, whose fields stand between double colons. Raises
-    DataError for one that has another number of fields, or no number first.
+    """The rows of a file of the archive, whose fields stand between double colons.
+
+    Raises DataError for one that has another number of fields, or no number first.
     """
     with archives.open_zip(path) as archive, archives.zip_member(archive, name) as file:
         for line in archives.text_lines(file, f"{path}, {name}", "latin1"):
             fields = line.split("::")
             if len(fields) != width or not fields[0].isdecimal():
-                raise DataError(
-                    f"{path}, {name}: expected {width} fields, a number first, found {line[:80]!r}"
-                )
+                raise DataError(f"{path}, {name}: expected {width} fields, a number first, found {line[:80]!r}")
             yield [convert(field) for field in fields]
 
 

@@ -24,10 +24,7 @@ from jfluid.errors import DataError, DependencyError
 
 __all__ = ["Query", "QueryList", "test", "train"]
 
-URL = (
-    "http://www.bigdatalab.ac.cn/benchmark/upload/download_source/"
-    "7b6dbbe2-842c-11e4-a536-bcaec51b9163_MQ2007.rar"
-)
+URL = "http://www.bigdatalab.ac.cn/benchmark/upload/download_source/7b6dbbe2-842c-11e4-a536-bcaec51b9163_MQ2007.rar"
 MD5 = "7be1640ae95c6408dab0ae7207bdc706"
 
 _FEATURES = 46
@@ -116,9 +113,7 @@ def gen_point(querylist: QueryList) -> Iterator[tuple[int, np.ndarray]]:
         yield query.relevance_score, np.array(query.feature_vector)
 
 
-def gen_pair(
-    querylist: QueryList, partial_order: str = "full"
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def gen_pair(querylist: QueryList, partial_order: str = "full") -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return ([1], features, features of a less relevant one) of pairs of documents: of all with
     the partial order "full", of those next to each other with "neighbour".
     """
@@ -137,9 +132,7 @@ def gen_pair(
 
 
 def gen_list(querylist: QueryList) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Return the relevances [documents, 1] and features [documents, 46], the most relevant first;
-    once.
-    """
+    """Return the relevances [documents, 1] and features [documents, 46], the most relevant first; once."""
     ranked = _ranked(querylist)
     yield (
         np.array([[query.relevance_score] for query in ranked]),
@@ -149,16 +142,10 @@ def gen_list(querylist: QueryList) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def query_filter(querylists: Iterable[QueryList]) -> list[QueryList]:
     """Return the queries that have a relevant document."""
-    return [
-        querylist
-        for querylist in querylists
-        if sum(query.relevance_score for query in querylist) != 0
-    ]
+    return [querylist for querylist in querylists if sum(query.relevance_score for query in querylist) != 0]
 
 
-def load_from_text(
-    filepath: str, shuffle: bool = False, fill_missing: float = -1
-) -> list[QueryList]:
+def load_from_text(filepath: str, shuffle: bool = False, fill_missing: float = -1) -> list[QueryList]:
     """Return the queries of a file below the folder of the data set.
 
     `fill_missing` takes the place of values that are NULL. With `shuffle` the queries are shuffled
@@ -196,9 +183,7 @@ def _unpacked(filepath: str) -> str:
         with archives.reading(archive_path), rarfile.RarFile(archive_path) as archive:
             _extract(archive, folder)
     except rarfile.RarCannotExec:
-        raise DependencyError(
-            "paddle.dataset.mq2007", "the command unrar, unar, 7z or bsdtar", "", help_text
-        ) from None
+        raise DependencyError("paddle.dataset.mq2007", "the command unrar, unar, 7z or bsdtar", "", help_text) from None
     except rarfile.Error as e:
         raise DataError(f"{archive_path}: damaged or no RAR archive ({e})") from None
     if not os.path.isfile(path):

@@ -64,8 +64,9 @@ def _in_turn(names: list[str]) -> list[str]:
 
 
 def load_sentiment_data() -> list[Sample]:
-    """Return all samples. Raises DataError for a word in capitals that stands nowhere in small
-    letters.
+    """Return all samples.
+
+    Raises DataError for a word in capitals that stands nowhere in small letters.
     """
     reviews = _reviews()
     numbers = dict(_ranked(reviews))
@@ -75,9 +76,7 @@ def load_sentiment_data() -> list[Sample]:
             for name in _in_turn(list(reviews))
         ]
     except KeyError as e:
-        raise DataError(
-            f"{_archive()}: no number for the word {e}, for it is in capitals"
-        ) from None
+        raise DataError(f"{_archive()}: no number for the word {e}, for it is in capitals") from None
 
 
 def reader_creator(data: list[Sample]) -> Iterator[Sample]:

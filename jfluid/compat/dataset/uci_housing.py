@@ -17,9 +17,7 @@ __all__ = ["test", "train"]
 
 URL = "http://paddlemodels.bj.bcebos.com/uci_housing/housing.data"
 MD5 = "d4accdce7a25600298819f8e28e8d593"
-FLUID_URL_MODEL = (
-    "https://github.com/PaddlePaddle/book/raw/develop/01.fit_a_line/fluid/fit_a_line.fluid.tar"
-)
+FLUID_URL_MODEL = "https://github.com/PaddlePaddle/book/raw/develop/01.fit_a_line/fluid/fit_a_line.fluid.tar"
 FLUID_MD5_MODEL = "6e6dd637ccd5993961f68bfbde46090b"
 
 feature_names = [
@@ -57,9 +55,7 @@ def feature_range(maximums: np.ndarray, minimums: np.ndarray) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def load_data(
-    filename: str, feature_num: int = 14, ratio: float = 0.8
-) -> tuple[np.ndarray, np.ndarray]:
+def load_data(filename: str, feature_num: int = 14, ratio: float = 0.8) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of a file of numbers, normalized, as (those for training, those for tests),
     each float64 [rows, feature_num].
 
@@ -104,9 +100,7 @@ def test() -> common.Reader:
 
 def fluid_model() -> str:
     """Return the folder, a new temporary one, of a trained model."""
-    return archives.unpack(
-        common.download(FLUID_URL_MODEL, "uci_housing", FLUID_MD5_MODEL, "fit_a_line.fluid.tar")
-    )
+    return archives.unpack(common.download(FLUID_URL_MODEL, "uci_housing", FLUID_MD5_MODEL, "fit_a_line.fluid.tar"))
 
 
 def predict_reader() -> tuple[np.ndarray]:

@@ -24,8 +24,9 @@ CACHE_DIR = "voc2012"
 
 
 def reader_creator(filename: str, sub_name: str) -> common.Reader:
-    """Return a reader of the pictures that the list `sub_name` of the archive names. Raises
-    DataError, when it is read, for a damaged archive, and for pictures that are missing or none.
+    """Return a reader of the pictures that the list `sub_name` of the archive names.
+
+    Raises DataError, when it is read, for a damaged archive, and for pictures that are missing or none.
     """
 
     def reader() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -44,9 +44,9 @@ def _dictionaries(archive: tarfile.TarFile, size: int) -> tuple[dict[str, int], 
 
 
 def reader_creator(tar_file: str, file_name: str, dict_size: int) -> common.Reader:
-    """Return a reader of the members whose name ends in `file_name`: pairs of sentences with a tab
-    between. Lines that are none are left out, and so are pairs with a sentence of more than 80
-    words.
+    """Return a reader of the members whose name ends in `file_name`: pairs of sentences with a tab between.
+
+    Lines that are none are left out, and so are pairs with a sentence of more than 80 words.
 
     Raises DataError, when it is read, for damage, and for dictionaries without `<s>` and `<e>`.
     """
@@ -55,9 +55,7 @@ def reader_creator(tar_file: str, file_name: str, dict_size: int) -> common.Read
         with archives.open_tar(tar_file) as archive:
             source_words, target_words = _dictionaries(archive, dict_size)
             if not {START, END} <= set(target_words):
-                raise DataError(
-                    f"{tar_file}: the first {dict_size} words have no {START} and {END}"
-                )
+                raise DataError(f"{tar_file}: the first {dict_size} words have no {START} and {END}")
             for entry in archive:
                 if not entry.name.endswith(file_name):
                     continue
@@ -99,9 +97,7 @@ def gen(dict_size: int) -> common.Reader:
 
 
 def get_dict(dict_size: int, reverse: bool = True) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Words of the source and the target language by their numbers; with `reverse=False` numbers
-    by their words.
-    """
+    """Words of the source and the target language by their numbers; with `reverse=False` numbers by their words."""
     with archives.open_tar(_path()) as archive:
         source, target = _dictionaries(archive, dict_size)
     if not reverse:

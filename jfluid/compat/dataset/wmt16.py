@@ -44,22 +44,23 @@ def _other(lang: str) -> str:
 
 
 def _bounded(lang: str, dict_size: int) -> int:
-    """The size of a dictionary, at most the number of the language's words. Raises ValueError for
-    another language, and for a size without room for the three marks.
+    """The size of a dictionary, at most the number of the language's words.
+
+    Raises ValueError for another language, and for a size without room for the three marks.
     """
     if lang not in ("en", "de"):
         raise ValueError(f"the language must be 'en' or 'de', found {lang!r}")
     if dict_size < 3:
         raise ValueError(
-            f"a dictionary has at least {START_MARK}, {END_MARK} and {UNK_MARK}, found the size "
-            f"{dict_size!r}"
+            f"a dictionary has at least {START_MARK}, {END_MARK} and {UNK_MARK}, found the size {dict_size!r}"
         )
     return min(dict_size, TOTAL_EN_WORDS if lang == "en" else TOTAL_DE_WORDS)
 
 
 def _dictionary(lang: str, size: int) -> list[str]:
-    """The words by number: the three marks, then the commonest; equally common ones as they
-    appear. They are read from their file where it has as many.
+    """The words by number: the three marks, then the commonest; equally common ones as they appear.
+
+    They are read from their file where it has as many.
     """
     path = os.path.join(common.DATA_HOME, "wmt16", f"{lang}_{size}.dict")
     if os.path.exists(path):
@@ -68,9 +69,7 @@ def _dictionary(lang: str, size: int) -> list[str]:
         if len(words) == size:
             return words
     column = ("en", "de").index(lang)
-    counts = Counter(
-        word for pair in _pairs(_path(), "wmt16/train") for word in pair[column].split()
-    )
+    counts = Counter(word for pair in _pairs(_path(), "wmt16/train") for word in pair[column].split())
     words = [START_MARK, END_MARK, UNK_MARK]
     words += [word for word, _ in counts.most_common(size - len(words))]
     with atomic_write(path) as file:
@@ -81,8 +80,9 @@ def _dictionary(lang: str, size: int) -> list[str]:
 def reader_creator(
     tar_file: str, file_name: str, src_dict_size: int, trg_dict_size: int, src_lang: str
 ) -> common.Reader:
-    """Return a reader of a member of the archive: pairs of sentences with a tab between; other
-    lines are left out. Raises DataError, when it is read, for damage.
+    """Return a reader of a member of the archive: pairs of sentences with a tab between; other lines are left out.
+
+    Raises DataError, when it is read, for damage.
     """
 
     def reader() -> Iterator[tuple[list[int], list[int], list[int]]]:

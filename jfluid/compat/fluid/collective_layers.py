@@ -15,9 +15,7 @@ __all__: list[str] = []
 _REDUCTIONS = ("sum", "prod", "max", "min")
 
 
-def _emit(
-    op_type: str, x: Variable, out: Variable | None = None, name: str = "", **attrs: Any
-) -> Variable:
+def _emit(op_type: str, x: Variable, out: Variable | None = None, name: str = "", **attrs: Any) -> Variable:
     check_variable(x, op_type, "x")
     helper = LayerHelper(op_type)
     if out is None:
@@ -32,14 +30,10 @@ def _emit(
 
 def _check_reduction(reduce_type: str) -> None:
     if reduce_type not in _REDUCTIONS:
-        raise errors.ProgramError(
-            f"reduce_type: expected {', '.join(_REDUCTIONS)}, found {reduce_type!r}"
-        )
+        raise errors.ProgramError(f"reduce_type: expected {', '.join(_REDUCTIONS)}, found {reduce_type!r}")
 
 
-def _allreduce(
-    x: Variable, out: Variable | None = None, reduce_type: str = "sum", sync_mode: bool = False
-) -> Variable:
+def _allreduce(x: Variable, out: Variable | None = None, reduce_type: str = "sum", sync_mode: bool = False) -> Variable:
     """The sum (`prod`, `max`, `min`) of all trainers' x, in each of them; without a gradient."""
     _check_reduction(reduce_type)
     number = _REDUCTIONS.index(reduce_type)
@@ -58,41 +52,33 @@ def _c_allreduce(
     ring_id: int = 0,
     use_calc_stream: bool = False,
 ) -> Variable:
-    """The sum (`prod`, `max`, `min`) of all trainers' x, in each of them. Only a sum has a
-    gradient.
+    """The sum (`prod`, `max`, `min`) of all trainers' x, in each of them.
+
+    Only a sum has a gradient.
     """
     _check_reduction(reduce_type)
-    return _emit(
-        f"c_allreduce_{reduce_type}", x, out, ring_id=ring_id, use_calc_stream=use_calc_stream
-    )
+    return _emit(f"c_allreduce_{reduce_type}", x, out, ring_id=ring_id, use_calc_stream=use_calc_stream)
 
 
-def _c_broadcast(
-    x: Variable, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False
-) -> Variable:
+def _c_broadcast(x: Variable, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False) -> Variable:
     """Overwrite x by that of trainer `root`."""
     return _emit("c_broadcast", x, x, root=root, ring_id=ring_id, use_calc_stream=use_calc_stream)
 
 
-def _c_allgather(
-    x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False
-) -> Variable:
+def _c_allgather(x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False) -> Variable:
     """The rows of all trainers' x, one after the other: [nranks * N, ...]."""
     return _emit("c_allgather", x, nranks=nranks, ring_id=ring_id, use_calc_stream=use_calc_stream)
 
 
-def _c_reducescatter(
-    x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False
-) -> Variable:
-    """This trainer's rows of the sum of all trainers' x [N, ...]: [N / nranks, ...]; without a
-    gradient. Raises ValueError where the rows do not divide.
+def _c_reducescatter(x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False) -> Variable:
+    """This trainer's rows of the sum of all trainers' x [N, ...]: [N / nranks, ...]; without a gradient.
+
+    Raises ValueError where the rows do not divide.
     """
     check_variable(x, "c_reducescatter", "x")
     if x.shape[0] > 0 and x.shape[0] % nranks:
         raise ValueError(f"x: {x.shape[0]} rows do not divide among {nranks} trainers")
-    return _emit(
-        "c_reducescatter", x, nranks=nranks, ring_id=ring_id, use_calc_stream=use_calc_stream
-    )
+    return _emit("c_reducescatter", x, nranks=nranks, ring_id=ring_id, use_calc_stream=use_calc_stream)
 
 
 def _c_sync_calc_stream(x: Variable) -> Variable:

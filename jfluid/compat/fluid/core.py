@@ -94,8 +94,9 @@ _processes: dict[int, tuple[int, ...]] = {}  # of loaders that scripts write, by
 
 
 def _set_process_pids(key: int, pids: Sequence[int]) -> None:
-    """Have `_throw_error_if_process_failed` look after child processes. Raises TypeError for what is
-    no list of their ids.
+    """Have `_throw_error_if_process_failed` look after child processes.
+
+    Raises TypeError for what is no list of their ids.
     """
     if not isinstance(pids, (list, tuple)) or not all(isinstance(pid, int) for pid in pids):
         raise TypeError(f"_set_process_pids: expected a list of process ids, found {pids!r}")
@@ -117,6 +118,4 @@ def _throw_error_if_process_failed() -> None:
         if ended is None or (ended.si_code == os.CLD_EXITED and ended.si_status == 0):
             continue
         how = "with code" if ended.si_code == os.CLD_EXITED else "by signal"
-        raise errors.JFluidError(
-            f"FatalError: DataLoader process (pid {pid}) ended {how} {ended.si_status}"
-        )
+        raise errors.JFluidError(f"FatalError: DataLoader process (pid {pid}) ended {how} {ended.si_status}")

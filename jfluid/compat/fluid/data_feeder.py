@@ -11,6 +11,7 @@ _NAMES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "in
 
 def convert_dtype(dtype: Any) -> str:
     """Return the name of an element type that is given as one of Fluid, as NumPy's, or by its name.
+
     Raises ValueError for others than Fluid's.
     """
     try:
@@ -22,9 +23,7 @@ def convert_dtype(dtype: Any) -> str:
     return name
 
 
-def check_type(
-    input: Any, input_name: str, expected_type: Any, op_name: str, extra_message: str = ""
-) -> None:
+def check_type(input: Any, input_name: str, expected_type: Any, op_name: str, extra_message: str = "") -> None:
     """Raises TypeError for an input of another type."""
     if not isinstance(input, expected_type):
         kinds = expected_type if isinstance(expected_type, tuple) else (expected_type,)

@@ -32,9 +32,7 @@ def deprecated(since: str, instead: str, extra_message: str = "") -> Callable[[F
     """Return a function that warns, by DeprecationWarning, each time it is called."""
 
     def decorate(func: F) -> F:
-        text = (
-            f"{func.__name__} is deprecated since {since}; use {instead}. {extra_message}".strip()
-        )
+        text = f"{func.__name__} is deprecated since {since}; use {instead}. {extra_message}".strip()
 
         @functools.wraps(func)
         def call(*args: Any, **kwargs: Any) -> Any:

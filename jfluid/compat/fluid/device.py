@@ -13,9 +13,7 @@ def get_places(device_count: int | None = None, device_type: str | None = None) 
     the type "CPU", "CUDA" or "AUTO". Deprecated in Fluid; nothing reads it but scripts.
     """
     block = default_main_program().current_block()
-    out = block.create_var(
-        name=unique_name.generate("get_places") + ".out", type=VarType.PLACE_LIST
-    )
+    out = block.create_var(name=unique_name.generate("get_places") + ".out", type=VarType.PLACE_LIST)
     attrs: dict[str, int | str] = {}
     if device_count is not None:
         attrs["device_count"] = int(device_count)

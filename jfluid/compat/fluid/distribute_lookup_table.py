@@ -34,9 +34,7 @@ def find_distributed_lookup_table(program: Program) -> str | None:
     """
     found = {op.input("W")[0] for op in _look_ups(program) if op.attr("is_distributed")}
     if len(found) > 1:
-        raise SeveralTablesError(
-            f"expected one distributed table in the program, found {', '.join(sorted(found))}"
-        )
+        raise SeveralTablesError(f"expected one distributed table in the program, found {', '.join(sorted(found))}")
     return next(iter(found), None)
 
 

@@ -23,9 +23,7 @@ class VarBlock:
         return f"{self.varname}:{self.offset}:{self.size}"
 
 
-def slice_variable(
-    var_list: Iterable[Variable], slice_count: int, min_block_size: int
-) -> list[str]:
+def slice_variable(var_list: Iterable[Variable], slice_count: int, min_block_size: int) -> list[str]:
     """The pieces (as texts of VarBlocks) of variables that are cut into at most `slice_count` of
     whole rows, each of about `min_block_size` elements at least.
     """

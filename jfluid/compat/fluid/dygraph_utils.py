@@ -15,16 +15,19 @@ def _append_activation_in_dygraph(
     use_cudnn: bool | None = None,
     use_mkldnn: bool | None = None,
 ) -> Any:
-    """Apply the activation of a name; return `input` itself without one. XLA chooses its own kernels,
-    whatever `use_cudnn` and `use_mkldnn` say. Raises DygraphError outside of dygraph mode.
+    """Apply the activation of a name; return `input` itself without one.
+
+    XLA chooses its own kernels, whatever `use_cudnn` and `use_mkldnn` say. Raises DygraphError outside of
+    dygraph mode.
     """
     _check("_append_activation_in_dygraph")
     return input if act is None else emit(act, {"X": input})
 
 
 def _append_bias_in_dygraph(input: Any, bias: Any = None, axis: int = 1) -> Any:
-    """Add a bias along an axis; return `input` itself without one. Raises DygraphError outside of
-    dygraph mode.
+    """Add a bias along an axis; return `input` itself without one.
+
+    Raises DygraphError outside of dygraph mode.
     """
     _check("_append_bias_in_dygraph")
     if bias is None:

@@ -15,8 +15,9 @@ from jfluid.scope import Scope, global_scope
 
 
 def as_numpy(tensor: Any) -> Any:
-    """Return a tensor as an array, a list of tensors as a list of arrays; None for a tensor without
-    a value. Raises FetchError for one with sequences, TypeError for what is no tensor.
+    """Return a tensor as an array, a list of tensors as a list of arrays; None for a tensor without a value.
+
+    Raises FetchError for one with sequences, TypeError for what is no tensor.
     """
     if isinstance(tensor, list):
         return [as_numpy(each) for each in tensor]
@@ -31,8 +32,9 @@ def as_numpy(tensor: Any) -> Any:
 
 
 def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
-    """An array, or a number of this dtype, as a LoDTensor. Raises FeedError for a list, whose rows may
-    be sequences, and for a number without dtype.
+    """An array, or a number of this dtype, as a LoDTensor.
+
+    Raises FeedError for a list, whose rows may be sequences, and for a number without dtype.
     """
     if isinstance(data, list) or (np.isscalar(data) and dtype is None):
         wanted = "a LoDTensor for a list" if isinstance(data, list) else "a dtype for a number"
@@ -69,24 +71,23 @@ def dtype_is_compatible_with(first: Any, second: Any) -> bool:
 def dimension_is_compatible_with(first: Any, second: Any) -> bool:
     """Return whether two shapes are the same, where a negative or missing size is any."""
     return len(first) == len(second) and all(
-        a == b or min(-1 if a is None else a, -1 if b is None else b) < 0
-        for a, b in zip(first, second, strict=True)
+        a == b or min(-1 if a is None else a, -1 if b is None else b) < 0 for a, b in zip(first, second, strict=True)
     )
 
 
-def has_feed_operators(
-    block: Block, feed_targets: Mapping[str, Any], feed_holder_name: str
-) -> bool:
-    """Return whether the block has feed operators, of these variables. Raises FetchError where it
-    has them of others.
+def has_feed_operators(block: Block, feed_targets: Mapping[str, Any], feed_holder_name: str) -> bool:
+    """Return whether the block has feed operators, of these variables.
+
+    Raises FetchError where it has them of others.
     """
     found = [op.output("Out")[0] for op in block.ops if op.type == "feed"]
     return _are("fed", found, set(feed_targets))
 
 
 def has_fetch_operators(block: Block, fetch_targets: Any, fetch_holder_name: str) -> bool:
-    """Return whether the block has fetch operators, of these variables. Raises FetchError where it
-    has them of others.
+    """Return whether the block has fetch operators, of these variables.
+
+    Raises FetchError where it has them of others.
     """
     found = [op.input("X")[0] for op in block.ops if op.type == "fetch"]
     return _are("fetched", found, {_to_name_str(target) for target in fetch_targets})
@@ -94,7 +95,5 @@ def has_fetch_operators(block: Block, fetch_targets: Any, fetch_holder_name: str
 
 def _are(what: str, found: list[str], wanted: set[str]) -> bool:
     if found and set(found) != wanted:
-        raise FetchError(
-            f"the program's operators say that {sorted(found)} are {what}, not {sorted(wanted)}"
-        )
+        raise FetchError(f"the program's operators say that {sorted(found)} are {what}, not {sorted(wanted)}")
     return bool(found)

@@ -28,15 +28,9 @@ class HDFSClient(hdfs.HDFSClient):
         overwrite: bool = False,
         retry_times: int = 5,
     ) -> bool:
-        """Copy a file, or all files of a folder, of this host into a folder, `multi_processes` at a
-        time.
-        """
+        """Copy a file, or all files of a folder, of this host into a folder, `multi_processes` at a time."""
         if os.path.isdir(local_path):
-            return all(
-                hdfs.multi_upload(
-                    _Files(self, retry_times), hdfs_path, local_path, multi_processes, overwrite
-                )
-            )
+            return all(hdfs.multi_upload(_Files(self, retry_times), hdfs_path, local_path, multi_processes, overwrite))
         return super().upload(hdfs_path, local_path, overwrite, retry_times)
 
     def download(  # type: ignore[override]
@@ -54,8 +48,7 @@ class HDFSClient(hdfs.HDFSClient):
             return super().download(hdfs_path, local_path, overwrite, retry_times=retry_times)
         client = _Files(self, retry_times)
         if not overwrite and any(
-            os.path.exists(os.path.join(local_path, os.path.relpath(f, hdfs_path)))
-            for f in client.lsr(hdfs_path)
+            os.path.exists(os.path.join(local_path, os.path.relpath(f, hdfs_path))) for f in client.lsr(hdfs_path)
         ):
             return False
         hdfs.multi_download(client, hdfs_path, local_path, 0, 1, multi_processes)

@@ -76,8 +76,7 @@ class OpProtoHolder:
             return tuple(ProtoSlot(s.name, s.many, s.optional, s.intermediate) for s in declared)
 
         attrs = tuple(
-            ProtoAttr(a.name, a.kind, None if a.default is REQUIRED else a.default, False)
-            for a in found.attrs.values()
+            ProtoAttr(a.name, a.kind, None if a.default is REQUIRED else a.default, False) for a in found.attrs.values()
         )
         generated = tuple(ProtoAttr(name, kind, None, True) for name, kind in COMMON_ATTRS.items())
         about = (found.fn.__doc__ or "").strip() if found.fn is not None else ""
@@ -102,8 +101,9 @@ def get_all_op_protos() -> list[OpProto]:
 
 
 def _get_var(name: str, program: Program | None = None) -> Variable:
-    """The variable `name` of a program's global block. Raises TypeError for what is no Program, the
-    block's error where there is no such variable.
+    """The variable `name` of a program's global block.
+
+    Raises TypeError for what is no Program, the block's error where there is no such variable.
     """
     program = default_main_program() if program is None else program
     if not isinstance(program, Program):
@@ -141,8 +141,9 @@ def grad_var_name(var_name: str) -> str:
 
 
 def convert_np_dtype_to_dtype_(np_dtype: Any) -> VarType:
-    """Return the element type of Fluid that a NumPy dtype is. Raises ValueError where there is
-    none.
+    """Return the element type of Fluid that a NumPy dtype is.
+
+    Raises ValueError where there is none.
     """
     try:
         return types.var_type(np.dtype(np_dtype))

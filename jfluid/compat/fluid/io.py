@@ -19,8 +19,10 @@ def is_belong_to_optimizer(var: Variable) -> bool:
 
 
 def get_parameter_value(para: Variable, executor: Any) -> Any:
-    """Return a parameter's value in the current scope, as an array. Raises TypeError for what is no
-    parameter, UninitializedError where it has no value. The Executor is not needed.
+    """Return a parameter's value in the current scope, as an array.
+
+    Raises TypeError for what is no parameter, UninitializedError where it has no value. The Executor is not
+    needed.
     """
     if not isinstance(para, Parameter):
         raise TypeError(f"get_parameter_value: expected a Parameter, found {para!r:.80}")

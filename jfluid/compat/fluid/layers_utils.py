@@ -10,8 +10,9 @@ from jfluid.ir.variable import Variable
 
 
 def convert_to_list(value: Any, n: int, name: str, dtype: Any = int) -> list[Any]:
-    """`n` numbers: `value` so often, or those that it holds. Raises ValueError, which calls it
-    `name`.
+    """`n` numbers: `value` so often, or those that it holds.
+
+    Raises ValueError, which calls it `name`.
     """
     if isinstance(value, dtype):
         return [value] * n
@@ -45,18 +46,15 @@ def flatten(nest: Any) -> list[Any]:
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
-    """Return the entries of `flat_sequence` in a structure like the given one. Raises TypeError
-    where they are no sequence, ValueError where they are not as many as `structure` has.
+    """Return the entries of `flat_sequence` in a structure like the given one.
+
+    Raises TypeError where they are no sequence, ValueError where they are not as many as `structure` has.
     """
     if not is_sequence(flat_sequence):
-        raise TypeError(
-            f"pack_sequence_as, flat_sequence: expected a sequence, found {flat_sequence!r}"
-        )
+        raise TypeError(f"pack_sequence_as, flat_sequence: expected a sequence, found {flat_sequence!r}")
     wanted = len(flatten(structure))
     if len(flat_sequence) != wanted:
-        raise ValueError(
-            f"pack_sequence_as: the structure has {wanted} entries, flat_sequence {len(flat_sequence)}"
-        )
+        raise ValueError(f"pack_sequence_as: the structure has {wanted} entries, flat_sequence {len(flat_sequence)}")
     return _packed(structure, iter(flat_sequence))
 
 
@@ -71,8 +69,9 @@ def _packed(structure: Any, entries: Iterator[Any]) -> Any:
 
 
 def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
-    """Return a structure like the first one, of what `func` returns for the entries of all. Raises
-    ValueError where they do not have as many.
+    """Return a structure like the first one, of what `func` returns for the entries of all.
+
+    Raises ValueError where they do not have as many.
     """
     entries = zip(*(flatten(s) for s in structure), strict=True)
     return pack_sequence_as(structure[0], [func(*each) for each in entries])
@@ -97,9 +96,7 @@ def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True) -> N
     if not is_sequence(nest1):
         return
     if check_types and type(nest1) is not type(nest2):
-        raise TypeError(
-            f"assert_same_structure: {type(nest1).__name__} and {type(nest2).__name__} differ"
-        )
+        raise TypeError(f"assert_same_structure: {type(nest1).__name__} and {type(nest2).__name__} differ")
     if isinstance(nest1, dict) and isinstance(nest2, dict) and set(nest1) != set(nest2):
         raise ValueError(f"assert_same_structure: keys differ: {[*nest1]} and {[*nest2]}")
     for one, other in zip(_items(nest1), _items(nest2), strict=True):

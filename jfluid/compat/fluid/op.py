@@ -22,8 +22,9 @@ __all__ = ["Operator", "get_all_op_protos"]
 
 
 class Operator:
-    """One operator, which `run` applies to variables of a scope. Nothing is compiled: it is for
-    tests of operators and for experiments.
+    """One operator, which `run` applies to variables of a scope.
+
+    Nothing is compiled: it is for tests of operators and for experiments.
 
     Args:
         type: the operator's type.
@@ -80,9 +81,10 @@ class Operator:
         return not self._definition.host
 
     def run(self, scope: Scope, place: Any) -> None:
-        """Read the inputs from `scope` and write the outputs to it. `place` has no effect beyond
-        operators on the host: values stay on JAX's default device. Random operators draw other
-        numbers each time, unless their attribute `seed` says which.
+        """Read the inputs from `scope` and write the outputs to it.
+
+        `place` has no effect beyond operators on the host: values stay on JAX's default device. Random
+        operators draw other numbers each time, unless their attribute `seed` says which.
 
         Raises UninitializedError for an input without a value, OpError where the operator fails.
         """
@@ -121,9 +123,7 @@ def _value(scope: Scope, name: str) -> Any:
     if var.holds_selected_rows():
         rows = var.get_selected_rows()
         rows.check(name)
-        return ops_rows.SelectedRows(
-            np.asarray(rows.rows(), np.int64), np.asarray(rows.get_tensor()), rows.height()
-        )
+        return ops_rows.SelectedRows(np.asarray(rows.rows(), np.int64), np.asarray(rows.get_tensor()), rows.height())
     tensor = var.get_tensor()
     if not tensor._is_initialized():
         raise errors.UninitializedError(f"variable {name}: the scope has no value of it")

@@ -34,9 +34,7 @@ def distributed_batch_reader(
     role = RoleVariables.from_env()
     trainers, own = role.trainers_num or 1, role.trainer_id or 0
     if own >= trainers:
-        raise ProgramError(
-            f"distributed_batch_reader: PADDLE_TRAINER_ID is {own} of PADDLE_TRAINERS_NUM={trainers}"
-        )
+        raise ProgramError(f"distributed_batch_reader: PADDLE_TRAINER_ID is {own} of PADDLE_TRAINERS_NUM={trainers}")
 
     def read() -> Iterator[Any]:
         turn = []

@@ -1,6 +1,4 @@
-"""`fluid.dygraph.dygraph_to_static.static_analysis`: kinds of values in syntax trees, as far as they
-show.
-"""
+"""`fluid.dygraph.dygraph_to_static.static_analysis`: kinds of values in syntax trees, as far as they show."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -118,9 +116,7 @@ class AstVarScope:
         """Return the kinds of a variable of this scope, or of one around it."""
         if var_name in self.types:
             return self.types[var_name]
-        return (
-            set(_UNKNOWN) if self.parent_scope is None else self.parent_scope.get_var_type(var_name)
-        )
+        return set(_UNKNOWN) if self.parent_scope is None else self.parent_scope.get_var_type(var_name)
 
 
 def _kinds(given: int | Iterable[int]) -> set[int]:

@@ -52,9 +52,7 @@ def ast_to_source_code(ast_node: Any) -> str:
 
         ast_node = gast_to_ast(ast_node)
     if not isinstance(ast_node, ast.AST):
-        raise TypeError(
-            f"ast_to_source_code: expected a syntax tree, found {type(ast_node).__name__}"
-        )
+        raise TypeError(f"ast_to_source_code: expected a syntax tree, found {type(ast_node).__name__}")
     return ast.unparse(ast.fix_missing_locations(ast_node)) + "\n"
 
 
@@ -168,9 +166,7 @@ class _Names:
 def data_layer_not_check(
     name: str, shape: Sequence[int | None], dtype: Any = "float32", lod_level: int = 0
 ) -> Variable:
-    """Return a variable that is fed, as `fluid.data` does; feeds of other shapes and dtypes are run as
-    they are.
-    """
+    """Return a variable that is fed, as `fluid.data` does; feeds of other shapes and dtypes are run as they are."""
     found: Variable = (
         default_main_program()
         .global_block()
@@ -189,9 +185,7 @@ def data_layer_not_check(
 
 
 def to_static_variable(x: Any) -> Any:
-    """Return a constant of shape [1] for a Python bool, float (float64) or int (int64); another value as
-    it is.
-    """
+    """Return a constant of shape [1] for a Python bool, float (float64) or int (int64); another value as it is."""
     for python, dtype in ((bool, "bool"), (float, "float64"), (int, "int64")):
         if isinstance(x, python):
             return fill_constant([1], dtype, x)

@@ -48,26 +48,24 @@ def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) ->
 
 
 def op_to_code(op: Operator, skip_op_callstack: bool = True) -> str:
-    """Return an operator for reading, without the lines that made it. Raises UnsupportedError where
-    they are asked for.
+    """Return an operator for reading, without the lines that made it.
+
+    Raises UnsupportedError where they are asked for.
     """
     _without_callstack(skip_op_callstack)
     return printer.operator_to_code(op)
 
 
-def block_to_code(
-    block: Block, block_idx: int, fout: IO[str] | None = None, skip_op_callstack: bool = True
-) -> None:
-    """Print a block for reading, to stdout or to a file; its number is its own. Raises as
-    `op_to_code`.
+def block_to_code(block: Block, block_idx: int, fout: IO[str] | None = None, skip_op_callstack: bool = True) -> None:
+    """Print a block for reading, to stdout or to a file; its number is its own.
+
+    Raises as `op_to_code`.
     """
     _without_callstack(skip_op_callstack)
     print(printer.block_to_code(block, show_backward=True), file=fout)
 
 
-def program_to_code(
-    prog: Program, fout: IO[str] | None = None, skip_op_callstack: bool = True
-) -> None:
+def program_to_code(prog: Program, fout: IO[str] | None = None, skip_op_callstack: bool = True) -> None:
     """Print a program for reading, to stdout or to a file. Raises as `op_to_code`."""
     _without_callstack(skip_op_callstack)
     print(printer.program_to_code(prog, show_backward=True), file=fout)

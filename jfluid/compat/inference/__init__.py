@@ -1,5 +1,4 @@
-"""Fluid's inference interface: `fluid.core.{AnalysisConfig, create_paddle_predictor, PaddleTensor,
-...}`.
+"""Fluid's inference interface: `fluid.core.{AnalysisConfig, create_paddle_predictor, PaddleTensor, ...}`.
 
     config = AnalysisConfig("model")                    # or AnalysisConfig("model/prog", "model/params")
     predictor = create_paddle_predictor(config)

@@ -98,9 +98,9 @@ class AnalysisConfig:
         self._buffers = (prog_buffer[:prog_buffer_size], params_buffer[:params_buffer_size])
 
     def allow_operators(self, *types: str) -> None:
-        """Let operators of these types act when the model runs: on files, networks, processes,
-        Python or the terminal. A predictor refuses others of that kind: a model may come from
-        anybody.
+        """Let operators of these types act when the model runs: on files, networks, processes, Python or the terminal.
+
+        A predictor refuses others of that kind: a model may come from anybody.
         """
         self._allow = types
 

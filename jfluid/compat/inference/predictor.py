@@ -24,8 +24,9 @@ from jfluid.scope import Scope, scope_guard
 
 @dataclass(frozen=True)
 class _Model:
-    """What clones have in common. The lock guards compilation, and models with operators of the
-    host as a whole.
+    """What clones have in common.
+
+    The lock guards compilation, and models with operators of the host as a whole.
     """
 
     program: Program
@@ -87,9 +88,7 @@ class AnalysisPredictor:
     def get_output_tensor(self, name: str) -> ZeroCopyTensor:
         """Return the output `name`, to be read after a run. Raises FetchError where there is none."""
         if name not in self._model.outputs:
-            raise FetchError(
-                f"the model has no output {name}" + close_to(name, self._model.outputs)
-            )
+            raise FetchError(f"the model has no output {name}" + close_to(name, self._model.outputs))
         return ZeroCopyTensor(name, self._outputs, is_input=False)
 
     def zero_copy_run(self) -> bool:
@@ -131,13 +130,12 @@ class AnalysisPredictor:
 
 
 def create_paddle_predictor(config: AnalysisConfig | NativeConfig) -> AnalysisPredictor:
-    """Return the predictor of a config. Raises as AnalysisPredictor does; TypeError for what is no
-    config.
+    """Return the predictor of a config.
+
+    Raises as AnalysisPredictor does; TypeError for what is no config.
     """
     if not isinstance(config, (AnalysisConfig, NativeConfig)):
-        raise TypeError(
-            f"create_paddle_predictor: expected an AnalysisConfig, found {type(config).__name__}"
-        )
+        raise TypeError(f"create_paddle_predictor: expected an AnalysisConfig, found {type(config).__name__}")
     return AnalysisPredictor(config)
 
 
@@ -159,13 +157,9 @@ def _load(config: NativeConfig, buffers: tuple[bytes, bytes] | None) -> _Model:
     return _Model(program, tuple(inputs), tuple(v.name for v in outputs), executor, scope)
 
 
-def _read(
-    executor: Executor, folder: str, program: str, parameters: str, allow: Sequence[str]
-) -> list[Any]:
+def _read(executor: Executor, folder: str, program: str, parameters: str, allow: Sequence[str]) -> list[Any]:
     if not folder and not program:
-        raise FileFormatError(
-            'create_paddle_predictor: the config names no model: AnalysisConfig("its folder")'
-        )
+        raise FileFormatError('create_paddle_predictor: the config names no model: AnalysisConfig("its folder")')
     if bool(program) != bool(parameters):
         raise FileFormatError(
             f"create_paddle_predictor: {program or parameters}: a config names the file with the program and that "
@@ -174,9 +168,7 @@ def _read(
     if not folder:
         folder = os.path.dirname(os.path.abspath(program))
         if os.path.dirname(os.path.abspath(parameters)) != folder:
-            raise FileFormatError(
-                f"create_paddle_predictor: {program} and {parameters} must lie in one folder"
-            )
+            raise FileFormatError(f"create_paddle_predictor: {program} and {parameters} must lie in one folder")
     return load_inference_model(folder, executor, program or None, parameters or None, allow=allow)
 
 

@@ -44,9 +44,7 @@ def kind_of(array: Array, what: str) -> PaddleDType:
     """Return the type of an array's elements. Raises FeedError for one that is not of PaddleDType."""
     found = _KINDS.get(array.dtype)
     if found is None:
-        raise FeedError(
-            f"{what}: expected float32, int64 or int32, found {array.dtype}; convert it with astype"
-        )
+        raise FeedError(f"{what}: expected float32, int64 or int32, found {array.dtype}; convert it with astype")
     return found
 
 
@@ -89,8 +87,9 @@ class PaddleBuf:
         return int(self._bytes.size)
 
     def view(self, kind: PaddleDType) -> Array:
-        """Return the numbers, without a copy. Raises FeedError where they are no whole number of
-        elements.
+        """Return the numbers, without a copy.
+
+        Raises FeedError where they are no whole number of elements.
         """
         dtype = _NUMPY[PaddleDType(kind)]
         if self._bytes.size % dtype.itemsize:
@@ -109,9 +108,7 @@ class PaddleBuf:
     def tolist(self, dtype: Literal["float32", "int64", "int32"]) -> list[Any]:
         """Return the numbers as a list. Raises ProgramError for another dtype than these."""
         if dtype not in ("float32", "int64", "int32"):
-            raise ProgramError(
-                f"PaddleBuf.tolist: expected float32, int64 or int32, found {dtype!r}"
-            )
+            raise ProgramError(f"PaddleBuf.tolist: expected float32, int64 or int32, found {dtype!r}")
         found: list[Any] = self.view(PaddleDType[dtype.upper()]).tolist()
         return found
 
@@ -150,14 +147,13 @@ class PaddleTensor:
             self.data = PaddleBuf.around(contiguous.copy() if copy else contiguous)
 
     def as_ndarray(self) -> Array:
-        """Return its array, of which one element converts to a number as a fetch does. Raises
-        FeedError where shape, dtype and data do not fit.
+        """Return its array, of which one element converts to a number as a fetch does.
+
+        Raises FeedError where shape, dtype and data do not fit.
         """
         numbers = self.data.view(self.dtype)
         if numbers.size != int(np.prod(self.shape)):
-            raise FeedError(
-                f"PaddleTensor {self.name}: {numbers.size} numbers do not have the shape {self.shape}"
-            )
+            raise FeedError(f"PaddleTensor {self.name}: {numbers.size} numbers do not have the shape {self.shape}")
         return numbers.reshape(self.shape).view(FetchedArray)
 
 

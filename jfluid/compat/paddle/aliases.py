@@ -38,8 +38,10 @@ def target(name: str) -> str:
 
 
 class AliasFinder(MetaPathFinder, InspectLoader):
-    """Finds and loads `paddle` and its modules. It stands first, since a file that a module of
-    `paddle` is would be found, and loaded once more, by the path of its package.
+    """Finds and loads `paddle` and its modules.
+
+    It stands first, since a file that a module of `paddle` is would be found, and loaded once more, by the
+    path of its package.
     """
 
     def find_spec(self, fullname: str, path: Any = None, at: Any = None) -> ModuleSpec | None:

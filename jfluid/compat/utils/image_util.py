@@ -38,8 +38,7 @@ def flip(im: np.ndarray) -> np.ndarray:
 
 
 def crop_img(im: np.ndarray, inner_size: int, color: bool = True, test: bool = True) -> np.ndarray:
-    """Return a square of `inner_size` pixels of an image, [3, H, W] or, without `color`, [H, W]:
-    float64.
+    """Return a square of `inner_size` pixels of an image, [3, H, W] or, without `color`, [H, W]: float64.
 
     A smaller image lies in the middle of zeros. For a `test` it is the middle, else a random square,
     mirrored half of the time, drawn by NumPy's global generator.
@@ -60,8 +59,7 @@ def crop_img(im: np.ndarray, inner_size: int, color: bool = True, test: bool = T
 
 
 def decode_jpeg(jpeg_string: bytes) -> np.ndarray:
-    """Return the image of a JPEG file's bytes: uint8 [3, H, W] in red, green, blue, or [H, W] in
-    grey.
+    """Return the image of a JPEG file's bytes: uint8 [3, H, W] in red, green, blue, or [H, W] in grey.
 
     Raises DataError for bytes that are none.
     """
@@ -83,17 +81,13 @@ def _opened(file: Any, where: str) -> Any:
     return image
 
 
-def preprocess_img(
-    im: np.ndarray, img_mean: Any, crop_size: int, is_train: bool, color: bool = True
-) -> np.ndarray:
+def preprocess_img(im: np.ndarray, img_mean: Any, crop_size: int, is_train: bool, color: bool = True) -> np.ndarray:
     """Return a square of an image (see `crop_img`) less its mean, as one vector."""
     square = crop_img(im.astype("float32"), crop_size, color, test=not is_train)
     return np.asarray(square - img_mean).flatten()
 
 
-def load_meta(
-    meta_path: str | os.PathLike[str], mean_img_size: int, crop_size: int, color: bool = True
-) -> np.ndarray:
+def load_meta(meta_path: str | os.PathLike[str], mean_img_size: int, crop_size: int, color: bool = True) -> np.ndarray:
     """Return the middle of the mean image, float32, that stands as `data_mean` in an .npz file, or
     in one that `preprocess_img` has made.
 

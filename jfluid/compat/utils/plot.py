@@ -39,9 +39,7 @@ class Ploter:
             try:
                 import matplotlib.pyplot as plt
             except ImportError:
-                raise DependencyError(
-                    "Ploter", "matplotlib", "datasets", "or set DISABLE_PLOT=True"
-                ) from None
+                raise DependencyError("Ploter", "matplotlib", "datasets", "or set DISABLE_PLOT=True") from None
             self.plt = plt
 
     def append(self, title: str, step: float, value: Any) -> None:

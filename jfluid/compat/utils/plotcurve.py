@@ -67,9 +67,7 @@ def plot_paddle_curve(
 
 
 def _rows(pattern: str, lines: Iterable[str]) -> list[list[float]]:
-    return [
-        [float(x) for x in found.groups()] for line in lines if (found := re.search(pattern, line))
-    ]
+    return [[float(x) for x in found.groups()] for line in lines if (found := re.search(pattern, line))]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -56,10 +56,7 @@ class ImageClassificationDatasetCreater(preprocess_util.DatasetCreater):
 
     def create_meta_file(self, data: preprocess_util.Dataset) -> None:
         """Write the mean of all images, int32 pixels in one vector, and what belongs to it."""
-        squares = (
-            crop_img(image.convert_to_array(), self.target_size, self.color)
-            for image, _ in data.data
-        )
+        squares = (crop_img(image.convert_to_array(), self.target_size, self.color) for image, _ in data.data)
         mean = sum(squares) / len(data.data)
         preprocess_util.save_file(
             {

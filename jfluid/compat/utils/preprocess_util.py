@@ -57,9 +57,7 @@ def _listed(path: str, wanted: Any) -> list[str]:
     return [found for name in names if wanted(found := os.path.join(path, name))]
 
 
-def list_images(
-    path: str, exts: Collection[str] = frozenset(("bmp", "jpeg", "jpg", "png"))
-) -> list[str]:
+def list_images(path: str, exts: Collection[str] = frozenset(("bmp", "jpeg", "jpg", "png"))) -> list[str]:
     """Return the paths of the files in a folder that have one of these endings, sorted."""
     return [found for found in list_files(path) if os.path.splitext(found)[1][1:] in exts]
 
@@ -124,9 +122,7 @@ class Dataset:
             return
         share = math.ceil(num_per_batch / len(items))
         if share < 2:
-            raise ValueError(
-                f"batches of {num_per_batch} items are too small for {len(items)} labels"
-            )
+            raise ValueError(f"batches of {num_per_batch} items are too small for {len(items)} labels")
         for of_label in items.values():
             random.shuffle(of_label)
         longest = max(map(len, items.values()))
@@ -171,8 +167,7 @@ class DataBatcher:
             name = os.path.join(output_path, f"{prefix}batch_{len(names):03d}")
             items = data.data[begin : begin + num_data_per_batch]
             batch = {
-                key: [item[slot].convert_to_paddle_format() for item in items]
-                for slot, key in enumerate(data.keys)
+                key: [item[slot].convert_to_paddle_format() for item in items] for slot, key in enumerate(data.keys)
             }
             save_file(batch, name)
             names.append(name)
@@ -180,9 +175,10 @@ class DataBatcher:
 
 
 class DatasetCreater:
-    """Makes batches of the items in the folders train and test of `data_path`, in its folder
-    batches. Subclasses say what an item is: `keys`, `create_dataset_from_dir`,
-    `create_dataset_from_list` (with `from_list`) and `create_meta_file`.
+    """Makes batches of the items in the folders train and test of `data_path`, in its folder batches.
+
+    Subclasses say what an item is: `keys`, `create_dataset_from_dir`, `create_dataset_from_list` (with
+    `from_list`) and `create_meta_file`.
 
     Batches that are there stay, unless `overwrite` is set.
     """
@@ -210,9 +206,7 @@ class DatasetCreater:
         raise NotImplementedError(f"{type(self).__name__} must define create_meta_file")
 
     def create_dataset(self, path: str) -> tuple[Dataset, dict[str, int]]:
-        """Return the items of a folder, or of a list with `from_list`, and the numbers of their
-        labels.
-        """
+        """Return the items of a folder, or of a list with `from_list`, and the numbers of their labels."""
         if self.from_list:
             return self.create_dataset_from_list(path)
         return self.create_dataset_from_dir(path)
@@ -235,16 +229,11 @@ class DatasetCreater:
         train, labels = self.create_dataset(os.path.join(self.data_path, self.train_dir_name))
         test, test_labels = self.create_dataset(os.path.join(self.data_path, self.test_dir_name))
         if labels != test_labels:
-            raise DataError(
-                f"{self.data_path}: labels {sorted(labels)} for training, "
-                f"{sorted(test_labels)} for tests"
-            )
+            raise DataError(f"{self.data_path}: labels {sorted(labels)} for training, {sorted(test_labels)} for tests")
         train.permute(self.keys.index(self.permutate_key), self.num_per_batch)
         self.num_classes = len(labels)
         self.create_meta_file(train)
         batcher = DataBatcher(train, test, labels)
         batcher.num_per_batch = self.num_per_batch
-        batcher.create_batches_and_list(
-            out_path, self.train_list_name, self.test_list_name, self.label_set_name
-        )
+        batcher.create_batches_and_list(out_path, self.train_list_name, self.test_list_name, self.label_set_name)
         return out_path

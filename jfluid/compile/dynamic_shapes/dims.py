@@ -66,8 +66,7 @@ def is_constant(dim: Dim) -> bool:
 def samples_of(dim: Dim, count: int) -> Samples:
     """Return the size of a dimension at each of `count` samples."""
     return tuple(
-        sum(math.prod(f.samples[i] if isinstance(f, Symbol) else f for f in s) for s in dim)
-        for i in range(count)
+        sum(math.prod(f.samples[i] if isinstance(f, Symbol) else f for f in s) for s in dim) for i in range(count)
     )
 
 
@@ -193,6 +192,7 @@ class Sizes:
 
     def padded_index(self, dim: Dim, index: Array) -> Array:
         """Return the places of indices among data; the padded size for an index at or beyond the end.
+
         Negative indices stay.
         """
         if is_constant(dim):

@@ -103,11 +103,10 @@ class FeedSymbols:
         """Return the dimensions of each feed."""
         return [tuple(_dim_of(d, symbols) for d in own) for own in self.dims]
 
-    def said(
-        self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]
-    ) -> dict[str, list[int]]:
-        """Return the sizes that the user has given for each symbol. Raises FeedError for a dimension that
-        is none, or a product of others.
+    def said(self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[int]]:
+        """Return the sizes that the user has given for each symbol.
+
+        Raises FeedError for a dimension that is none, or a product of others.
 
         Args:
             names: of the feeds.
@@ -157,9 +156,7 @@ class Sampled:
 
     def __init__(self, symbols: FeedSymbols, low: Mapping[str, int], high: Mapping[str, int]):
         self.symbols, self.samples = symbols, samples_between(symbols, low, high)
-        self.factors = {
-            name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()
-        }
+        self.factors = {name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()}
         self.fed = symbols.dims_of(self.factors)
         longer = {dim for own in symbols.dims for dim in own if isinstance(dim, Longer)}
         if len(symbols_in(self.fed)) < len(symbols.names) + len(longer):
@@ -194,8 +191,9 @@ def is_large(sizes: Mapping[str, int] | None) -> bool:
 
 
 def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
-    """Return the symbols of batches of these shapes, without those that have sizes of 0 and 1; None for too
-    few. Raises NoRule if ranks differ.
+    """Return the symbols of batches of these shapes, without those that have sizes of 0 and 1; None for too few.
+
+    Raises NoRule if ranks differ.
     """
     observed = list(shapes)
     while len(observed) > 1:
@@ -297,9 +295,7 @@ def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> 
     return filled_array([array], dims, sizes, [true])[0]  # type: ignore[no-any-return]
 
 
-def filled_array(
-    shares: Sequence[Any], dims: Sequence[Dim], sizes: Sizes, true: Sequence[Sizes]
-) -> np.ndarray:
+def filled_array(shares: Sequence[Any], dims: Sequence[Dim], sizes: Sizes, true: Sequence[Sizes]) -> np.ndarray:
     """Return the shares of a feed, stacked, each at the sizes of a bucket with zeros behind its data.
 
     Args:

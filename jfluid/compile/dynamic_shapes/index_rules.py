@@ -109,9 +109,7 @@ def _scatter(fill: Any) -> Any:
     return scatter
 
 
-def _dropped(
-    run: Interpreter, operation: Operation, updates: Padded, places: Array, batch: Sequence[int]
-) -> Array:
+def _dropped(run: Interpreter, operation: Operation, updates: Padded, places: Array, batch: Sequence[int]) -> Array:
     """Return places for updates, with those of padding beyond the operand's end."""
     for column, i in enumerate(batch):
         if not is_constant(updates.dims[i]):
@@ -148,9 +146,7 @@ def _dynamic_update(run: Interpreter, operation: Operation, values: Sequence[Pad
     return Padded(lax.dynamic_update_slice(operand.array, update.array, places), operand.dims)
 
 
-def _starts(
-    run: Interpreter, operand: Padded, starts: Sequence[Padded], dims: Sequence[Dim]
-) -> list[Any]:
+def _starts(run: Interpreter, operand: Padded, starts: Sequence[Padded], dims: Sequence[Dim]) -> list[Any]:
     """Return where slices of these dimensions begin, moved inside the data as JAX does."""
     places = []
     for dim, part, start in zip(operand.dims, dims, starts):

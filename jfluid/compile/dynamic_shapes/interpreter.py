@@ -73,9 +73,7 @@ class Operation:
 
     def is_constant(self) -> bool:
         """True if no size of a result varies."""
-        first, *others = (
-            [getattr(v.aval, "shape", ()) for v in e.outvars] for e in self._equations
-        )
+        first, *others = ([getattr(v.aval, "shape", ()) for v in e.outvars] for e in self._equations)
         return all(other == first for other in others)
 
     def bind(self, *arrays: Any, **changed: Any) -> Any:
@@ -114,13 +112,9 @@ class Interpreter:
 
     def run(self, traces: Sequence[Any], arguments: Sequence[Padded]) -> list[Padded]:
         """Evaluate closed jaxprs, one for each sample, on padded arguments. Raises NoRule."""
-        return self._evaluate(
-            [t.jaxpr for t in traces], list(zip(*(t.consts for t in traces))), arguments
-        )
+        return self._evaluate([t.jaxpr for t in traces], list(zip(*(t.consts for t in traces))), arguments)
 
-    def _evaluate(
-        self, jaxprs: Sequence[Any], constants: Sequence[Any], arguments: Sequence[Padded]
-    ) -> list[Padded]:
+    def _evaluate(self, jaxprs: Sequence[Any], constants: Sequence[Any], arguments: Sequence[Padded]) -> list[Padded]:
         first = jaxprs[0]
         for jaxpr in jaxprs[1:]:
             compare(first, jaxpr)
@@ -186,9 +180,7 @@ class Interpreter:
         )
         if known and known in self._masked:
             return self._masked[known][1]
-        mask = functools.reduce(
-            lax.bitwise_and, (self._mask(value.dims[a], a, value.array.shape) for a in varying)
-        )
+        mask = functools.reduce(lax.bitwise_and, (self._mask(value.dims[a], a, value.array.shape) for a in varying))
         other = lax.full_like(value.array, fill)
         found = lax.select(mask, jnp.asarray(value.array), other)
         if known:
@@ -344,9 +336,7 @@ def same_params(operation: Operation) -> bool:
         for other in others
         for name in first
         if isinstance(first[name], int | tuple | str | float | None)
-    ) and not any(
-        hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr"
-    )
+    ) and not any(hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr")
 
 
 _SHORT = 16  # elements of an array, each of which may follow from the sizes

@@ -216,9 +216,7 @@ def regrouped(table: Table, dims: Sequence[Dim], wanted: Sequence[Samples]) -> t
     return tuple(found)
 
 
-def _regrouped_whole(
-    table: Table, dims: Sequence[Dim], wanted: Sequence[Samples]
-) -> tuple[Dim, ...]:
+def _regrouped_whole(table: Table, dims: Sequence[Dim], wanted: Sequence[Samples]) -> tuple[Dim, ...]:
     """As `regrouped`, where dimensions stay whole and dimensions of 1 come and go."""
     left = [dim for dim in dims if dim != ONE]
     found = []
@@ -296,9 +294,7 @@ def _slice(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> 
     return found
 
 
-def _taken(
-    run: Interpreter, value: Padded, axis: int, begin: Samples, end: Samples, step: int
-) -> Padded:
+def _taken(run: Interpreter, value: Padded, axis: int, begin: Samples, end: Samples, step: int) -> Padded:
     """Return a stretch of one dimension of an array, or every `step`-th place of it."""
     dim, count = value.dims[axis], run.table.count
     whole = samples_of(dim, count)
@@ -352,9 +348,7 @@ def _place(run: Interpreter, dim: Dim, begin: Samples, end: Samples) -> tuple[in
     return begin[0], _shorter(run, dim, begin, whole, end, 1)
 
 
-def _shorter(
-    run: Interpreter, dim: Dim, begin: Samples, whole: Samples, end: Samples, step: int
-) -> Dim:
+def _shorter(run: Interpreter, dim: Dim, begin: Samples, whole: Samples, end: Samples, step: int) -> Dim:
     """Return the dimension of every `step`-th place but some first and last ones. Raises NoRule."""
     first = common(begin, "where a slice begins")
     cut = common([n - e for n, e in zip(whole, end)], "where a slice ends")
@@ -410,9 +404,7 @@ def _pad(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> An
     return found
 
 
-def _extended(
-    run: Interpreter, value: Padded, fill: Any, axis: int, config: tuple[int, int, int]
-) -> Padded:
+def _extended(run: Interpreter, value: Padded, fill: Any, axis: int, config: tuple[int, int, int]) -> Padded:
     """Pad one dimension by as many places at all sizes."""
     before, after, inside = map(int, config)
     dim, changes = value.dims[axis], [(0, 0, 0)] * len(value.dims)

@@ -52,9 +52,7 @@ _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
-_NOT_LOWERED = (
-    "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
-)
+_NOT_LOWERED = "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
 _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
 # `(donated, kept, key) -> (results, flags)`
@@ -186,17 +184,13 @@ class Traced(Sampled):
         batch, shapes = witness
         traces = [*self._traces, self._record(shapes)]
         factors = {
-            name: replace(symbol, samples=(*symbol.samples, batch[name]))
-            for name, symbol in self.factors.items()
+            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
         }
         fed = self.symbols.dims_of(factors)
         table = Table(symbols_in(fed), SAMPLES + 1)
         for dim in (d for dims in fed for d in dims if not is_constant(d)):
             table.learn(dim)
-        values = [
-            Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v))))
-            for i, v in arguments.items()
-        ]
+        values = [Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v)))) for i, v in arguments.items()]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
         found = Interpreter(table, sizes, platform).run(traces, values)
         self.results = [value.dims for value in found]
@@ -293,9 +287,7 @@ class ShapeStream:
         kept: tuple[Any, ...],
         key: Any,
     ) -> Iterator[tuple[Traced, list[dict[str, int]]]]:
-        """Yield traced segments that hold for a batch, and the sizes of each share, to be tried one after
-        the other.
-        """
+        """Yield traced segments that hold for a batch, and the sizes of each share, to be tried one after the other."""
         if self._traced is not None and (sizes := self._traced.each(batch)) is not None:
             yield self._traced, sizes
             return
@@ -375,9 +367,7 @@ class ShapeStream:
         ]
         return tuple(found), flags
 
-    def _trimmed(
-        self, result: Any, dims: tuple[Dim, ...], padded: Sizes, true: Sequence[Sizes]
-    ) -> Any:
+    def _trimmed(self, result: Any, dims: tuple[Dim, ...], padded: Sizes, true: Sequence[Sizes]) -> Any:
         """Return a result without its padding."""
         if self._replicas is None:
             return trimmed_array(result, dims, padded, true[0])
@@ -402,9 +392,7 @@ class ShapeStream:
 
         return record
 
-    def _evaluation(
-        self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]
-    ) -> Any:
+    def _evaluation(self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]) -> Any:
         number = {self._own().kept[i]: at for at, i in enumerate(self._fed)}
 
         def evaluate(values: Mapping[str, Any], key: Any, true: Any) -> list[Any]:

@@ -27,9 +27,7 @@ from jfluid.compile.dynamic_shapes.interpreter import (
 )
 
 
-def _window_dim(
-    run: Interpreter, dim: Dim, result: tuple[int, ...], window: int, operation: Operation, at: int
-) -> Dim:
+def _window_dim(run: Interpreter, dim: Dim, result: tuple[int, ...], window: int, operation: Operation, at: int) -> Dim:
     """Return the dimension that windows over a dimension give.
 
     Args:
@@ -59,9 +57,7 @@ def _dilations(operation: Operation) -> Sequence[int]:
     return found or (1,) * len(operation.params["window_strides"])
 
 
-def _padding(
-    run: Interpreter, dim: Dim, result: Dim, window: int, operation: Operation, at: int
-) -> tuple[int, int]:
+def _padding(run: Interpreter, dim: Dim, result: Dim, window: int, operation: Operation, at: int) -> tuple[int, int]:
     """Return the padding of windows for which their number is that of the padded result."""
     before = common([p[at][0] for p in operation.each("padding")], "the padding of windows")
     holes, stride = _dilations(operation)[at], operation.params["window_strides"][at]

@@ -15,8 +15,7 @@ def _plain(name: str, function: Callable[..., Any]) -> None:
 
 
 _SAME = (
-    "abs add cbrt ceil cos cosh exp exp2 expm1 floor log log1p "
-    "nextafter sign sin sinh sqrt square tan tanh"
+    "abs add cbrt ceil cos cosh exp exp2 expm1 floor log log1p nextafter sign sin sinh sqrt square tan tanh"
 ).split()
 for _name in _SAME:
     _plain(_name, getattr(np, _name))
@@ -175,8 +174,9 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two arrays of random bits of Threefry-2x32 (Salmon et al. 2011, 20 rounds) for two counters. Raises
-    NoRule for several keys.
+    """Return two arrays of random bits of Threefry-2x32 (Salmon et al. 2011, 20 rounds) for two counters.
+
+    Raises NoRule for several keys.
     """
     if np.shape(key) != (2,):
         raise NoRule("several random keys at once")

@@ -127,10 +127,7 @@ def _scatter(name: str, combine: Callable[..., Any]) -> None:
             places = _places(starts, dims, sizes, dropped, batch, batch_shape)
         if fits is not None:
             shape = np.broadcast_shapes(*(p.shape for p in places))
-            places = tuple(
-                np.broadcast_to(p, (*shape[: fits.ndim], *p.shape[fits.ndim :]))[fits]
-                for p in places
-            )
+            places = tuple(np.broadcast_to(p, (*shape[: fits.ndim], *p.shape[fits.ndim :]))[fits] for p in places)
             updates = updates[fits]
         combine(found, places, updates)
         return found

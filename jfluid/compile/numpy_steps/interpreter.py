@@ -43,9 +43,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class _Operation(NamedTuple):
-    """One equation: what computes it, places of its operands and results, and of values that it was the last
-    to read.
-    """
+    """One equation: what computes it, places of its operands and results, and of values that it was the last to read."""
 
     run: Callable[..., Any]
     operands: list[int]

@@ -70,10 +70,7 @@ def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
     """Return an array with `filling` before, behind and between its elements; negative numbers cut off."""
     if not any(map(any, config)):
         return x
-    shape = [
-        max(low + high + size + max(size - 1, 0) * holes, 0)
-        for size, (low, high, holes) in zip(x.shape, config)
-    ]
+    shape = [max(low + high + size + max(size - 1, 0) * holes, 0) for size, (low, high, holes) in zip(x.shape, config)]
     found = np.full(shape, filling, x.dtype)
     goal, source = [], []
     for size, whole, (low, _, holes) in zip(x.shape, shape, config):
@@ -163,9 +160,7 @@ def _while(params: Params, *values: Any) -> Any:
         found = body.run([*second, *state])
         if np.ndim(going):  # loops side by side: those that are over keep their values
             found = [
-                np.where(
-                    np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old
-                )
+                np.where(np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
                 for new, old in zip(found, state)
             ]
         state = found

@@ -16,9 +16,7 @@ _FEW_TAPS = 32  # a depthwise window of at most so many elements is a loop over 
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:
     def run(params: Params, x: Any) -> Any:
         axes = tuple(params["axes"])
-        return (
-            reduce(x, axis=axes, dtype=x.dtype) if reduce in (np.sum, np.prod) else reduce(x, axes)
-        )
+        return reduce(x, axis=axes, dtype=x.dtype) if reduce in (np.sum, np.prod) else reduce(x, axes)
 
     RULES[name] = run
 
@@ -146,9 +144,7 @@ def _convolution(params: Params, image: Any, filters: Any) -> Any:
     return np.transpose(found, order).astype(params["results"][0].dtype, copy=False)
 
 
-def _places(
-    shape: Sequence[int], sizes: Sequence[int], strides: Sequence[int], holes: Sequence[int]
-) -> list[int]:
+def _places(shape: Sequence[int], sizes: Sequence[int], strides: Sequence[int], holes: Sequence[int]) -> list[int]:
     """Return the number of windows along each dimension."""
     spans = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes)]
     return [max((n - span) // s + 1, 0) for n, span, s in zip(shape, spans, strides)]
@@ -212,9 +208,7 @@ def _grouped(
     windows = _windows(image, sizes, strides, holes)
     rank, depth_of = len(sizes), depth * math.prod(sizes)
     # [group, N and places, depth and window]
-    parts = (
-        windows.reshape(batch, groups, depth, *counts, *sizes) if groups > 1 else windows[:, None]
-    )
+    parts = windows.reshape(batch, groups, depth, *counts, *sizes) if groups > 1 else windows[:, None]
     order = [1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank)]
     columns = np.transpose(parts, order).reshape(groups, batch * math.prod(counts), depth_of)
     weights = filters.reshape(groups, out // groups, depth_of)

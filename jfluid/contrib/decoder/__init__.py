@@ -1,6 +1,4 @@
-"""Decoders of translation models, for training and for beam search, around a cell that both
-share.
-"""
+"""Decoders of translation models, for training and for beam search, around a cell that both share."""
 
 from jfluid.contrib.decoder.beam_search import BeamSearchDecoder as BeamSearchDecoder
 from jfluid.contrib.decoder.state_cell import InitState as InitState

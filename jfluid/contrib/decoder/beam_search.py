@@ -130,8 +130,9 @@ class BeamSearchDecoder:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A context in which one step is made. What `update_array` was given is written at its end,
-        unless `early_stop` was reached.
+        """A context in which one step is made.
+
+        What `update_array` was given is written at its end, unless `early_stop` was reached.
         """
         if self._status != BeamSearchDecoder.BEFORE_BEAM_SEARCH_DECODER:
             raise errors.ProgramError("BeamSearchDecoder.block: it can be made once only")
@@ -148,9 +149,7 @@ class BeamSearchDecoder:
 
     def _only_inside(self, method: str) -> None:
         if self._status != BeamSearchDecoder.IN_BEAM_SEARCH_DECODER:
-            raise errors.ProgramError(
-                f"BeamSearchDecoder.{method}: use it inside of `with decoder.block():`"
-            )
+            raise errors.ProgramError(f"BeamSearchDecoder.{method}: use it inside of `with decoder.block():`")
 
     @property
     def state_cell(self) -> StateCell:
@@ -190,9 +189,7 @@ class BeamSearchDecoder:
             out = lod_reset(x=self._cell.out_state(), y=score)
             chances, indices = topk(fc(out, self._words, act="softmax"), k=self._topk_size)
             total = elementwise_add(x=log(chances), y=reshape(score, shape=[-1]), axis=0)
-            chosen, scores = beam_search(
-                before, score, indices, total, self._beam_size, end_id=1, level=0
-            )
+            chosen, scores = beam_search(before, score, indices, total, self._beam_size, end_id=1, level=0)
             with Switch() as switch:
                 with switch.case(is_empty(chosen)):
                     self.early_stop()
@@ -213,9 +210,7 @@ class BeamSearchDecoder:
         if is_ids and is_scores:
             raise errors.ProgramError("BeamSearchDecoder.read_array: it holds ids or scores")
         if not isinstance(init, Variable):
-            raise TypeError(
-                f"BeamSearchDecoder.read_array: expected a Variable, found {init!r:.60}"
-            )
+            raise TypeError(f"BeamSearchDecoder.read_array: expected a Variable, found {init!r:.60}")
         array = _started(self._parent(), "beam_search_decoder_array", init, self._first)
         if is_ids:
             self._ids = array
@@ -230,13 +225,9 @@ class BeamSearchDecoder:
         self._only_inside("update_array")
         for given in (array, value):
             if not isinstance(given, Variable):
-                raise TypeError(
-                    f"BeamSearchDecoder.update_array: expected a Variable, found {given!r:.60}"
-                )
+                raise TypeError(f"BeamSearchDecoder.update_array: expected a Variable, found {given!r:.60}")
         if array.name not in self._arrays:
-            raise errors.ProgramError(
-                f"BeamSearchDecoder.update_array: {array.name} is not what read_array gave"
-            )
+            raise errors.ProgramError(f"BeamSearchDecoder.update_array: {array.name} is not what read_array gave")
         self._written.append((value, self._arrays[array.name]))
 
     def __call__(self) -> tuple[Variable, Variable]:
@@ -245,9 +236,5 @@ class BeamSearchDecoder:
             raise errors.ProgramError("BeamSearchDecoder: its sentences are there after its block")
         check_variable(self._ids, "BeamSearchDecoder", "ids")
         if self._ids is None or self._scores is None:
-            raise errors.ProgramError(
-                "BeamSearchDecoder: read_array was called neither for ids nor for scores"
-            )
-        return beam_search_decode(
-            ids=self._ids, scores=self._scores, beam_size=self._beam_size, end_id=self._end_id
-        )
+            raise errors.ProgramError("BeamSearchDecoder: read_array was called neither for ids nor for scores")
+        return beam_search_decode(ids=self._ids, scores=self._scores, beam_size=self._beam_size, end_id=self._end_id)

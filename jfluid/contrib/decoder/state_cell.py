@@ -38,12 +38,8 @@ class InitState:
         check_variable(init, "InitState", "init")
         if init is None:
             if init_boot is None or shape is None:
-                raise errors.ProgramError(
-                    "InitState: give init, or init_boot (which has the batch) and shape"
-                )
-            init = fill_constant_batch_size_like(
-                input=init_boot, shape=shape, dtype=dtype, value=value
-            )
+                raise errors.ProgramError("InitState: give init, or init_boot (which has the batch) and shape")
+            init = fill_constant_batch_size_like(input=init_boot, shape=shape, dtype=dtype, value=value)
         self._value, self._need_reorder = init, need_reorder
 
     @property
@@ -102,13 +98,9 @@ class StateCell:
     ):
         for key, state in states.items():
             if not isinstance(state, InitState):
-                raise errors.ProgramError(
-                    f"StateCell, states: expected an InitState for {key!r}, found {state!r:.60}"
-                )
+                raise errors.ProgramError(f"StateCell, states: expected an InitState for {key!r}, found {state!r:.60}")
         if out_state not in states:
-            raise errors.ProgramError(
-                f"StateCell, out_state: expected one of {', '.join(states)}, found {out_state!r}"
-            )
+            raise errors.ProgramError(f"StateCell, out_state: expected one of {', '.join(states)}, found {out_state!r}")
         self._inputs, self._init, self._out_state = dict(inputs), dict(states), out_state
         self._state_names = list(states)
         self._now: dict[str, Variable] = {}
@@ -154,23 +146,20 @@ class StateCell:
     def set_state(self, state_name: str, state_value: Variable) -> None:
         """Change a state of this step. Raises ProgramError for an unknown one."""
         if state_name not in self._init:
-            raise errors.ProgramError(
-                f"StateCell.set_state: no state {state_name!r}: they are {', '.join(self._init)}"
-            )
+            raise errors.ProgramError(f"StateCell.set_state: no state {state_name!r}: they are {', '.join(self._init)}")
         check_variable(state_value, "StateCell.set_state", "state_value")
         self._begin()
         self._now[state_name] = state_value
 
-    def state_updater(
-        self, updater: Callable[["StateCell"], None]
-    ) -> Callable[["StateCell"], None]:
+    def state_updater(self, updater: Callable[["StateCell"], None]) -> Callable[["StateCell"], None]:
         """Take the function that computes the states of a step from the cell; a decorator."""
         self._updater = updater
         return updater
 
     def compute_state(self, inputs: Mapping[str, Variable]) -> None:
-        """Give inputs by name, and have the updater compute the states. Raises ProgramError for an
-        unknown input, or without an updater.
+        """Give inputs by name, and have the updater compute the states.
+
+        Raises ProgramError for an unknown input, or without an updater.
         """
         self._begin()
         unknown = [n for n in inputs if n not in self._inputs]
@@ -180,8 +169,7 @@ class StateCell:
             )
         if self._updater is None:
             raise errors.ProgramError(
-                "StateCell.compute_state: set the function that computes the states with "
-                "@cell.state_updater first"
+                "StateCell.compute_state: set the function that computes the states with @cell.state_updater first"
             )
         self._inputs.update(inputs)
         self._updater(self)

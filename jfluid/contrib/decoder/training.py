@@ -65,9 +65,7 @@ class TrainingDecoder:
 
     def _only_inside(self, method: str) -> None:
         if self._status != TrainingDecoder.IN_DECODER:
-            raise errors.ProgramError(
-                f"TrainingDecoder.{method}: use it inside of `with decoder.block():`"
-            )
+            raise errors.ProgramError(f"TrainingDecoder.{method}: use it inside of `with decoder.block():`")
 
     @property
     def state_cell(self) -> StateCell:

@@ -21,9 +21,7 @@ def _several(input: Any, layer: str) -> list[Variable]:
     return list(input) if isinstance(input, (list, tuple)) else [input]
 
 
-def partial_concat(
-    input: Variable | Sequence[Variable], start_index: int = 0, length: int = -1
-) -> Variable:
+def partial_concat(input: Variable | Sequence[Variable], start_index: int = 0, length: int = -1) -> Variable:
     """Join the same columns of several tensors.
 
     Args:
@@ -40,9 +38,7 @@ def partial_concat(
     return emit("partial_concat", {"X": _several(input, "partial_concat")}, attrs)
 
 
-def partial_sum(
-    input: Variable | Sequence[Variable], start_index: int = 0, length: int = -1
-) -> Variable:
+def partial_sum(input: Variable | Sequence[Variable], start_index: int = 0, length: int = -1) -> Variable:
     """Add up the same columns of several tensors.
 
     Args:
@@ -66,8 +62,7 @@ def rank_attention(
     rank_param_attr: Any,
     max_rank: int = 3,
 ) -> Variable:
-    """Weigh the features of the ads that are shown with an ad by matrices that belong to the ranks
-    of both.
+    """Weigh the features of the ads that are shown with an ad by matrices that belong to the ranks of both.
 
     Args:
         input: features [ads, width]. They get no gradient, as in Fluid.
@@ -198,8 +193,7 @@ def search_pyramid_hash(
     strange = [n for n in distribute_update_vars or () if n not in names]
     if strange:
         raise ValueError(
-            f"search_pyramid_hash, distribute_update_vars: expected names among {names}, "
-            f"found {strange[0]!r}"
+            f"search_pyramid_hash, distribute_update_vars: expected names among {names}, found {strange[0]!r}"
         )
     found = [helper.create_variable_for_type_inference(dtype) for _ in range(3)]
     helper.append_op(

@@ -34,16 +34,12 @@ def fused_elemwise_activation(
     """
     functors = functor_list.split(",") if isinstance(functor_list, str) else list(functor_list)
     if len(functors) != 2:
-        raise ValueError(
-            f"fused_elemwise_activation, functor_list: expected two operators, found {functors}"
-        )
+        raise ValueError(f"fused_elemwise_activation, functor_list: expected two operators, found {functors}")
     attrs = {
         "axis": axis,
         "scale": scale,
         "save_intermediate_out": save_intermediate_out,
         "functor_list": functors,
     }
-    out, _ = emit(
-        "fused_elemwise_activation", {"X": x, "Y": y}, attrs, outs=("Out", "IntermediateOut")
-    )
+    out, _ = emit("fused_elemwise_activation", {"X": x, "Y": y}, attrs, outs=("Out", "IntermediateOut"))
     return out

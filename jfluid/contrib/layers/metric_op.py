@@ -38,10 +38,7 @@ def ctr_metric_bundle(
     helper = LayerHelper("ctr_metric_bundle")
     # made in this order, which their names count by
     kinds = ("abserr", "sqrerr", "prob", "q", "clicks", "instances")
-    sums = {
-        kind: helper.create_global_variable(persistable=True, dtype="float32", shape=[1])
-        for kind in kinds
-    }
+    sums = {kind: helper.create_global_variable(persistable=True, dtype="float32", shape=[1]) for kind in kinds}
     label = label if label.dtype == input.dtype else cast(label, input.dtype)
     away = emit("elementwise_sub", {"X": input, "Y": label}, stop_gradient=True)
     ones = emit("fill_any_like", {"X": input}, {"value": 1.0}, stop_gradient=True)

@@ -1,6 +1,4 @@
-"""LSTM and GRU of plain operators, over dense sequences of one length: several layers, both
-directions.
-"""
+"""LSTM and GRU of plain operators, over dense sequences of one length: several layers, both directions."""
 
 import copy
 import warnings
@@ -36,9 +34,7 @@ def _renamed(attr: Any, suffix: str) -> Any:
 class _Unit:
     """A step whose parameters are made when it is first called, for the width that it then gets."""
 
-    def __init__(
-        self, name_scope: str, hidden_size: int, param_attr: Any, bias_attr: Any, dtype: Any
-    ):
+    def __init__(self, name_scope: str, hidden_size: int, param_attr: Any, bias_attr: Any, dtype: Any):
         self._full_name = unique_name.generate(f"{name_scope}/{type(self).__name__}")
         self._helper = LayerHelper(type(self).__name__, name=self._full_name)
         self._width, self._dtype = hidden_size, dtype
@@ -142,21 +138,16 @@ class BasicLSTMUnit(_Unit):
         super().__init__(name_scope, hidden_size, param_attr, bias_attr, dtype)
         if gate_activation not in (None, sigmoid) or activation not in (None, tanh):
             warnings.warn(
-                "BasicLSTMUnit takes sigmoid and tanh whatever gate_activation and activation say, "
-                "as in Fluid",
+                "BasicLSTMUnit takes sigmoid and tanh whatever gate_activation and activation say, as in Fluid",
                 stacklevel=2,
             )
         self._forget_bias = fill_constant([1], dtype=dtype, value=forget_bias)
         self._forget_bias.stop_gradient = False
 
-    def __call__(
-        self, input: Variable, pre_hidden: Variable, pre_cell: Variable
-    ) -> tuple[Variable, Variable]:
+    def __call__(self, input: Variable, pre_hidden: Variable, pre_cell: Variable) -> tuple[Variable, Variable]:
         return self.forward(input, pre_hidden, pre_cell)
 
-    def forward(
-        self, input: Variable, pre_hidden: Variable, pre_cell: Variable
-    ) -> tuple[Variable, Variable]:
+    def forward(self, input: Variable, pre_hidden: Variable, pre_cell: Variable) -> tuple[Variable, Variable]:
         """Return (the new hidden state, the new cell)."""
         if not self._made:
             self._parameter(self._param_attr, [input.shape[-1] + self._width, 4 * self._width])
@@ -227,25 +218,19 @@ def _both_ways(
     batch_first: bool,
     after: Callable[[Variable], Variable],
 ) -> tuple[Variable, ...]:
-    """Run the units of each direction; `init` has, for each kind of state, [layers * directions,
-    batch, width] or None.
-    """
+    """Run the units of each direction; `init` has, for each kind of state, [layers * directions, batch, width] or None."""
     check_variable(x, "contrib.layers", "input")
     ways, layers, states = len(units), len(units[0]), len(init)
     if batch_first:
         x = transpose(x, [1, 0, 2])
     mask = None
     if sequence_length is not None:
-        mask = transpose(
-            sequence_mask(sequence_length, maxlen=shape(x)[0], dtype="float32"), [1, 0]
-        )
+        mask = transpose(sequence_mask(sequence_length, maxlen=shape(x)[0], dtype="float32"), [1, 0])
     starts = None
     if init[0] is not None:
         starts = [reshape(s, shape=[layers, ways, -1, width]) for s in init if s is not None]
         if len(starts) < states:
-            raise TypeError(
-                "contrib.layers.basic_lstm: give both init_hidden and init_cell, or none"
-            )
+            raise TypeError("contrib.layers.basic_lstm: give both init_hidden and init_cell, or none")
     outs, lasts = [], []
     for way, own in enumerate(units):
         steps, inside = x, mask
@@ -321,10 +306,7 @@ def basic_gru(
             last step, [num_layers * directions, batch, hidden_size]).
     """
     units = [
-        [
-            BasicGRUUnit(scope, hidden_size, w, b, gate_activation, activation, dtype)
-            for scope, w, b in way
-        ]
+        [BasicGRUUnit(scope, hidden_size, w, b, gate_activation, activation, dtype) for scope, w, b in way]
         for way in _attributes(param_attr, bias_attr, name, num_layers, bidirectional)
     ]
 
@@ -335,9 +317,7 @@ def basic_gru(
         return dropout(out, dropout_prob=dropout_prob) if dropout_prob else out
 
     steps = [[step(u) for u in way] for way in units]
-    out, last = _both_ways(
-        input, steps, [init_hidden], hidden_size, sequence_length, batch_first, after
-    )
+    out, last = _both_ways(input, steps, [init_hidden], hidden_size, sequence_length, batch_first, after)
     return out, last
 
 
@@ -397,7 +377,5 @@ def basic_lstm(
 
     steps = [[step(u) for u in way] for way in units]
     init = [init_hidden, init_cell]
-    out, hidden, cell = _both_ways(
-        input, steps, init, hidden_size, sequence_length, batch_first, after
-    )
+    out, hidden, cell = _both_ways(input, steps, init, hidden_size, sequence_length, batch_first, after)
     return out, hidden, cell

@@ -91,9 +91,7 @@ def tdm_child(
         default_initializer=Constant(0),
         stop_gradient=True,
     )
-    child, mask = (
-        helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in range(2)
-    )
+    child, mask = (helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in range(2))
     helper.append_op(
         type="tdm_child",
         inputs={"X": x, "TreeInfo": tree},
@@ -112,13 +110,11 @@ def _check_sampling(negatives: Sequence[int], sizes: Sequence[int], leaves: int)
     for i, (count, size) in enumerate(zip(negatives, sizes, strict=True)):
         if count >= size:
             raise ValueError(
-                f"tdm_sampler: layer {i} has {size} nodes, so at most {size - 1} negative samples, "
-                f"found {count}"
+                f"tdm_sampler: layer {i} has {size} nodes, so at most {size - 1} negative samples, found {count}"
             )
     if leaves >= sum(sizes):
         raise ValueError(
-            f"tdm_sampler: leaf_node_num must be less than the {sum(sizes)} nodes of all layers, "
-            f"found {leaves}"
+            f"tdm_sampler: leaf_node_num must be less than the {sum(sizes)} nodes of all layers, found {leaves}"
         )
 
 

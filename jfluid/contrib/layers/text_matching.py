@@ -40,9 +40,7 @@ def match_matrix_tensor(
     check_variable(x, "match_matrix_tensor", "x")
     check_variable(y, "match_matrix_tensor", "y")
     if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[-1] != y.shape[-1]:
-        raise errors.ShapeError(
-            f"match_matrix_tensor: x and y are rows of one width, found {x.shape} and {y.shape}"
-        )
+        raise errors.ShapeError(f"match_matrix_tensor: x and y are rows of one width, found {x.shape} and {y.shape}")
     helper = LayerHelper("match_matrix_tensor", param_attr=param_attr, act=act, name=name)
     shape = [x.shape[-1], channel_num, y.shape[-1]]
     weight = helper.create_parameter(attr=helper.param_attr, shape=shape, dtype=dtype)

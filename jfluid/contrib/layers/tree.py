@@ -45,12 +45,9 @@ def tree_conv(
         check_variable(value, "tree_conv", what)
     if len(nodes_vector.shape) != 3 or nodes_vector.shape[2] < 1:
         raise errors.ShapeError(
-            "layers.tree_conv: nodes_vector is [N, nodes, known number of features], found "
-            f"{list(nodes_vector.shape)}"
+            f"layers.tree_conv: nodes_vector is [N, nodes, known number of features], found {list(nodes_vector.shape)}"
         )
-    helper = LayerHelper(
-        "tree_conv", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
-    )
+    helper = LayerHelper("tree_conv", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = nodes_vector.dtype
     shape = [nodes_vector.shape[2], 3, output_size, num_filters]
     weight = helper.create_parameter(helper.param_attr, shape, dtype)

@@ -1,6 +1,4 @@
-"""An optimizer that trains in 16 bits, with loss scaling (Micikevicius et al. 2018,
-arXiv:1710.03740).
-"""
+"""An optimizer that trains in 16 bits, with loss scaling (Micikevicius et al. 2018, arXiv:1710.03740)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -73,9 +71,7 @@ class OptimizerWithMixedPrecision:
             if loss.dtype != VarType.FP32:
                 loss = layers.cast(loss, "float32")
             self._scaled_loss = loss * self._loss_scaling
-            pairs = self._optimizer.backward(
-                self._scaled_loss, startup, parameter_list, no_grad_set, callbacks
-            )
+            pairs = self._optimizer.backward(self._scaled_loss, startup, parameter_list, no_grad_set, callbacks)
             result = []
             for param, grad in pairs:
                 with program._optimized_guard([param, grad]):
@@ -104,20 +100,14 @@ class OptimizerWithMixedPrecision:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """Append gradients and updates; returns (update operators, parameters with their
-        gradients).
-        """
+        """Append gradients and updates; returns (update operators, parameters with their gradients)."""
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def _watch(self, grads: list[Variable]) -> None:
-        """Append what depends on whether gradients are finite: the counters, the scaling, zeroed
-        gradients.
-        """
+        """Append what depends on whether gradients are finite: the counters, the scaling, zeroed gradients."""
         good, bad = (
-            layers.create_global_var(
-                [1], 0, "int32", persistable=True, name=unique_name.generate(name)
-            )
+            layers.create_global_var([1], 0, "int32", persistable=True, name=unique_name.generate(name))
             for name in ("num_good_steps", "num_bad_steps")
         )
         sums = layers.concat([layers.reshape(layers.reduce_sum(_values(g)), [1]) for g in grads])
@@ -128,9 +118,7 @@ class OptimizerWithMixedPrecision:
         with conditional(finite):
             layers.increment(good)
             layers.assign(zero, bad)
-            with conditional(
-                layers.less_than(layers.fill_constant([1], "int32", self._incr_every_n_steps), good)
-            ):
+            with conditional(layers.less_than(layers.fill_constant([1], "int32", self._incr_every_n_steps), good)):
                 grown = layers.scale(scaling, self._incr_ratio)
                 with conditional(layers.isfinite(grown)):
                     layers.assign(grown, scaling)
@@ -138,14 +126,8 @@ class OptimizerWithMixedPrecision:
         with conditional(layers.logical_not(finite)):
             layers.increment(bad)
             layers.assign(zero, good)
-            with conditional(
-                layers.less_than(
-                    layers.fill_constant([1], "int32", self._decr_every_n_nan_or_inf), bad
-                )
-            ):
-                layers.assign(
-                    layers.elementwise_max(layers.scale(scaling, self._decr_ratio), one), scaling
-                )
+            with conditional(layers.less_than(layers.fill_constant([1], "int32", self._decr_every_n_nan_or_inf), bad)):
+                layers.assign(layers.elementwise_max(layers.scale(scaling, self._decr_ratio), one), scaling)
                 layers.assign(zero, bad)
             for grad in grads:
                 layers.assign(layers.zeros_like(grad), grad)
@@ -162,8 +144,7 @@ def decorate(
     use_dynamic_loss_scaling: bool = True,
     dtype: str = "bfloat16",
 ) -> OptimizerWithMixedPrecision:
-    """Return an optimizer that computes in 16 bits what gains from it; parameters and updates stay
-    in float32.
+    """Return an optimizer that computes in 16 bits what gains from it; parameters and updates stay in float32.
 
     The loss is multiplied by a scaling before the backward pass, and gradients are divided by it.
     With dynamic scaling, a step whose gradients are not finite updates with zeros; after several
@@ -183,9 +164,7 @@ def decorate(
     Raises ProgramError for another dtype or settings out of range.
     """
     if dtype not in ("bfloat16", "float16"):
-        raise errors.ProgramError(
-            f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"'
-        )
+        raise errors.ProgramError(f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"')
     if init_loss_scaling <= 0 or incr_ratio <= 1 or not 0 < decr_ratio < 1:
         raise errors.ProgramError(
             "mixed precision: init_loss_scaling must be positive, incr_ratio above 1, decr_ratio "
@@ -211,6 +190,4 @@ def decorate(
 
 def _values(grad: Variable) -> Variable:
     """Return a gradient as a dense tensor that is finite where it is: of sparse rows their values."""
-    return (
-        layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad
-    )
+    return layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad

@@ -85,8 +85,7 @@ class AutoMixedPrecisionLists:
         white, black = set(custom_white_list or ()), set(custom_black_list or ())
         if white & black:
             raise errors.ProgramError(
-                f"mixed precision: {', '.join(sorted(white & black))} on both custom_white_list and "
-                "custom_black_list"
+                f"mixed precision: {', '.join(sorted(white & black))} on both custom_white_list and custom_black_list"
             )
         self.white_list = (set(WHITE) | white) - black
         self.black_list = (set(BLACK) | black) - white

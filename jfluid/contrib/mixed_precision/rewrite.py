@@ -22,10 +22,7 @@ def sort_operators(block: Block, lists: AutoMixedPrecisionLists) -> tuple[set[in
     writer: dict[str, int] = {}
     for i, op in enumerate(block.ops):
         before = {writer[n] for n in op.input_arg_names if n in writer}
-        if (
-            lists.black_varnames & set(op.input_arg_names + op.output_arg_names)
-            or op.type in lists.black_list
-        ):
+        if lists.black_varnames & set(op.input_arg_names + op.output_arg_names) or op.type in lists.black_list:
             full.add(i)
         elif op.type in lists.white_list:
             low.add(i)
@@ -59,9 +56,7 @@ def _cast_inputs(block: Block, op: Operator, have: VarType, want: VarType) -> No
             op.set_input(
                 slot,
                 [
-                    _cast(block, op, block.var_recursive(n), want).name
-                    if block.var_recursive(n).dtype == have
-                    else n
+                    _cast(block, op, block.var_recursive(n), want).name if block.var_recursive(n).dtype == have else n
                     for n in names
                 ],
             )

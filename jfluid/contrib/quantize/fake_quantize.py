@@ -66,9 +66,7 @@ class FakeQuantize:
         )
         return rounded
 
-    def _state(
-        self, helper: LayerHelper, name: str, var: Variable, size: int, first: float
-    ) -> Variable:
+    def _state(self, helper: LayerHelper, name: str, var: Variable, size: int, first: float) -> Variable:
         made = helper.create_global_variable(
             name=unique_name.generate(name),
             persistable=True,

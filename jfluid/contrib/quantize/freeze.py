@@ -48,9 +48,7 @@ class _Freezer:
     weights: frozenset[str]
 
     def quantize(self, block: Block, op: Operator, names: _Names) -> None:
-        """Take a rounding operator away from a weight, whose value becomes integers; keep it before
-        an activation.
-        """
+        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an activation."""
         source = op.input("X")[0]
         if source not in self.weights:
             names.scales[source] = block.var_recursive(op.output("OutScale")[0])
@@ -60,9 +58,7 @@ class _Freezer:
         if self.weight_kind == "abs_max":
             scale = float(np.abs(values).max())
         else:
-            scale = float(
-                np.asarray(self.scope.var(op.output("OutScale")[0]).get_tensor()).ravel()[0]
-            )
+            scale = float(np.asarray(self.scope.var(op.output("OutScale")[0]).get_tensor()).ravel()[0])
             values = np.clip(values, -scale, scale)
         names.scales[source] = scale
         self.bypass(block, op, names)
@@ -119,8 +115,7 @@ def freeze(
     weight_kind: str,
     products: Sequence[str],
 ) -> None:
-    """Rewrite a program for tests, and the weights in `scope`; see
-    `QuantizeTranspiler.freeze_program`.
+    """Rewrite a program for tests, and the weights in `scope`; see `QuantizeTranspiler.freeze_program`.
 
     Args:
         bits: of weights and of activations.

@@ -31,8 +31,9 @@ _DEQUANTIZE = ("fake_dequantize_max_abs", "fake_channel_wise_dequantize_max_abs"
 
 
 class QuantizationFreezePass:
-    """Lets products compute with integers, which floats keep, and scales their results. Weights in the
-    scope become integers.
+    """Lets products compute with integers, which floats keep, and scales their results.
+
+    Weights in the scope become integers.
 
     Args:
         scope: with the trained weights.
@@ -87,9 +88,7 @@ class QuantizationFreezePass:
         weights: dict[str, Array],
         scales: dict[str, str],
     ) -> None:
-        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an
-        activation.
-        """
+        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an activation."""
         name = op.input("X")[0]
         if not block.var_recursive(name).persistable:
             scales[op.output("Out")[0]] = op.output("OutScale")[0]
@@ -105,9 +104,7 @@ class QuantizationFreezePass:
             scale = np.array(kept).ravel()[0]
         weights[name] = np.asarray(scale)
         _bypass(block, op, inputs)
-        tensor.set(
-            np.round(values / scale * largest(self._bits[0])).astype(values.dtype), self._place
-        )
+        tensor.set(np.round(values / scale * largest(self._bits[0])).astype(values.dtype), self._place)
 
     def _scale(
         self,

@@ -125,9 +125,7 @@ class QuantizationTransformPass:
                 raise ValueError(f"{what}: expected one of {', '.join(known)}, found {kind!r}")
         for op_type in quantizable_op_type:
             if op_type not in _PRODUCTS:
-                raise ValueError(
-                    f"quantizable_op_type: expected some of {', '.join(_PRODUCTS)}, found {op_type!r}"
-                )
+                raise ValueError(f"quantizable_op_type: expected some of {', '.join(_PRODUCTS)}, found {op_type!r}")
         self._scope, self._place = scope, place
         self._bits = (weight_bits, activation_bits)
         self._kinds = (weight_quantize_type, activation_quantize_type)
@@ -228,9 +226,7 @@ class AddQuantDequantPass:
         known = self._supported_quantizable_op_type
         wrong = [t for t in quantizable_op_type if t not in known]
         if wrong and not is_full_quantized:
-            raise ValueError(
-                f"quantizable_op_type: expected some of {', '.join(known)}, found {wrong}"
-            )
+            raise ValueError(f"quantizable_op_type: expected some of {', '.join(known)}, found {wrong}")
         self._types = known if is_full_quantized else tuple(quantizable_op_type)
         self._scope, self._place = _needed(scope, "AddQuantDequantPass"), place
         self._moving_rate, self._bits, self._skip_pattern = moving_rate, quant_bits, skip_pattern

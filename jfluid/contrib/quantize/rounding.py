@@ -37,9 +37,7 @@ class Rounding:
     window_size: int = 10000
 
     def quantized(self, index: int, var: Variable, bits: int, kind: str) -> Variable:
-        """Insert quantization and its inverse before the operator at `index`; return the rounded
-        variable.
-        """
+        """Insert quantization and its inverse before the operator at `index`; return the rounded variable."""
         integers = self._like(var, f"{var.name}.quantized")
         rounded = self._like(var, f"{integers.name}.dequantized")
         outputs: dict[str, Any] = {"Out": integers}
@@ -47,9 +45,7 @@ class Rounding:
         attrs: dict[str, Any] = {"bit_length": bits}
         if kind in ("abs_max", "channel_wise_abs_max"):
             size = var.shape[0] if kind == "channel_wise_abs_max" else 1
-            outputs["OutScale"] = scale = self.block.create_var(
-                name=f"{var.name}.scale", shape=[size], dtype=var.dtype
-            )
+            outputs["OutScale"] = scale = self.block.create_var(name=f"{var.name}.scale", shape=[size], dtype=var.dtype)
         else:
             scale = self.kept(f"{var.name}.scale", var, 0.001)
             inputs["InScale"] = outputs["OutScale"] = scale
@@ -151,7 +147,5 @@ class Rounding:
             name=name, type=var.type, shape=var.shape, dtype=var.dtype, lod_level=var.lod_level
         )
 
-    def _insert(
-        self, index: int, op_type: str, inputs: Any, outputs: Any, attrs: dict[str, Any]
-    ) -> None:
+    def _insert(self, index: int, op_type: str, inputs: Any, outputs: Any, attrs: dict[str, Any]) -> None:
         self.block.insert_op(index, op_type, inputs, outputs, {**attrs, "op_role": OpRole.Forward})

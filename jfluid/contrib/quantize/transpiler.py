@@ -26,8 +26,7 @@ KINDS = ("abs_max", "range_abs_max", "moving_average_abs_max")
 
 
 class QuantizeTranspiler:
-    """Rewrites programs so that their products (conv2d, depthwise_conv2d, mul) compute with
-    integers.
+    """Rewrites programs so that their products (conv2d, depthwise_conv2d, mul) compute with integers.
 
     Make a clone of the program for tests *after* `training_transpile`, train, then `freeze_program`
     the clone; save it, or `convert_to_int8` first.
@@ -68,9 +67,7 @@ class QuantizeTranspiler:
         self.window_size = window_size
         self.moving_rate = moving_rate
 
-    def training_transpile(
-        self, program: Program | None = None, startup_program: Program | None = None
-    ) -> None:
+    def training_transpile(self, program: Program | None = None, startup_program: Program | None = None) -> None:
         """Let products compute with inputs that are rounded to what integers stand for.
 
         Gradients pass by the rounding: they are those of the rounded inputs, and move the inputs
@@ -121,9 +118,7 @@ class QuantizeTranspiler:
                 for name in names:
                     op.rename_input(name, rounded[name])
 
-    def freeze_program(
-        self, program: Program | None = None, place: Any = None, scope: Scope | None = None
-    ) -> None:
+    def freeze_program(self, program: Program | None = None, place: Any = None, scope: Scope | None = None) -> None:
         """Let products compute with integers, which floats keep, and scale their results.
 
         Args:
@@ -140,9 +135,7 @@ class QuantizeTranspiler:
         remove_unused(program)
         program.verify("QuantizeTranspiler.freeze_program")
 
-    def convert_to_int8(
-        self, program: Program | None = None, place: Any = None, scope: Scope | None = None
-    ) -> None:
+    def convert_to_int8(self, program: Program | None = None, place: Any = None, scope: Scope | None = None) -> None:
         """Keep the weights of products as int8, under names that end in ".int8".
 
         Args:

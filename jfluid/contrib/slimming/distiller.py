@@ -73,9 +73,7 @@ class L2Distiller(_Pass):
         )
 
     def _loss(self, graph: GraphWrapper) -> Variable:
-        student, teacher = (
-            graph.var(n)._var for n in (self.student_feature_map, self.teacher_feature_map)
-        )
+        student, teacher = (graph.var(n)._var for n in (self.student_feature_map, self.teacher_feature_map))
         return layers.reduce_mean(layers.square(student - teacher))
 
     def _key(self) -> str:

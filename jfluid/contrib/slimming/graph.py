@@ -21,9 +21,7 @@ from jfluid.scope import Scope
 __all__ = ["GraphWrapper", "OpWrapper", "SlimGraphExecutor", "VarWrapper"]
 
 Nodes = Mapping[str, str] | Iterable[tuple[str, str]] | None
-_UPDATES = frozenset(
-    "momentum lars_momentum adagrad adam adamax dpsgd decayed_adagrad adadelta rmsprop".split()
-)
+_UPDATES = frozenset("momentum lars_momentum adagrad adam adamax dpsgd decayed_adagrad adadelta rmsprop".split())
 
 
 class VarWrapper:
@@ -122,9 +120,7 @@ class GraphWrapper:
         compiled_graph: what `compile` made; None before.
     """
 
-    def __init__(
-        self, program: Program | None = None, in_nodes: Nodes = None, out_nodes: Nodes = None
-    ):
+    def __init__(self, program: Program | None = None, in_nodes: Nodes = None, out_nodes: Nodes = None):
         self.program = Program() if program is None else program
         self.persistables = {v.name: v for v in self.program.list_vars() if v.persistable}
         self.teacher_persistables: dict[str, Variable] = {}
@@ -155,15 +151,11 @@ class GraphWrapper:
 
     def pre_ops(self, op: OpWrapper) -> list[OpWrapper]:
         """Return the operators that write what one reads, once for each such variable."""
-        return [
-            p for p in self.ops() for n in op._op.input_arg_names if n in p._op.output_arg_names
-        ]
+        return [p for p in self.ops() for n in op._op.input_arg_names if n in p._op.output_arg_names]
 
     def next_ops(self, op: OpWrapper) -> list[OpWrapper]:
         """Return the operators that read what one writes, once for each such variable."""
-        return [
-            p for p in self.ops() for n in op._op.output_arg_names if n in p._op.input_arg_names
-        ]
+        return [p for p in self.ops() for n in op._op.output_arg_names if n in p._op.input_arg_names]
 
     def get_param_by_op(self, op: OpWrapper) -> list[VarWrapper]:
         """Return the parameters that an operator reads. Raises ProgramError where there are none."""
@@ -190,9 +182,7 @@ class GraphWrapper:
         """Return a graph of a copy of the program; `for_test` as of `Program.clone`."""
         return GraphWrapper(self.program.clone(for_test), self.in_nodes, self.out_nodes)
 
-    def compile(
-        self, for_parallel: bool = True, for_test: bool = False, mem_opt: bool = False
-    ) -> None:
+    def compile(self, for_parallel: bool = True, for_test: bool = False, mem_opt: bool = False) -> None:
         """Make `compiled_graph`, which `SlimGraphExecutor` runs; again after the program has changed.
 
         Args:
@@ -222,8 +212,9 @@ class GraphWrapper:
     def get_optimize_graph(
         self, optimizer: Any, place: Any, scope: Scope, no_grad_var_names: Sequence[str] = ()
     ) -> "GraphWrapper | None":
-        """Return a graph that trains: with gradients and updates, whose state is made in `scope`. None
-        where `out_nodes` has neither "loss" nor "cost".
+        """Return a graph that trains: with gradients and updates, whose state is made in `scope`.
+
+        None where `out_nodes` has neither "loss" nor "cost".
 
         Args:
             optimizer: its `minimize` is called.
@@ -306,16 +297,13 @@ class GraphWrapper:
         io.load_vars(exe.exe, path, self.program, vars=found)
 
     def _own(self) -> list[Variable]:
-        return [
-            v
-            for n, v in self.persistables.items()
-            if "reader" not in n and "double_buffer" not in n
-        ]
+        return [v for n, v in self.persistables.items() if "reader" not in n and "double_buffer" not in n]
 
     # After parameters were pruned
     def update_param_shape(self, scope: Scope) -> None:
-        """Declare parameters in the shapes that they have in the scope. Raises UninitializedError where
-        it lacks one.
+        """Declare parameters in the shapes that they have in the scope.
+
+        Raises UninitializedError where it lacks one.
         """
         for param in self.all_parameters():
             if (found := scope.find_var(param.name())) is None:
@@ -383,9 +371,7 @@ class SlimGraphExecutor:
         Raises TypeError for what is no GraphWrapper.
         """
         if not isinstance(graph, GraphWrapper):
-            raise TypeError(
-                f"SlimGraphExecutor.run: expected a GraphWrapper, found {type(graph).__name__}"
-            )
+            raise TypeError(f"SlimGraphExecutor.run: expected a GraphWrapper, found {type(graph).__name__}")
         feed = data
         if data is not None and not isinstance(data[0], dict):
             names = list(graph.in_nodes.values())

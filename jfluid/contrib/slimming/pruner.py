@@ -30,9 +30,7 @@ class StructurePruner(Pruner):
     def __init__(self, pruning_axis: Mapping[str, int] | None, criterions: Mapping[str, str]):
         self.pruning_axis, self.criterions = pruning_axis, criterions
 
-    def cal_pruned_idx(
-        self, name: str, param: Array, ratio: float, axis: int | None = None
-    ) -> Array:
+    def cal_pruned_idx(self, name: str, param: Array, ratio: float, axis: int | None = None) -> Array:
         """Return the indices of the least important slices.
 
         Args:

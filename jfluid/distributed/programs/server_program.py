@@ -43,11 +43,7 @@ def updates_of(program: Program, listen: Operator) -> list[Update]:
         ):
             ops = ops[1:]
         written = dict.fromkeys(n for op in block.ops for n in op.output_arg_names)
-        state = [
-            n
-            for n in written
-            if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable
-        ]
+        state = [n for n in written if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable]
         update = [op for op in ops if op.input("Param")]
         # GEO adds to the parameter
         param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]

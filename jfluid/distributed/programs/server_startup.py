@@ -1,6 +1,4 @@
-"""Startup programs of servers: of a distributed table they only record how its rows are
-initialized.
-"""
+"""Startup programs of servers: of a distributed table they only record how its rows are initialized."""
 
 import zlib
 from collections.abc import Callable
@@ -32,8 +30,9 @@ def _is_row_initializer(op: Operator) -> bool:
 
 
 def initializer(op: Operator) -> "specs.Initializer":
-    """Return the initializer (of jfluid.ps_server.specs) that an operator stands for. Raises
-    UnsupportedError for others.
+    """Return the initializer (of jfluid.ps_server.specs) that an operator stands for.
+
+    Raises UnsupportedError for others.
     """
     from jfluid.ps_server import specs
 
@@ -41,9 +40,7 @@ def initializer(op: Operator) -> "specs.Initializer":
         "fill_constant": lambda: specs.Constant(value=op.attr("value")),
         "uniform_random": lambda: specs.Uniform(low=op.attr("min"), high=op.attr("max")),
         "gaussian_random": lambda: specs.Normal(mean=op.attr("mean"), std=op.attr("std")),
-        "truncated_gaussian_random": lambda: specs.TruncatedNormal(
-            mean=op.attr("mean"), std=op.attr("std")
-        ),
+        "truncated_gaussian_random": lambda: specs.TruncatedNormal(mean=op.attr("mean"), std=op.attr("std")),
     }
     if op.type not in known:
         raise errors.UnsupportedError(
@@ -61,24 +58,16 @@ class Startup(Runner):
         self._engine = engine
         block = program.global_block()
         self._initializers = {
-            op.output_arg_names[0]: (initializer(op), self._seed(op))
-            for op in block.ops
-            if _is_row_initializer(op)
+            op.output_arg_names[0]: (initializer(op), self._seed(op)) for op in block.ops if _is_row_initializer(op)
         }
         self._rest = program._copy()
         rest = self._rest.global_block()
-        rest.ops = [
-            twin
-            for op, twin in zip(block.ops, rest.ops, strict=True)
-            if not _is_row_initializer(op)
-        ]
+        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_row_initializer(op)]
         self._rest._touch()
 
     @staticmethod
     def _seed(op: Operator) -> int:
-        """The seed of the rows, the same on all servers and after a restart: so is the row of an
-        id.
-        """
+        """The seed of the rows, the same on all servers and after a restart: so is the row of an id."""
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 

@@ -1,5 +1,4 @@
-"""A trainer's program: what it requests from parameter servers, and the program that is left to
-compute here.
+"""A trainer's program: what it requests from parameter servers, and the program that is left to compute here.
 
 `DistributeTranspiler` expresses the requests as operators (`send`, `recv`,
 `distributed_lookup_table`), which are read once; a step is then one call for rows, one compiled
@@ -104,8 +103,10 @@ class TrainerProgram:
 
     @property
     def summed(self) -> list[str]:
-        """Gradients that are merged over the replicas before they are sent. Those of looked-up rows
-        are not: each replica has its own rows."""
+        """Gradients that are merged over the replicas before they are sent.
+
+        Those of looked-up rows are not: each replica has its own rows.
+        """
         return [g for g, _ in self.dense] + [r.grad for r in self.rows if not r.parts]
 
     @property
@@ -115,8 +116,9 @@ class TrainerProgram:
 
 
 def read(program: Program, endpoints: Sequence[str] = ()) -> TrainerProgram | None:
-    """Return the TrainerProgram of a program; None where it is not a trainer's. `endpoints` are the
-    servers in the job's order, where the caller knows it.
+    """Return the TrainerProgram of a program; None where it is not a trainer's.
+
+    `endpoints` are the servers in the job's order, where the caller knows it.
 
     Raises UnsupportedError for programs that DistributeTranspiler does not make,
     UntrustedOperatorError for one that was read and that nobody allowed to ask servers.
@@ -127,8 +129,7 @@ def read(program: Program, endpoints: Sequence[str] = ()) -> TrainerProgram | No
         return None
     if any(op.type in TRAINERS_OPS for b in program.blocks[1:] for op in b.ops):
         raise errors.UnsupportedError(
-            "send, recv and their kind run in the program itself, and not within a block of a "
-            "loop or a condition"
+            "send, recv and their kind run in the program itself, and not within a block of a loop or a condition"
         )
     return _Reader(program, endpoints).found
 
@@ -175,9 +176,7 @@ class _Reader:
         before = self.look_ups.get(name, LookUp(name, (), (), ()))
         ids = tuple(dict.fromkeys((*before.ids, *op.input("Ids"))))
         padding = op.attr("padding_idx")
-        paddings = (
-            tuple(dict.fromkeys((*before.paddings, padding))) if padding != -1 else before.paddings
-        )
+        paddings = tuple(dict.fromkeys((*before.paddings, padding))) if padding != -1 else before.paddings
         self.look_ups[name] = LookUp(name, ids, tuple(f"{n}@{name}" for n in ids), paddings)
         for n in op.input("Ids"):
             var = self.block.var_recursive(n)
@@ -228,9 +227,7 @@ class _Reader:
         self.found.rows.append(SentRows(param, grad, parts, look_up))
 
     def _direct(self, grad: str) -> list[Operator]:
-        """The gradients of look-ups whose sum is a gradient which is only sent; none where there is
-        more to it.
-        """
+        """The gradients of look-ups whose sum is a gradient which is only sent; none where there is more to it."""
         readers: dict[str, int] = {}
         for i, op in enumerate(self.block.ops):
             for name in op.input_arg_names if i not in self.gone else ():
@@ -262,9 +259,7 @@ class _Reader:
         """Remove the operators that join received pieces: pieces are joined when they arrive."""
         pieces = {p.name for d in self.found.received if len(d.pieces) > 1 for p in d.pieces}
         for i, op in enumerate(self.block.ops):
-            if op.type == "concat" and (
-                set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))
-            ):
+            if op.type == "concat" and (set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))):
                 self.gone.add(i)
 
     # ---- what stays ----
@@ -308,12 +303,7 @@ class _Reader:
 
     def _forget_unused(self) -> None:
         """Remove variables that only removed operators used."""
-        used = {
-            n
-            for b in self.found.local.blocks
-            for op in b.ops
-            for n in op.input_arg_names + op.output_arg_names
-        }
+        used = {n for b in self.found.local.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
         asked = {n for u in self.found.look_ups for n in u.ids}
         for name, var in list(self.local.vars.items()):
             if name not in used and not (var.persistable or var.is_data or name in asked):

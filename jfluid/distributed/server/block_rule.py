@@ -39,8 +39,10 @@ class BlockRule:
 
 
 class BlockRules:
-    """The updates of pieces of one kind, by one call of a kernel. Their variables stay in the server's
-    scope: as parts of one array, a new one after each update, so that who reads the old one keeps it.
+    """The updates of pieces of one kind, by one call of a kernel.
+
+    Their variables stay in the server's scope: as parts of one array, a new one after each update, so that
+    who reads the old one keeps it.
 
     Args:
         rules: of the pieces.
@@ -63,14 +65,10 @@ class BlockRules:
         tensors = [self._tensor(name) for name in self._names]
         if any(t.value is not v for t, v in zip(tensors, self._values)):  # others have set them
             self._numbers = np.concatenate([np.ravel(t.value) for t in tensors])
-        self._numbers = dense.updated(
-            self._rule, self._numbers, gradients, learning_rate, self._widths
-        )
+        self._numbers = dense.updated(self._rule, self._numbers, gradients, learning_rate, self._widths)
         numbers = self._numbers.view()
         numbers.flags.writeable = False
-        self._values = [
-            numbers[place].reshape(shape) for place, shape in zip(self._places, self._shapes)
-        ]
+        self._values = [numbers[place].reshape(shape) for place, shape in zip(self._places, self._shapes)]
         for tensor, value in zip(tensors, self._values):
             tensor.value = value
         return self._values[:: self._every]

@@ -70,9 +70,7 @@ class ProgramBlock:
             return self.changed()
 
     def changed(self, value: Array | None = None) -> int:
-        """Note that the value in the scope has changed, to `value` where it is on the host; returns the
-        new version.
-        """
+        """Note that the value in the scope has changed, to `value` where it is on the host; returns the new version."""
         self._value = value
         self.version += 1
         return self.version
@@ -134,11 +132,7 @@ class ProgramStore(Store):
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in updates_of(program, listen):
             if update.grad in sparse:
-                saved = (
-                    program.division.variables.get(update.param)
-                    if program.division is not None
-                    else None
-                )
+                saved = program.division.variables.get(update.param) if program.division is not None else None
                 options = saved.table_options if saved is not None else {}
                 self.tables[update.param], self._row_updates[update.param] = make_table(
                     update, scope, self.tensor, program.random_seed, lambda: engine.device, options
@@ -148,12 +142,7 @@ class ProgramStore(Store):
         schedule = listen.attr("lr_decay_block_id")
         self._schedule = self._alone(program.blocks[schedule].ops) if schedule >= 0 else None
         self._counts = (
-            [
-                n
-                for op in program.blocks[schedule].ops
-                for n in op.input_arg_names
-                if ".trainer_" in n
-            ]
+            [n for op in program.blocks[schedule].ops for n in op.input_arg_names if ".trainer_" in n]
             if schedule >= 0
             else []
         )
@@ -187,15 +176,10 @@ class ProgramStore(Store):
         """Variables that outlive a round and are part of no table or block: the schedule's, and
         numbers of tables' optimizers."""
         rows = {
-            n
-            for t in self.tables.values()
-            if isinstance(t, ProgramTable)
-            for n in (t.spec.name, *t.variables.values())
+            n for t in self.tables.values() if isinstance(t, ProgramTable) for n in (t.spec.name, *t.variables.values())
         }
         known = (
-            {n for b in self.blocks.values() if isinstance(b, ProgramBlock) for n in b.names}
-            | rows
-            | set(self._counts)
+            {n for b in self.blocks.values() if isinstance(b, ProgramBlock) for n in b.names} | rows | set(self._counts)
         )
         return [
             v.name
@@ -230,8 +214,9 @@ class ProgramStore(Store):
         return own | set(division.variables if division is not None else ())
 
     def begins_as(self, name: str) -> PiecePart:
-        """Return of what a variable is a piece. What a trainer got last (DC-ASGD) begins as the
-        parameter does: trainers begin anew, too.
+        """Return of what a variable is a piece.
+
+        What a trainer got last (DC-ASGD) begins as the parameter does: trainers begin anew, too.
         """
         assert self._pieces is not None  # else nothing is cut anew
         for block in self.blocks.values():
@@ -244,22 +229,19 @@ class ProgramStore(Store):
         return self._pieces[name]
 
     def recut_blocks(self) -> Sequence[RecutBlock]:
-        return [
-            b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))
-        ]
+        return [b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))]
 
     def counted(self, name: str) -> tuple[PiecePart, bool]:
-        """Return what is the sum of the trainers' counts of which this is one, and whether it is
-        the first of them.
-        """
+        """Return what is the sum of the trainers' counts of which this is one, and whether it is the first of them."""
         for saved in self._program.division.variables.values():
             if name in saved.counts:
                 return self.begins_as(saved.name), saved.counts[0] == name
         raise errors.ServerError(f"{name} is no count of this server's program")
 
     def value(self, name: str) -> Array:
-        """Return the value of a variable now. Raises UninitializedError where the startup program
-        was not run.
+        """Return the value of a variable now.
+
+        Raises UninitializedError where the startup program was not run.
         """
         for table in self.tables.values():
             if isinstance(table, ProgramTable) and name in table.powers:
@@ -267,8 +249,9 @@ class ProgramStore(Store):
         return np.array(self.tensor(name))
 
     def tensor(self, name: str) -> Any:
-        """Return the tensor of a variable. Raises UninitializedError where the startup program was
-        not run.
+        """Return the tensor of a variable.
+
+        Raises UninitializedError where the startup program was not run.
         """
         found = self._scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
@@ -286,9 +269,7 @@ class ProgramStore(Store):
         if found is not None:
             return found
         if name in self.tables:
-            return WholeTable(
-                self.tables[name], tuple(self._program.global_block().var(name).shape)
-            )
+            return WholeTable(self.tables[name], tuple(self._program.global_block().var(name).shape))
         var = self._program.global_block().vars.get(name)
         if var is not None and var.persistable:
             self.tensor(name)
@@ -297,9 +278,7 @@ class ProgramStore(Store):
 
     # ---- updates ----
 
-    def read(
-        self, blocks: Sequence[dense.Block], trainer: int | None = None
-    ) -> list[tuple[Array, int]]:
+    def read(self, blocks: Sequence[dense.Block], trainer: int | None = None) -> list[tuple[Array, int]]:
         with self.lock:
             found = super().read(blocks)
             for block, (value, _) in zip(blocks, found):
@@ -317,15 +296,11 @@ class ProgramStore(Store):
             if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
                 raise errors.ServerError(f"{change.block} is a table: it takes gradients by rows")
             if isinstance(block, Variables):
-                raise errors.ServerError(
-                    f"{change.block}: the server's program computes it; it takes no changes"
-                )
+                raise errors.ServerError(f"{change.block}: the server's program computes it; it takes no changes")
             if isinstance(block, Counter) and change.change != Change.ADD:
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")
 
-    def _apply(
-        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None
-    ) -> None:
+    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
         in_round = self.synchronous and trainer is None
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
@@ -359,8 +334,9 @@ class ProgramStore(Store):
         )
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
-        """Run the blocks of these pieces: by rules, the others all in one program. Raises ServerError
-        where they need to know the trainer.
+        """Run the blocks of these pieces: by rules, the others all in one program.
+
+        Raises ServerError where they need to know the trainer.
         """
         with self.lock:
             feed = {}
@@ -374,9 +350,7 @@ class ProgramStore(Store):
                 return
             if any(piece.update.kept for piece in pieces.values()):
                 if trainer is None:
-                    raise errors.ServerError(
-                        "enable_dc_asgd corrects the gradients of one trainer, and not of a round"
-                    )
+                    raise errors.ServerError("enable_dc_asgd corrects the gradients of one trainer, and not of a round")
                 feed["@TRAINER_ID@"] = np.array([trainer], np.int64)
             key = tuple(sorted(pieces))
             if key not in self._compiled:
@@ -395,10 +369,7 @@ class ProgramStore(Store):
         for piece in pieces.values():
             if piece.rule is not None:
                 kinds.setdefault(piece.rule.kind, []).append(piece)
-        by_rules = [
-            (BlockRules([p.rule for p in of if p.rule is not None], self.tensor), of)
-            for of in kinds.values()
-        ]
+        by_rules = [(BlockRules([p.rule for p in of if p.rule is not None], self.tensor), of) for of in kinds.values()]
         return by_rules, {name: piece for name, piece in pieces.items() if piece.rule is None}
 
     def _rate(self, name: str) -> np.float32:
@@ -416,10 +387,7 @@ class ProgramStore(Store):
         block = program.global_block()
         for op in ops:
             for name in op.input_arg_names + op.output_arg_names:
-                if (
-                    name not in block.vars
-                    and (var := op.block.find_var_recursive(name)) is not None
-                ):
+                if name not in block.vars and (var := op.block.find_var_recursive(name)) is not None:
                     twin = block.clone_variable(var, force_persistable=False)
                     if name.endswith("@GRAD") or "@GRAD." in name:
                         twin.persistable = False
@@ -440,11 +408,7 @@ class ProgramStore(Store):
     def _set_rates(self) -> None:
         """Set the tables' learning rates to those that the schedule computed."""
         for table in self.tables.values():
-            found = (
-                self._scope.find_var(table.rate)
-                if isinstance(table, ProgramTable) and table.rate
-                else None
-            )
+            found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
             # a schedule makes it in the first step
             if found is not None and found.get_tensor()._is_initialized():
                 table.learning_rate = float(np.array(found.get_tensor()).reshape(()))
@@ -478,16 +442,12 @@ class WholeTable:
 
     def add(self, difference: Array) -> int:
         """Add to all rows, past the optimizer; returns a version that was never seen."""
-        self._table.add(
-            np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1)
-        )
+        self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
         return self.version
 
     def assign(self, value: Array) -> int:
         """Set all rows; the optimizer's state stays. Returns a version that was never seen."""
-        self._table.assign(
-            np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1)
-        )
+        self._table.assign(np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1))
         return self.version
 
 
@@ -522,9 +482,7 @@ class Counter:
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for a `state` of something else."""
         if len(state["numbers"]) != 2:
-            raise errors.ServerError(
-                f"{self.name}: expected a count, found {len(state['numbers'])} numbers"
-            )
+            raise errors.ServerError(f"{self.name}: expected a count, found {len(state['numbers'])} numbers")
 
     def recut(self, wholes: Wholes) -> dict[str, Any]:
         """Return the state that other servers' counts make: together they are the steps that the

@@ -42,9 +42,7 @@ class Serving(Runner):
         from jfluid.ps_server.server import Server
 
         if feed or fetches:
-            raise errors.FetchError(
-                "a server's program has nothing to feed or fetch: run it with the program alone"
-            )
+            raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
         store = ProgramStore(self._program, scope, self._engine)
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")

@@ -1,5 +1,4 @@
-"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when
-it is started again.
+"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when it is started again.
 
 Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the
 folder too: with it they keep pushes for each server, to send them again, and in synchronous
@@ -50,17 +49,16 @@ class Snapshots:
 
     @classmethod
     def of_server(cls, number: int, servers: int) -> "Snapshots | None":
-        """Return those of server `number` of so many, as the environment says. Raises ServerError
-        for variables that make no sense.
+        """Return those of server `number` of so many, as the environment says.
+
+        Raises ServerError for variables that make no sense.
         """
         from jfluid.environment.process import RoleVariables, SnapshotVariables
 
         told = SnapshotVariables.from_env()
         if told.snapshot_folder is None:
             if told.restore:
-                raise errors.ServerError(
-                    "JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are"
-                )
+                raise errors.ServerError("JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are")
             return None
         folders = [told.snapshot_folder.absolute() / f"server-{n}" for n in range(servers)]
         return cls(
@@ -89,26 +87,22 @@ class Snapshots:
                 + (f". It belongs to {owner}" if owner is not None else "")
             )
         earlier = snapshot.job_of(self.folder) if self.restore else None
-        with snapshot_owner.claimed(
-            self.folder, token, self._restarted, earlier, self._peers
-        ) as job:
+        with snapshot_owner.claimed(self.folder, token, self._restarted, earlier, self._peers) as job:
             yield job
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
         """Return the writer of them: together with the other servers, or alone."""
-        return (
-            _RoundWriter(self, server, peers)
-            if server.store.synchronous
-            else _PeriodicWriter(self, server)
-        )
+        return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
 
 class Writer:
     """Puts a server into the state of its last snapshot, and writes new ones while it serves."""
 
     def begin(self) -> None:
-        """Go on from a snapshot if the server was started again. Raises ServerError when that is
-        another program's, or when the servers cannot agree."""
+        """Go on from a snapshot if the server was started again.
+
+        Raises ServerError when that is another program's, or when the servers cannot agree.
+        """
         raise NotImplementedError
 
     def start(self) -> None:
@@ -158,9 +152,7 @@ class _PeriodicWriter(Writer):
         _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
 
     def start(self) -> None:
-        threading.Thread(
-            target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
@@ -197,9 +189,7 @@ class _RoundWriter(Writer):
 
         self._snapshots, self._server, self._peers = snapshots, server, peers
         service, trainer_group = server.service, server.trainer_group
-        self._own = RoundSnapshots(
-            snapshots.folder, server.store, trainer_group.left, service.is_saved
-        )
+        self._own = RoundSnapshots(snapshots.folder, server.store, trainer_group.left, service.is_saved)
         self._coordinator = None if peers.server else Coordinator(service, peers, snapshots.every_s)
         service.round_snapshots = self._own
         trainer_group.on_round = self._own.on_round

@@ -1,6 +1,4 @@
-"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and
-checkpoints pull them.
-"""
+"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and checkpoints pull them."""
 
 import time
 from collections.abc import Sequence
@@ -76,9 +74,7 @@ class Variables:
             return packed([self._store.value(n) for n in self._names]), self.version
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
-        raise errors.ServerError(
-            f"{self.name}: the server's program computes it; it takes no changes"
-        )
+        raise errors.ServerError(f"{self.name}: the server's program computes it; it takes no changes")
 
     add = assign = push
 
@@ -93,32 +89,24 @@ class Variables:
         arrays = [self._store.value(n) for n in self._names]
         there, size = self._described(arrays), packed(arrays).size
         if there != state.get("variables"):
-            raise errors.ServerError(
-                f"block {self.name}: expected {there}, found {str(state.get('variables'))[:1000]}"
-            )
+            raise errors.ServerError(f"block {self.name}: expected {there}, found {str(state.get('variables'))[:1000]}")
         if len(state["numbers"]) != size:
-            raise errors.ServerError(
-                f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}"
-            )
+            raise errors.ServerError(f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}")
 
     def recut(self, wholes: Wholes) -> dict[str, Any]:
-        """Return the state that other servers' pieces make. Raises DamagedError and ServerError, as
-        `Wholes.read` does.
+        """Return the state that other servers' pieces make.
+
+        Raises DamagedError and ServerError, as `Wholes.read` does.
         """
         there = [self._store.value(n) for n in self._names]
-        arrays = [
-            wholes.read(self._store.begins_as(n), str(a.dtype))
-            for n, a in zip(self._names, there, strict=True)
-        ]
+        arrays = [wholes.read(self._store.begins_as(n), str(a.dtype)) for n, a in zip(self._names, there, strict=True)]
         return {"numbers": packed(arrays), "variables": self._described(arrays)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of other variables."""
         with self._store.lock:
             self.check(state)
-            for name, array in zip(
-                self._names, unpacked(state["numbers"], state["variables"]), strict=True
-            ):
+            for name, array in zip(self._names, unpacked(state["numbers"], state["variables"]), strict=True):
                 self._store.tensor(name).set(array)
 
     def _described(self, arrays: Sequence[Array]) -> list[Any]:

@@ -15,8 +15,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Function:
-    """Operators as a function from named values to named values. It is compiled once for all values
-    of one shape.
+    """Operators as a function from named values to named values.
+
+    It is compiled once for all values of one shape.
 
     Args:
         ops: the operators, in order.
@@ -56,6 +57,7 @@ class Function:
 
     def shapes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what it would return for such values (jax.ShapeDtypeStruct, or what holds them).
+
         Raises what an operator does.
         """
         key = jax.ShapeDtypeStruct((2,), np.uint32) if self.draws else None

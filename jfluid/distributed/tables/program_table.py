@@ -1,6 +1,4 @@
-"""Tables of a server's program: the spec that its optimizer, and the values that its startup
-program, say.
-"""
+"""Tables of a server's program: the spec that its optimizer, and the values that its startup program, say."""
 
 import math
 import os
@@ -46,12 +44,9 @@ class ProgramTable(SparseTable):
         """Take the variables' names from the operator that the table's rule stands for."""
         rule = RULES.get(op.type)
         if rule is not None:
-            self.variables = {
-                slot.name: op.input(slot.input)[0] for slot in rule.slots if op.input(slot.input)
-            }
+            self.variables = {slot.name: op.input(slot.input)[0] for slot in rule.slots if op.input(slot.input)}
             self.powers = {
-                op.input(slot)[0]: op.attr(rule.attributes[setting])
-                for slot, setting in rule.powers.items()
+                op.input(slot)[0]: op.attr(rule.attributes[setting]) for slot, setting in rule.powers.items()
             }
 
     def empty(self) -> "ProgramTable":
@@ -81,9 +76,7 @@ class ProgramTable(SparseTable):
             for name, beta in self.powers.items()
         ]
         counts = [
-            round(math.log(value) / math.log(beta)) - 1
-            for value, beta in told
-            if value > _SMALL_POWER and 0 < beta < 1
+            round(math.log(value) / math.log(beta)) - 1 for value, beta in told if value > _SMALL_POWER and 0 < beta < 1
         ]
         # Where all powers have vanished the rate no longer depends on the count.
         step = counts[0] if counts else _MANY_STEPS if told else 0
@@ -110,9 +103,7 @@ def make_table(
 
     Raises UnsupportedError for updates that no table can make.
     """
-    row_update, parts = row_update_of(
-        update, lambda name: _first_value(name, scope, tensor), tensor, seed, device
-    )
+    row_update, parts = row_update_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
     initializer, first = (found.row_initializer if found is not None else None) or (
         specs.Constant(),
@@ -148,9 +139,7 @@ def _shards() -> Any:
 
 
 def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
-    """Put the values in the scope, and the optimizer's state where it differs from that of new
-    rows, into a table.
-    """
+    """Put the values in the scope, and the optimizer's state where it differs from that of new rows, into a table."""
     width = table.spec.width
     values = np.array(tensor(table.spec.name), np.float32).reshape(-1, width)
     ids = np.arange(len(values), dtype=np.int64)
@@ -163,24 +152,18 @@ def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
             table.assign_slots(ids, {slot: state})
 
 
-def fill_owned(
-    table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int
-) -> None:
+def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int) -> None:
     """Put those rows of a file of the whole table that fall to this server into a table."""
     step = max(_READ_BYTES // (4 * table.spec.width), 1)
     for first in range(0, shape[0], step):
         ids = np.arange(first, min(first + step, shape[0]), dtype=np.int64)
-        values = load_rows(path, table.spec.name, np.float32, shape, first, len(ids)).reshape(
-            len(ids), -1
-        )
+        values = load_rows(path, table.spec.name, np.float32, shape, first, len(ids)).reshape(len(ids), -1)
         mine = kernels.owners_of(ids, servers) == server
         table.assign(ids[mine], values[mine])
 
 
 def _first_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
-    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all
-    there.
-    """
+    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all there."""
     found = scope.find_var(name)
     if found is not None and found.row_initializer is not None:
         return float(found.row_initializer[0].value)

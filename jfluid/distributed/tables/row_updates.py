@@ -51,8 +51,9 @@ class Parts:
 
     @classmethod
     def of(cls, update: Update) -> "Parts":
-        """Return the parts of an update. Raises UnsupportedError for a parameter that is no float32
-        matrix.
+        """Return the parts of an update.
+
+        Raises UnsupportedError for a parameter that is no float32 matrix.
         """
         var = update.block.var_recursive(update.param)
         if len(var.shape) != 2 or var.np_dtype != np.float32:
@@ -93,8 +94,7 @@ class Parts:
 
 
 class UpdateByRule:
-    """The table's compiled rule; the operators before the optimizer change the gradient, or make
-    the learning rate.
+    """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
 
     Attributes:
         optimizer: what the table's spec says of it.
@@ -137,11 +137,7 @@ class UpdateByRule:
         with all computed that may fail.
         """
         if self._function is not None:
-            values = {
-                n: np.array(self._tensor(n))
-                for n in self._parts.numbers
-                if n in self._function.reads
-            }
+            values = {n: np.array(self._tensor(n)) for n in self._parts.numbers if n in self._function.reads}
             if self._parts.update.grad in self._function.reads:
                 values[self._parts.update.grad] = _padded(gradients)
             found = self._function(values)
@@ -153,8 +149,9 @@ class UpdateByRule:
 
 
 class UpdateByFunction:
-    """The block's operators, compiled as a function of rows. The attributes are those of
-    `UpdateByRule`.
+    """The block's operators, compiled as a function of rows.
+
+    The attributes are those of `UpdateByRule`.
     """
 
     alone = True
@@ -180,9 +177,7 @@ class UpdateByFunction:
         if not parts.spread:
             rows = jax.ShapeDtypeStruct((ladder(1),), np.int64)
             shapes = {n: parts.described(n) for n in self._rows} | {
-                parts.update.grad: SelectedRows(
-                    rows, shapes[parts.update.grad], parts.shape[0], unique=True
-                )
+                parts.update.grad: SelectedRows(rows, shapes[parts.update.grad], parts.shape[0], unique=True)
             }
         _try(parts, self._function, shapes)
 
@@ -196,14 +191,14 @@ class UpdateByFunction:
             )
         if not self._parts.spread and len(ids) and (ids.min() < 0 or ids.max() >= height):
             raise errors.ServerError(
-                f"table {name}: ids: expected some of 0 ... {height - 1}, found {ids.min()} ... "
-                f"{ids.max()}"
+                f"table {name}: ids: expected some of 0 ... {height - 1}, found {ids.min()} ... {ids.max()}"
             )
 
     def prepare(
         self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
     ) -> Callable[[], Any]:
         """Return what makes the update (ids int64 [n], each once; gradients float32 [n, width]).
+
         Where it fails nothing changes.
         """
         return lambda: (self._touched if self._parts.spread else self._all)(table, ids, gradients)
@@ -240,11 +235,7 @@ class UpdateByFunction:
 
     def _made(self, table: SparseTable, values: dict[str, Any]) -> dict[str, Array]:
         values |= {n: np.array(self._tensor(n)) for n in self._parts.numbers}
-        key = (
-            np.array([self._seed & 0xFFFFFFFF, table.step & 0xFFFFFFFF], np.uint32)
-            if self._function.draws
-            else None
-        )
+        key = np.array([self._seed & 0xFFFFFFFF, table.step & 0xFFFFFFFF], np.uint32) if self._function.draws else None
         return self._function(values, key)
 
     def _keep(self, made: dict[str, Array]) -> None:
@@ -279,12 +270,8 @@ def row_update_of(
         return UpdateByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
     rule = _rule_for(parts, op)
     if rule is not None:
-        firsts = {
-            slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first
-        }
-        return UpdateByRule(
-            parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device
-        ), parts
+        firsts = {slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first}
+        return UpdateByRule(parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device), parts
     if parts.spread:
         _check_touched(parts, op)
     return UpdateByFunction(parts, first_value, tensor, seed, device), parts
@@ -298,11 +285,7 @@ def _is_sparse(parts: Parts, op: Operator) -> bool:
 def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
     """The compiled rule that does what a block's operators do; None where there is none."""
     rule, before = RULES.get(op.type), parts.update.ops[:-1]
-    if (
-        rule is None
-        or op is not parts.update.ops[-1]
-        or not (registry.get(op.type).sparse and _is_sparse(parts, op))
-    ):
+    if rule is None or op is not parts.update.ops[-1] or not (registry.get(op.type).sparse and _is_sparse(parts, op)):
         return None
     if any(op.input(slot) and slot not in rule.inputs for slot in op.input_names):
         return None
@@ -311,9 +294,7 @@ def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
 
 
 def _check_touched(parts: Parts, op: Operator) -> None:
-    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the
-    others.
-    """
+    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the others."""
     name, types = parts.update.param, ", ".join(o.type for o in parts.update.ops)
     if schema.current().needs_whole(op.type) or _is_sparse(parts, op):
         raise errors.UnsupportedError(
@@ -346,8 +327,7 @@ def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
         found = function.shapes(values)
     except errors.JFluidError as error:
         raise errors.UnsupportedError(
-            f"table {name}: its rows cannot be updated by "
-            f"{', '.join(o.type for o in parts.update.ops)}: {error}"
+            f"table {name}: its rows cannot be updated by {', '.join(o.type for o in parts.update.ops)}: {error}"
         ) from error
     for made in {name, *parts.slots} & set(found):
         if found[made].shape != rows[made].shape:

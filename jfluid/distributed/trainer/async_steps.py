@@ -75,9 +75,7 @@ class AsyncSteps:
             if receives:
                 self._since = 0
             begun = begin(connection, gradients, wanted=pieces(program) if receives else [])
-            self._under_way = begun or self._thread.submit(
-                send, connection, program, gradients, receives
-            )
+            self._under_way = begun or self._thread.submit(send, connection, program, gradients, receives)
 
     def arrive(self) -> None:
         if self._last is not None:

@@ -1,6 +1,4 @@
-"""`fluid.communicator.Communicator`: switches on how a trainer's program exchanges gradients and
-parameters.
-"""
+"""`fluid.communicator.Communicator`: switches on how a trainer's program exchanges gradients and parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +17,7 @@ __all__ = ["Communicator"]
 
 
 class Communicator:
-    """How the trainer that a program belongs to exchanges gradients and parameters with parameter
-    servers.
+    """How the trainer that a program belongs to exchanges gradients and parameters with parameter servers.
 
         communicator = fluid.communicator.Communicator(fleet.main_program, DistributedMode.ASYNC)
         communicator.start()
@@ -67,9 +64,7 @@ class Communicator:
             )
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():
-            raise errors.ProgramError(
-                f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}"
-            )
+            raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
         self._mode, self._program, self._kwargs, self._envs = (
             mode,
             read,
@@ -79,8 +74,10 @@ class Communicator:
         self._strategy: Strategy | None = None
 
     def start(self) -> None:
-        """From now on steps of the program go by this communicator. A second start does nothing.
-        With ASYNC and GEO servers are asked when the first step needs them, as in Fluid.
+        """From now on steps of the program go by this communicator.
+
+        A second start does nothing. With ASYNC and GEO servers are asked when the first step needs them, as
+        in Fluid.
 
         Raises ProgramError for a setting that is too small; with SYNC and HALF_ASYNC ServerError
         when a server does not answer.
@@ -88,9 +85,7 @@ class Communicator:
         if self._strategy is None:
             made, depth = self._made(), int(self._setting("prefetch_depth"))
             if depth < 0:
-                raise errors.ProgramError(
-                    f"communicator_prefetch_depth: expected at least 0, found {depth}"
-                )
+                raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
 
             def use(connection: connections.Connection) -> None:
                 connection.strategy, connection.prefetch_depth = made, depth
@@ -106,8 +101,7 @@ class Communicator:
                     raise
 
     def stop(self) -> None:
-        """Send what waits, give the trainer the servers' parameters, and go back to what the
-        program's operators say.
+        """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.
 
         Raises ServerError where that failed.
         """
@@ -146,9 +140,7 @@ class Communicator:
                 raise errors.ProgramError(f"kwargs: GEO needs {', '.join(sorted(missing))}")
             return Geo(int(self._kwargs["push_nums"]), int(self._kwargs["trainers"]))
         if self._mode != DistributedMode.ASYNC:
-            return Direct(
-                self._mode == DistributedMode.SYNC, pending=self._mode == DistributedMode.HALF_ASYNC
-            )
+            return Direct(self._mode == DistributedMode.SYNC, pending=self._mode == DistributedMode.HALF_ASYNC)
         settings = AsyncSettings(
             queue_size=int(self._setting("send_queue_size")),
             max_merge=int(self._setting("max_merge_var_num")),

@@ -67,9 +67,7 @@ class EarlyStep:
         except Exception as error:
             self._failed = error
 
-    def finish(
-        self, found: "Mapping[str, PulledRows]", parameters: Mapping[str, Array]
-    ) -> Prepared | None:
+    def finish(self, found: "Mapping[str, PulledRows]", parameters: Mapping[str, Array]) -> Prepared | None:
         """Give the step its rows and parameters. None where these are not those that it was made for.
 
         Raises what was wrong with the feed.

@@ -1,6 +1,4 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every
-so many steps.
-"""
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
 
 import threading
 from collections.abc import Mapping
@@ -52,8 +50,7 @@ class Geo:
     def __init__(self, every: int, trainers: int):
         if every < 1 or trainers < 1:
             raise errors.ProgramError(
-                f"GEO: expected steps between two exchanges and trainers of 1 at least, found {every} "
-                f"and {trainers}"
+                f"GEO: expected steps between two exchanges and trainers of 1 at least, found {every} and {trainers}"
             )
         self._every, self._trainers = every, trainers
         self._steps = 0
@@ -62,9 +59,7 @@ class Geo:
         self._tables: set[str] = set()
         # of each step its ids, each once
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = (
-            None
-        )
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = None
         self._last: tuple[Connection, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
@@ -76,9 +71,7 @@ class Geo:
         return {}  # trainers hold their tables
 
     def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        """Note the servers' values, which are everybody's at first; later take over what has
-        come.
-        """
+        """Note the servers' values, which are everybody's at first; later take over what has come."""
         if not self._known:
             self._tables = {table for _, table in program.touched}
             for name, param in connection.params.items():
@@ -140,9 +133,7 @@ class Geo:
         def travel() -> "PullResult":
             from jfluid.ps_server.store import Change
 
-            return connection.client.exchange(
-                rows, blocks, touched, list(blocks), change=Change.ADD
-            )
+            return connection.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
 
         self._under_way = self._thread.submit(travel), touched, scope, connection
 
@@ -172,8 +163,7 @@ class Geo:
         found = scope.find_var(name)
         if found is None or found.get_tensor().value is None:
             raise errors.UninitializedError(
-                f"{name} has no value in the scope: run the startup program first "
-                "(exe.run(fleet.startup_program))"
+                f"{name} has no value in the scope: run the startup program first (exe.run(fleet.startup_program))"
             )
         return found.get_tensor().value
 

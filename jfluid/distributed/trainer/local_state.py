@@ -28,9 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def names(program: TrainerProgram) -> list[str]:
-    """Return the variables that outlive a step of a trainer's program, are written by it, and do
-    not come from servers.
-    """
+    """Return the variables that outlive a step of a trainer's program, are written by it, and do not come from servers."""
     served = {dense.name for dense in program.received} | set(program.tables)
     found = dict.fromkeys(n for op in _operators(program.local) for n in op.output_arg_names)
     block = program.local.global_block()
@@ -60,9 +58,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
         if found is None or not found.get_tensor()._is_initialized():
             continue
         value = np.asarray(found.get_tensor())
-        state.variables.add(
-            name=name, dtype=str(value.dtype), shape=value.shape, value=value.tobytes()
-        )
+        state.variables.add(name=name, dtype=str(value.dtype), shape=value.shape, value=value.tobytes())
     data = state.SerializeToString()
     if len(data) <= LARGEST:
         return data
@@ -78,8 +74,9 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
 
 
 def install(state: "pb.TrainerState", scope: Scope) -> None:
-    """Give a scope back what the trainer had. Raises ServerError for a state that is damaged, or of
-    another program.
+    """Give a scope back what the trainer had.
+
+    Raises ServerError for a state that is damaged, or of another program.
     """
     values = []
     for variable in state.variables:
@@ -89,9 +86,7 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
         try:
             if variable.dtype not in _DTYPES:
                 raise TypeError(f"dtype {variable.dtype[:40]!r}")
-            value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(
-                tuple(variable.shape)
-            )
+            value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(tuple(variable.shape))
         except (ValueError, TypeError, OverflowError) as error:
             raise errors.ServerError(
                 f"{variable.name}: what the servers keep of this trainer is damaged: {error}"
@@ -104,9 +99,7 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
             )
         values.append((there, value))
     if any(count >= 2**62 for count in state.runs.values()):
-        raise errors.ServerError(
-            "what the servers keep of this trainer is damaged: no program runs that often"
-        )
+        raise errors.ServerError("what the servers keep of this trainer is damaged: no program runs that often")
     for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

@@ -16,15 +16,15 @@ from jfluid.transpiler.parameter_server.layout import LOOK_UP
 
 
 class Reader(Trainer):
-    """Runs such a program: its rows are those that the servers have at each run. It creates none,
-    and the servers take it for no trainer.
+    """Runs such a program: its rows are those that the servers have at each run.
+
+    It creates none, and the servers take it for no trainer.
     """
 
-    def run(
-        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
-    ) -> list[Fetched]:
-        """Run the program, after what a trainer of this process has in flight. Raises what
-        `Trainer.run` does.
+    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+        """Run the program, after what a trainer of this process has in flight.
+
+        Raises what `Trainer.run` does.
         """
         connections.settle(self.program.endpoints, self.program.trainer_id)
         return super().run(feed, fetches, scope, parallel)
@@ -49,11 +49,7 @@ def reader(program: Program, engine: Engine) -> Reader:
     statuses = connections.observe(servers, engine).client.status()
     widths = {server: widths_of(status) for server, status in zip(servers, statuses, strict=True)}
     found = remote_look_ups.resolved(program, widths)
-    hashed = [
-        op
-        for op in found.global_block().ops
-        if op.type == LOOK_UP and not op.attr("height_sections")
-    ]
+    hashed = [op for op in found.global_block().ops if op.type == LOOK_UP and not op.attr("height_sections")]
     for i, status in enumerate(statuses if hashed else ()):
         if (status.server, status.servers) != (i, len(servers)):
             raise errors.ServerError(

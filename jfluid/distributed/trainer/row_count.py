@@ -21,8 +21,7 @@ def table_rows(client: "Client") -> dict[str, int]:
 
 
 class RowCount:
-    """Counts the rows of all tables, every second, on a thread of its own: a step never waits for
-    it.
+    """Counts the rows of all tables, every second, on a thread of its own: a step never waits for it.
 
     Called it returns {"rows": the newest count}, and nothing before there is one.
     """

@@ -18,9 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def inner(value: Any) -> Any:
-    """Return the array of a value of a step, with the rows that pad it where it is as the step left
-    it.
-    """
+    """Return the array of a value of a step, with the rows that pad it where it is as the step left it."""
     if isinstance(value, LoDTensor):
         return value.value
     return value.values if isinstance(value, (Ragged, selected_rows.SelectedRows)) else value
@@ -55,9 +53,7 @@ def merged(
         assert rows is not None  # parts are gradients of rows that were looked up
         width = rows.values.shape[1]
         at = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])
-        grads = np.concatenate(
-            [array_of(v).reshape(-1, width) for _, g in sent.parts for v in values[g]]
-        )
+        grads = np.concatenate([array_of(v).reshape(-1, width) for _, g in sent.parts for v in values[g]])
     where = at.astype(np.int32, copy=False)
     total = kernels.summed(grads, where, len(rows.ids))
     # they were asked for, whether in this batch or not
@@ -76,7 +72,5 @@ def _occurring(name: str, sparse: Any) -> tuple[Array, Array]:
     elif isinstance(sparse, SelectedRows):
         at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor().value)
     else:
-        raise errors.UnsupportedError(
-            f"{name}: expected sparse rows, found {type(sparse).__name__}"
-        )
+        raise errors.UnsupportedError(f"{name}: expected sparse rows, found {type(sparse).__name__}")
     return at, np.ascontiguousarray(grads, np.float32).reshape(len(at), -1)

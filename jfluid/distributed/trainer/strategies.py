@@ -42,20 +42,14 @@ def send(
     wanted = pieces(program) if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
-            f"{name}@{i}": value
-            for name, value in gradients.counts.items()
-            for i in range(len(connection.endpoints))
+            f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(connection.endpoints))
         }
         connection.calls.push(blocks=counts, change=Change.ADD)
     if round and connection.careful:
-        connection.calls.push(
-            gradients.rows, gradients.dense, round=round, hold=True, state=state, merged=True
-        )
+        connection.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state, merged=True)
         return connection.calls.pull(rows, wanted, round=round, confirm=True, or_no_rows=True)
     if not wanted and not rows:
-        connection.calls.push(
-            gradients.rows, gradients.dense, round=round, state=state, merged=True
-        )
+        connection.calls.push(gradients.rows, gradients.dense, round=round, state=state, merged=True)
         return PullResult({}, {}, 0)
     return connection.calls.exchange(
         gradients.rows,
@@ -141,9 +135,7 @@ class Direct:
     ) -> dict[str, Array]:
         in_rounds = self._in_rounds(program)
         number = connection.rounds + 1 if in_rounds else 0
-        state = (
-            local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
-        )
+        state = local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
 
         pending = (self._pending or in_rounds) and connection.prefetch_depth
         begun = None
@@ -202,9 +194,7 @@ class AsyncSettings:
             ("min_send_grad_num_before_recv", self.before_receive, 1),
         ):
             if value < least:
-                raise errors.ProgramError(
-                    f"communicator_{name}: expected at least {least}, found {value}"
-                )
+                raise errors.ProgramError(f"communicator_{name}: expected at least {least}, found {value}")
 
 
 class Async:
@@ -213,18 +203,14 @@ class Async:
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = (
-            queue.Queue()
-        )
+        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue()
         self._taken = threading.Condition()  # something has left the queue
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._last: tuple[Connection, TrainerProgram, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
-        self._thread = threading.Thread(
-            target=self._send_all, name="jfluid-communicator", daemon=True
-        )
+        self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
         self._thread.start()
 
     def overlaps(self, program: TrainerProgram) -> bool:
@@ -241,9 +227,7 @@ class Async:
     ) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
         self._last = connection, program, scope
-        own = Gradients(
-            {n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts
-        )
+        own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
         self._check()
         self._queue.put((connection, program, own))
         # Now, not before the next put: so what came back for the step before is there to go on with.
@@ -271,9 +255,7 @@ class Async:
 
     def _check(self) -> None:
         if self._failed is not None:
-            raise errors.ServerError(
-                f"gradients could not be sent: {self._failed}"
-            ) from self._failed
+            raise errors.ServerError(f"gradients could not be sent: {self._failed}") from self._failed
 
     def _send_all(self) -> None:
         try:
@@ -309,9 +291,7 @@ class Async:
             self._take(fresh)
         return not ended
 
-    def _take_step(
-        self, timeout_s: float | None = None
-    ) -> tuple[Connection, TrainerProgram, Gradients] | None:
+    def _take_step(self, timeout_s: float | None = None) -> tuple[Connection, TrainerProgram, Gradients] | None:
         """Return the next step of the queue; raises queue.Empty where none comes in time."""
         step = self._queue.get(timeout=timeout_s)
         with self._taken:
@@ -368,9 +348,7 @@ class Merged:
             ids, values = (
                 parts[0]
                 if len(parts) == 1
-                else table.merge(
-                    np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts])
-                )
+                else table.merge(np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts]))
             )
             out.rows[name] = ids, values if self._sums else values * share
         return out

@@ -1,6 +1,4 @@
-"""Running a trainer's program: rows come in, the program computes, gradients go out, parameters
-come in.
-"""
+"""Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
 
 import functools
 from collections import deque
@@ -87,9 +85,7 @@ class Trainer(Runner):
         self._asking: dict[tuple[str, ...], Program] = {}
         self._placer = FeedPlacer()
 
-    def run(
-        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
-    ) -> list[Fetched]:
+    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
         """Run the program once, or as often as the settings of `parallel` say.
 
         Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
@@ -102,10 +98,7 @@ class Trainer(Runner):
         for _ in range(times):
             values = self._step(step_input, fetches, scope, devices, ahead)
             ahead = None  # the rows have changed since
-        return [
-            Fetched(n, v, divided=parallel is not None)
-            for n, v in zip(fetches, values, strict=True)
-        ]
+        return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
     def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
         """The replicas that compute; None for the engine's own device."""
@@ -120,22 +113,16 @@ class Trainer(Runner):
         if devices is not None:
             program, feed = devices.read(self._engine.reader_feeds, self.program.local, feed)
             divides = not isinstance(feed, (list, tuple))
-            return StepInput(
-                program, [named(f) for f in ([feed] if divides else feed)], divides, owned
-            )
+            return StepInput(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]
-        program, feed = self._engine.reader_feeds.feed(
-            self.program.local, feed, self._engine.device
-        )
+        program, feed = self._engine.reader_feeds.feed(self.program.local, feed, self._engine.device)
         return StepInput(program, [named(feed)], True, owned)
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
         return RowCount(self._connected().client) if self.program.tables else nullcontext(dict)
 
-    def prefetch(
-        self, batches: Iterable[Any], parallel: DataParallel | None = None
-    ) -> Iterator[Any]:
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
         connection = self._connected()
         batches = _untrained(connection, batches) if self.program.trains else batches
         strategy, depth = connection.strategy or DIRECT, connection.prefetch_depth
@@ -150,11 +137,7 @@ class Trainer(Runner):
                 for batch in batches:
                     # what the program computes itself is known in its step
                     known = names <= set(batch)
-                    waiting.append(
-                        self._request(connection, strategy, devices, batch, thread)
-                        if known
-                        else batch
-                    )
+                    waiting.append(self._request(connection, strategy, devices, batch, thread) if known else batch)
                     if len(waiting) > depth:
                         yield waiting.popleft()
                 yield from waiting
@@ -188,9 +171,7 @@ class Trainer(Runner):
         padded = {table: LoDTensor(_padded(rows)) for table, rows in found.items()}
         return found, dict(self._placer.place(padded, self._engine.device))
 
-    def _pull(
-        self, connection: Connection, strategy: Strategy, ids: Mapping[str, Array]
-    ) -> "Mapping[str, PulledRows]":
+    def _pull(self, connection: Connection, strategy: Strategy, ids: Mapping[str, Array]) -> "Mapping[str, PulledRows]":
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
         # an evaluation leaves tables as they are
@@ -241,9 +222,7 @@ class Trainer(Runner):
         strategy.computes()
         as_left = self._only_sent.difference(fetches)
         values = {
-            f.name: list(f.parts)
-            if f.divided or (f.name in as_left and not f.overwritten)
-            else [f.tensor()]
+            f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]
             for f in prepared.fetched(given)
         }
         # a startup program, which has just begun the running statistics anew
@@ -252,12 +231,7 @@ class Trainer(Runner):
         # there they lie where NumPy reads them
         if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
-            _start_copies(
-                v
-                for rows in program.rows
-                for g in rows.names(devices is not None)
-                for v in values[g]
-            )
+            _start_copies(v for rows in program.rows for g in rows.names(devices is not None) for v in values[g])
         jax.block_until_ready([inner(v) for found in values.values() for v in found])
         lap("compute")
         if program.trains:
@@ -341,9 +315,7 @@ class Trainer(Runner):
     @functools.cached_property
     def _only_read(self) -> list[str]:
         """Parameters from servers that the program itself does not change."""
-        changed = {
-            n for b in self.program.local.blocks for op in b.ops for n in op.output_arg_names
-        }
+        changed = {n for b in self.program.local.blocks for op in b.ops for n in op.output_arg_names}
         return [d.name for d in self.program.received if d.name not in changed]
 
     def _parameters(self, scope: Scope) -> Feed:
@@ -357,9 +329,7 @@ class Trainer(Runner):
         return found
 
     def _resume(self, connection: Connection, scope: Scope) -> None:
-        """Before the first step of a trainer that was started again: give it back what only it
-        had.
-        """
+        """Before the first step of a trainer that was started again: give it back what only it had."""
         if connection.resumed is not None:
             local_state.install(connection.resumed, scope)
             if self.program.trains:
@@ -373,12 +343,8 @@ class Trainer(Runner):
 
     # ---- rows ----
 
-    def _ids(
-        self, feeds: list[Feed], scope: Scope
-    ) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
-        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the
-        program itself reads.
-        """
+    def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
+        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the program itself reads."""
         asked = self._asked(self.program.look_ups, feeds, scope)
         for feed in feeds:
             for name in self._only_asked & set(feed):
@@ -397,17 +363,11 @@ class Trainer(Runner):
             asked[look_up.table] = np.concatenate(front + flat), own
         return asked
 
-    def _tensors(
-        self, look_ups: Sequence[LookUp], feed: Feed, scope: Scope
-    ) -> dict[str, LoDTensor]:
+    def _tensors(self, look_ups: Sequence[LookUp], feed: Feed, scope: Scope) -> dict[str, LoDTensor]:
         """The ids of a feed, and those that the program computes from it."""
         names = dict.fromkeys(n for u in look_ups for n in u.ids)
         computed = tuple(n for n in names if n not in feed)
-        values = (
-            dict(zip(computed, self._compute(computed, feed, scope), strict=True))
-            if computed
-            else {}
-        )
+        values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
         return {n: _tensor(n, feed[n] if n in feed else values[n]) for n in names}
 
     @functools.cached_property
@@ -421,9 +381,7 @@ class Trainer(Runner):
         if names not in self._asking:
             program = self.program.local._prune_with_input(list(feed), list(names))
             unknown = [
-                n
-                for n in names
-                if n not in {o for op in program.global_block().ops for o in op.output_arg_names}
+                n for n in names if n not in {o for op in program.global_block().ops for o in op.output_arg_names}
             ]
             if unknown:
                 raise errors.FeedError(
@@ -434,14 +392,13 @@ class Trainer(Runner):
         program = self._asking[names]
         feed = self._with_rows(program, feed, scope)
         given = program.global_block().vars
-        found = self._engine.run(
-            program, {n: v for n, v in feed.items() if n in given}, list(names), scope, exact=True
-        )
+        found = self._engine.run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope, exact=True)
         return [f.tensor() for f in found]
 
     def _with_rows(self, program: Program, feed: Feed, scope: Scope) -> Feed:
-        """The feed with the rows from which a program computes ids. Servers are asked for them
-        first; the step asks for them again, and only that counts as a show.
+        """The feed with the rows from which a program computes ids.
+
+        Servers are asked for them first; the step asks for them again, and only that counts as a show.
         """
         reading = {n for op in program.global_block().ops for n in op.input_arg_names}
         look_ups = []
@@ -476,9 +433,7 @@ class Trainer(Runner):
             values = placed[look_up.table] if placed else _padded(rows)
             for feed in feeds:
                 feed[look_up.table] = values
-            inverse[look_up.table] = self._positions(
-                look_up, rows.inverse, asked[look_up.table][1], feeds
-            )
+            inverse[look_up.table] = self._positions(look_up, rows.inverse, asked[look_up.table][1], feeds)
         return inverse
 
     def _positions(
@@ -509,9 +464,7 @@ class Trainer(Runner):
             gradients.rows[sent.table] = row_gradients.merged(
                 sent, values, found.get(sent.table), inverse.get(sent.table, {})
             )
-        gradients.counts = {
-            n: array_of(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts
-        }
+        gradients.counts = {n: array_of(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts}
         touched: dict[str, list[Array]] = {}
         for name, table in self.program.touched:
             ids = values[name] if name in values else [f[name] for f in feeds]
@@ -540,8 +493,7 @@ def _tensor(name: str, value: Any) -> LoDTensor:
     tensor = value if isinstance(value, LoDTensor) else LoDTensor(np.asarray(value))
     if tensor.value.dtype != np.int64:
         raise errors.FeedError(
-            f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with "
-            '.astype("int64")'
+            f'feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with .astype("int64")'
         )
     return tensor
 

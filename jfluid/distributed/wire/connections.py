@@ -55,9 +55,7 @@ class Strategy(Protocol):
         ...
 
     def overlaps(self, program: TrainerProgram) -> bool:
-        """Return whether rows for the next step may be pulled before this one's gradients are
-        applied.
-        """
+        """Return whether rows for the next step may be pulled before this one's gradients are applied."""
         ...
 
     def begin(self, connection: "Connection", program: TrainerProgram, scope: Scope) -> None:
@@ -75,14 +73,16 @@ class Strategy(Protocol):
         ...
 
     def arrive(self) -> None:
-        """Wait for the gradients that are under way, where the strategy has no thread for them. Raises
-        ServerError where they could not be sent.
+        """Wait for the gradients that are under way, where the strategy has no thread for them.
+
+        Raises ServerError where they could not be sent.
         """
         ...
 
     def stop(self) -> None:
-        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where
-        that failed.
+        """Send what waits, and give the trainer the servers' parameters.
+
+        Raises ServerError where that failed.
         """
         ...
 
@@ -188,9 +188,7 @@ class Connection:
         scope: Scope,
         begun: bool = False,
     ) -> None:
-        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are
-        what it returns.
-        """
+        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
         self._exchange = Exchange(self._threads.submit, send, program, scope, begun)
         with self._watches:
@@ -218,8 +216,9 @@ class Connection:
             self._exchange.begin()
 
     def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, PulledRows] | None":
-        """Wait for the exchange that is pending. The rows of these ids, where there was one that
-        could bring them.
+        """Wait for the exchange that is pending.
+
+        The rows of these ids, where there was one that could bring them.
 
         Raises ServerError where it failed.
         """
@@ -321,9 +320,7 @@ class Connection:
         self.calls.place_table(
             param.name,
             param.width,
-            []
-            if param.hashed
-            else [RowRange(p.name, p.server, p.first, p.rows) for p in param.pieces],
+            [] if param.hashed else [RowRange(p.name, p.server, p.first, p.rows) for p in param.pieces],
         )
 
 
@@ -372,8 +369,9 @@ def cancel(program: TrainerProgram) -> bool:
 
 
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
-    """Return a trainer's connection, for one who asks the servers something in passing. `user`
-    leaves it later if nobody else has it.
+    """Return a trainer's connection, for one who asks the servers something in passing.
+
+    `user` leaves it later if nobody else has it.
 
     The servers may be named in another order than the job's where the connection is there.
     """
@@ -388,8 +386,9 @@ def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
 
 
 def settle(endpoints: Sequence[str], trainer: int) -> None:
-    """Wait for what a trainer of this process has in flight to some of its servers, if it has a
-    connection to them. Raises ServerError where that failed.
+    """Wait for what a trainer of this process has in flight to some of its servers, if it has a connection to them.
+
+    Raises ServerError where that failed.
     """
     with _lock:
         found = [
@@ -438,9 +437,7 @@ def _forget(connection: Connection) -> None:
 
 
 def leave(user: object) -> None:
-    """Say goodbye for an engine: servers of which it was the last user end when all trainers have
-    left.
-    """
+    """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
     with _lock:
         mine = [(key, found) for key, found in _connections.items() if user in found.users]
         for key, found in mine:

@@ -1,6 +1,4 @@
-"""Pending parameters: what a step sends to the servers, and receives from them, while the next step
-begins.
-"""
+"""Pending parameters: what a step sends to the servers, and receives from them, while the next step begins."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -17,8 +15,10 @@ PATIENCE_S = 0.005
 
 
 class Exchange:
-    """A push and what comes back for it. For a moment it waits for the next step, which asks for its
-    rows and sends both in one call, from its own thread; when none comes another thread sends it.
+    """A push and what comes back for it.
+
+    For a moment it waits for the next step, which asks for its rows and sends both in one call, from its own
+    thread; when none comes another thread sends it.
 
     Args:
         start: starts a function in a thread.
@@ -44,9 +44,7 @@ class Exchange:
         self._send, self._wanted, self._begun = send, False, False
         self._pulled: Future[PullResult] = Future()
         self.rows: Mapping[str, PulledRows] = {}
-        self._waiting = {
-            dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received
-        }
+        self._waiting = {dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received}
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
@@ -80,8 +78,9 @@ class Exchange:
             self._start(self.send)
 
     def finish(self) -> None:
-        """Wait until the parameters are there. Raises what sending raised; then they are as they
-        were before.
+        """Wait until the parameters are there.
+
+        Raises what sending raised; then they are as they were before.
         """
         self.send()
         with self._lock:

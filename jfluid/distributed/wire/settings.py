@@ -1,6 +1,4 @@
-"""What the environment says of servers and of connections to them (see
-jfluid.environment.process).
-"""
+"""What the environment says of servers and of connections to them (see jfluid.environment.process)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +29,9 @@ def server_settings(number: int, on_host: int, **settings: Any) -> "Settings":
 
 
 def client_options() -> dict[str, Any]:
-    """Return what the environment says of a trainer's connections. Raises ServerError for a file
-    that cannot be read.
+    """Return what the environment says of a trainer's connections.
+
+    Raises ServerError for a file that cannot be read.
     """
     from jfluid.environment.process import ConnectionVariables
 
@@ -51,23 +50,18 @@ def client_options() -> dict[str, Any]:
 
 
 def writes_snapshots() -> bool:
-    """Return whether this job's servers write snapshots, so that processes of it may be killed and
-    started again.
-    """
+    """Return whether this job's servers write snapshots, so that processes of it may be killed and started again."""
     from jfluid.environment.process import SnapshotVariables
 
     return SnapshotVariables.from_env().snapshot_folder is not None
 
 
 def kept_bytes() -> int:
-    """Return how many bytes of its pushes a trainer keeps for each server. Raises ServerError for a
-    variable that is no number.
+    """Return how many bytes of its pushes a trainer keeps for each server.
+
+    Raises ServerError for a variable that is no number.
     """
     from jfluid.environment.process import SnapshotVariables
 
     told = SnapshotVariables.from_env()
-    return (
-        told.keep_bytes
-        if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set
-        else 0
-    )
+    return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0

@@ -31,9 +31,7 @@ class CapturingProgram(Program):
         return self.blocks[made.idx]
 
     def capture(self, eager: VarBase) -> Variable:
-        """Return the variable that an eager one is in this program: persistable, of the same name
-        unless that is taken.
-        """
+        """Return the variable that an eager one is in this program: persistable, of the same name unless that is taken."""
         block = self.global_block()
         for name, known in self.captured.items():
             if known is eager:
@@ -64,9 +62,7 @@ class _CapturingBlock(Block):
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Any:
-        return super().insert_op(
-            index, type, self._own(inputs), self._own(outputs), attrs, stop_gradient
-        )
+        return super().insert_op(index, type, self._own(inputs), self._own(outputs), attrs, stop_gradient)
 
     def _own(self, slots: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         def own(value: Any) -> Any:

@@ -88,8 +88,9 @@ def as_array(name: str, items: list[Any]) -> Variable:
 
 
 def while_loop(test: Test, body: Test, state: State) -> None:
-    """Run `body` while `test()` holds. From the first test that is a tensor on it is a loop of the
-    program.
+    """Run `body` while `test()` holds.
+
+    From the first test that is a tensor on it is a loop of the program.
     """
     going = test()
     while not is_tensor(going):
@@ -118,9 +119,7 @@ class Indexed:
 
 
 def length(value: Any) -> Any:
-    """Return the number of rows of a tensor, or of elements of an array: a number where it is
-    known.
-    """
+    """Return the number of rows of a tensor, or of elements of an array: a number where it is known."""
     if is_array(value):
         return array_length(value)
     if not value.shape:
@@ -144,9 +143,7 @@ def indexed(value: Any) -> Indexed | None:
     return None
 
 
-def for_loop(
-    iterable: Iterable[Any], take: Callable[[Any], None], test: Test, body: Test, state: State
-) -> None:
+def for_loop(iterable: Iterable[Any], take: Callable[[Any], None], test: Test, body: Test, state: State) -> None:
     """Run `take(item)` and `body` for each item while `test()` holds: for each row of a tensor in a
     loop of the program. Items of Python's are gone through one by one.
     """

@@ -32,9 +32,7 @@ class _Grown(Exception):
         self.at, self.kind = at, kind
 
 
-def tensor_loop(
-    first: Variable, test: Callable[[], Any], body: Callable[[], Any], state: State
-) -> None:
+def tensor_loop(first: Variable, test: Callable[[], Any], body: Callable[[], Any], state: State) -> None:
     """Append the loop.
 
     Args:
@@ -119,9 +117,7 @@ class _Loop:
         del inside
         state.set(tuple(after))
 
-    def _after(
-        self, name: str, old: Any, new: Any, before: Any, changes: list[tuple[Variable, Variable]]
-    ) -> Any:
+    def _after(self, name: str, old: Any, new: Any, before: Any, changes: list[tuple[Variable, Variable]]) -> Any:
         """The value of a variable after the loop; what has to be assigned for it goes to `changes`."""
         if isinstance(old, Undefined):
             self._at += 1
@@ -144,9 +140,7 @@ class _Loop:
         changes.append((value, out))
         return out
 
-    def _leaf(
-        self, name: str, old: Any, new: Any, before: Any, changes: list[tuple[Variable, Variable]]
-    ) -> Any:
+    def _leaf(self, name: str, old: Any, new: Any, before: Any, changes: list[tuple[Variable, Variable]]) -> Any:
         at, self._at = self._at, self._at + 1
         if new is old:
             return before if not is_array(old) else old
@@ -161,9 +155,7 @@ class _Loop:
         if value.dtype != old.dtype:
             if grows or (isinstance(old, NumberVariable) and is_float(value.dtype)):
                 raise _Grown(at, (value.dtype, value.shape if grows else (1,)))
-            if not isinstance(value, NumberVariable) or is_float(value.dtype) != is_float(
-                old.dtype
-            ):
+            if not isinstance(value, NumberVariable) or is_float(value.dtype) != is_float(old.dtype):
                 raise TypeError(
                     f"{name} is {old.dtype.name} before the loop and {value.dtype.name} after an "
                     "iteration: cast one of them"

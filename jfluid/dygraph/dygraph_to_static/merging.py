@@ -48,8 +48,9 @@ class Merging:
         self._selected: list[tuple[Variable, Variable, Variable]] = []
 
     def merge(self, name: str, true: Any, false: Any) -> Any:
-        """Return the value after the branches, of what each of them leaves. Raises TypeError where
-        they cannot be joined.
+        """Return the value after the branches, of what each of them leaves.
+
+        Raises TypeError where they cannot be joined.
         """
         if true is false:
             return true
@@ -104,16 +105,12 @@ class Merging:
                     outs[i] = self._outer(number(0, dtype, other.shape), block)
         a, b = outs
         assert a is not None and b is not None
-        weak = not any(
-            isinstance(v, Variable) and not isinstance(v, NumberVariable) for v in (true, false)
-        )
+        weak = not any(isinstance(v, Variable) and not isinstance(v, NumberVariable) for v in (true, false))
         outside = self._outside()
         out = outside.create_var(
             dtype=dtype,
             lod_level=a.lod_level,
-            shape=[x if x == y else -1 for x, y in zip(a.shape, b.shape)]
-            if len(a.shape) == len(b.shape)
-            else a.shape,
+            shape=[x if x == y else -1 for x, y in zip(a.shape, b.shape)] if len(a.shape) == len(b.shape) else a.shape,
         )
         if weak:
             out.__class__ = NumberVariable
@@ -140,9 +137,7 @@ class Merging:
         attrs = {"in_dtype": int(condition.dtype), "out_dtype": int(VarType.INT32)}
         mask = emit("cast", {"X": condition}, attrs)
         for true, false, out in self._selected:
-            self._outside().append_op(
-                "select_input", {"X": [false, true], "Mask": mask}, {"Out": out}
-            )
+            self._outside().append_op("select_input", {"X": [false, true], "Mask": mask}, {"Out": out})
 
 
 def _common(name: str, true: Any, false: Any) -> VarType:
@@ -155,16 +150,12 @@ def _common(name: str, true: Any, false: Any) -> VarType:
     strict = {d for d, weak in kinds if not weak}
     if len(strict) == 2:
         a, b = (d for d, _ in kinds)
-        raise TypeError(
-            f"{name} is {a.name} where the condition holds and {b.name} where it does not: cast one"
-        )
+        raise TypeError(f"{name} is {a.name} where the condition holds and {b.name} where it does not: cast one")
     loose = {d for d, weak in kinds if weak}
     if strict:
         (dtype,) = strict
         if not is_float(dtype) and any(is_float(d) for d in loose):
-            raise TypeError(
-                f"{name} is {dtype.name} in one branch and a float in the other: cast it"
-            )
+            raise TypeError(f"{name} is {dtype.name} in one branch and a float in the other: cast it")
         return dtype
     if len(loose) == 2 and VarType.BOOL in loose:
         raise TypeError(f"{name} is a bool in one branch and a number in the other")

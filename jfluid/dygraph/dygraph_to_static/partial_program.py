@@ -73,10 +73,7 @@ class PartialProgramLayer:
         results = [*self._outputs, *self._updated]
         number, parts = next(_numbers), list(_parted(items))
         # Loops are compiled in another way where gradients go through them.
-        self._types = {
-            trains: f"run_program:{number}" + (":trains" if trains else "")
-            for trains in (False, True)
-        }
+        self._types = {trains: f"run_program:{number}" + (":trains" if trains else "") for trains in (False, True)}
         # Functions of operators hold no PartialProgramLayer: the operators are released when it goes.
         self._definitions = [
             registry.add_local(
@@ -172,9 +169,7 @@ def _parted(items: Iterable[Item]) -> Iterable[tuple[list[Item], list[str]]]:
         op = item[1]
         variables = [op.block.find_var_recursive(n) for n in op.output_arg_names]
         stopped = [
-            v.name
-            for v in variables
-            if v is not None and v.stop_gradient and not v.persistable and is_float(v.dtype)
+            v.name for v in variables if v is not None and v.stop_gradient and not v.persistable and is_float(v.dtype)
         ]
         if stopped and op.input_arg_names:
             yield part, stopped

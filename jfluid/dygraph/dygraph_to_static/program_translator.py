@@ -53,8 +53,9 @@ def original_of(function: Any) -> Any:
 
 
 def convert_function_with_cache(dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that builds operators where `dygraph_func` computes, for use under
-    `program_guard`. Raises UnsupportedError where its source cannot be read.
+    """Return a function that builds operators where `dygraph_func` computes, for use under `program_guard`.
+
+    Raises UnsupportedError where its source cannot be read.
     """
     function = original_of(dygraph_func)
     if isinstance(function, types.MethodType):
@@ -145,8 +146,9 @@ class _Same:
 
 class ProgramCache:
     """The Programs that functions became, by function and kinds of arguments: those that were used last.
-    They go with the functions, layers and other objects that they were made for. A Program that has gone is made
-    again when it is called; gradients still flow through what it has computed.
+
+    They go with the functions, layers and other objects that they were made for. A Program that has gone is
+    made again when it is called; gradients still flow through what it has computed.
     """
 
     def __init__(self) -> None:
@@ -162,9 +164,7 @@ class ProgramCache:
     def last(self) -> ConcreteProgram:
         """Return the program that was used last. Raises ProgramError where there is none."""
         if self._last is None:
-            raise errors.ProgramError(
-                "no function was made into a Program yet: call one that is declared first"
-            )
+            raise errors.ProgramError("no function was made into a Program yet: call one that is declared first")
         return self._last
 
     def get(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ConcreteProgram:
@@ -282,8 +282,9 @@ def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Concr
 
 
 class ProgramTranslator:
-    """Makes functions of dygraph mode into Programs. There is one: `ProgramTranslator()` always
-    returns it.
+    """Makes functions of dygraph mode into Programs.
+
+    There is one: `ProgramTranslator()` always returns it.
 
     Conditions, loops, `break`, `continue`, `return`, `print`, `assert` and lists may depend on
     tensors. A function is made anew for other shapes, types, Python arguments and modes of a layer
@@ -345,9 +346,7 @@ class ProgramTranslator:
         program = self._cache.get(function, args, kwargs)
         given = [v for part in (args, kwargs) for v in leaves(part)]
         tensors = [
-            real_variable(v) if isinstance(v, np.ndarray) else v
-            for v in given
-            if isinstance(v, (np.ndarray, VarBase))
+            real_variable(v) if isinstance(v, np.ndarray) else v for v in given if isinstance(v, (np.ndarray, VarBase))
         ]
         if program.layer is not None:
             try:
@@ -355,9 +354,7 @@ class ProgramTranslator:
             except Unknown as error:
                 program.layer, program.why = None, str(error)
             else:
-                return mapped(
-                    lambda v: found[v.index] if isinstance(v, _Output) else v, program.result
-                )
+                return mapped(lambda v: found[v.index] if isinstance(v, _Output) else v, program.result)
         name = getattr(function, "__qualname__", function)
         warnings.warn(
             f"{name} runs operator by operator in dygraph mode: {program.why}",
@@ -372,8 +369,9 @@ class ProgramTranslator:
         return function(*mapped(eager, args), **mapped(eager, kwargs))
 
     def get_func(self, dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that builds operators in the default program where `dygraph_func`
-        computes. Errors are those of `get_output`.
+        """Return a function that builds operators in the default program where `dygraph_func` computes.
+
+        Errors are those of `get_output`.
         """
         function = _checked(dygraph_func, "get_func")
         return convert_function_with_cache(function) if self.enable_declarative else function
@@ -381,9 +379,10 @@ class ProgramTranslator:
     def get_program(
         self, dygraph_func: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> tuple[Program, Program, list[Variable], list[Any]] | Any:
-        """Return (the Program that a function becomes, its startup program, its inputs, its
-        outputs). Arguments and errors are those of `get_output`; where the translator is not
-        enabled, it returns what the function returns.
+        """Return (the Program that a function becomes, its startup program, its inputs, its outputs).
+
+        Arguments and errors are those of `get_output`; where the translator is not enabled, it returns what
+        the function returns.
         """
         function = _checked(dygraph_func, "get_program")
         if not self.enable_declarative:
@@ -392,8 +391,9 @@ class ProgramTranslator:
         return found.main_program, found.startup_program, found.inputs, found.outputs
 
     def get_code(self, dygraph_func: Callable[..., Any]) -> str:
-        """Return the source of what a function is turned into. `_jf` in it is
-        `jfluid.dygraph.dygraph_to_static.runtime`. Errors are those of `get_output`.
+        """Return the source of what a function is turned into.
+
+        `_jf` in it is `jfluid.dygraph.dygraph_to_static.runtime`. Errors are those of `get_output`.
         """
         function = _checked(dygraph_func, "get_code")
         return source.code_text(getattr(function, "__func__", function))
@@ -436,9 +436,7 @@ def save_program(
     for name, value in parameters.items():
         scope.var(name).get_tensor().set(value.numpy(), CPUPlace())
     with scope_guard(scope), program_guard(Program(), Program()):
-        io.save_inference_model(
-            dirname, [v.name for v in inputs], list(outputs), Executor(CPUPlace()), program
-        )
+        io.save_inference_model(dirname, [v.name for v in inputs], list(outputs), Executor(CPUPlace()), program)
 
 
 def chosen(items: Sequence[Any], places: Sequence[int] | None, what: str) -> list[Any]:

@@ -22,9 +22,7 @@ _LAZY_BREAKERS = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # not for
 
 def rewrite(function: ast.FunctionDef) -> None:
     """Rewrite a function in place."""
-    declared = [
-        n for n in scopes.inside(function.body) if isinstance(n, (ast.Global, ast.Nonlocal))
-    ]
+    declared = [n for n in scopes.inside(function.body) if isinstance(n, (ast.Global, ast.Nonlocal))]
     outer = {name: type(n) for n in declared for name in n.names}
     function.decorator_list = []
     function.body = [_Containers(function, outer).visit(s) for s in function.body]
@@ -72,9 +70,7 @@ class _Containers(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         match node.target:
-            case ast.Subscript(ast.Name(name), (ast.Name() | ast.Constant()) as index) if (
-                self._indexes(name, index)
-            ):
+            case ast.Subscript(ast.Name(name), (ast.Name() | ast.Constant()) as index) if self._indexes(name, index):
                 value = ast.BinOp(_call("item", _load(name), index), node.op, node.value)
                 return _placed(_assign(name, _call("put", _load(name), index, value)), node)
         return node
@@ -151,9 +147,7 @@ class _Rewriter(ast.NodeTransformer):
             self._function(f"_orelse_{n}", self.statements(node.orelse), parts),
             *self._state(n, parts),
         ]
-        call = _call(
-            "branch", test, _load(f"_body_{n}"), _load(f"_orelse_{n}"), _load(f"_state_{n}")
-        )
+        call = _call("branch", test, _load(f"_body_{n}"), _load(f"_orelse_{n}"), _load(f"_state_{n}"))
         end: ast.stmt = ast.Return(call) if returns else ast.Expr(call)
         return [_placed(s, node) for s in (*made, end)]
 
@@ -195,9 +189,7 @@ class _Rewriter(ast.NodeTransformer):
         self._count += 1
         return self._count
 
-    def _function(
-        self, name: str, body: list[ast.stmt], parts: _Parts, *parameters: str
-    ) -> ast.stmt:
+    def _function(self, name: str, body: list[ast.stmt], parts: _Parts, *parameters: str) -> ast.stmt:
         """A function inside, which binds names of the function around it."""
         start: list[ast.stmt] = [
             kind(names)

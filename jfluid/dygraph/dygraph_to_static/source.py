@@ -1,5 +1,6 @@
-"""Functions made anew from rewritten syntax trees. Their lines stay, so that errors and operators name the
-user's own.
+"""Functions made anew from rewritten syntax trees.
+
+Their lines stay, so that errors and operators name the user's own.
 """
 
 import ast
@@ -23,8 +24,7 @@ class NoSource(errors.UnsupportedError):
 
 
 def converted(function: types.FunctionType, runtime: types.ModuleType) -> types.FunctionType:
-    """Return a function that does the same, and builds operators where tensors decide: it calls
-    `runtime`.
+    """Return a function that does the same, and builds operators where tensors decide: it calls `runtime`.
 
     Raises NoSource where its source is not found, or is no `def`.
     """
@@ -32,9 +32,7 @@ def converted(function: types.FunctionType, runtime: types.ModuleType) -> types.
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells.get(n) or types.CellType() for n in code.co_freevars)
-    made = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, closure
-    )
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     functools.update_wrapper(made, function)
     made.__kwdefaults__ = function.__kwdefaults__
     return made

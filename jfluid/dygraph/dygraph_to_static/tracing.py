@@ -45,17 +45,12 @@ class Recording:
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
     ) -> Sequence[VarBase | None]:
-        given = {
-            s: [self._read(v) for v in listed(vs) if v is not None] for s, vs in inputs.items()
-        }
-        found: Sequence[VarBase | None] = type(self._tracer).call(
-            self._tracer, type_, inputs, outputs, attrs, draw
-        )
+        given = {s: [self._read(v) for v in listed(vs) if v is not None] for s, vs in inputs.items()}
+        found: Sequence[VarBase | None] = type(self._tracer).call(self._tracer, type_, inputs, outputs, attrs, draw)
         if isinstance(outputs, tuple):
             outputs = dict(zip(outputs, [[v] for v in found], strict=True))
         made = {
-            s: [self._written(v) for v in listed(vs) if v is not None and not v.is_empty]
-            for s, vs in outputs.items()
+            s: [self._written(v) for v in listed(vs) if v is not None and not v.is_empty] for s, vs in outputs.items()
         }
         self._program.global_block().append_op(
             type_,
@@ -86,9 +81,7 @@ class Recording:
             self._count += 1
             name = f"{v.name}_{self._count}"
         if isinstance(v, Parameter):
-            block.create_parameter(
-                name=name, shape=tuple(v.shape), dtype=v.dtype, trainable=v.trainable
-            )
+            block.create_parameter(name=name, shape=tuple(v.shape), dtype=v.dtype, trainable=v.trainable)
         else:
             self._declare(name, v, persistable=True)
         self.parameters[name] = v

@@ -78,19 +78,17 @@ class DistributedTranspiler(Fleet):
         self._executor = Executor(CPUPlace())  # a server's, and what says goodbye for a trainer
 
     def _prepared(self, method: str, server: bool) -> tuple[Executor, Program]:
-        """Return the executor and the main program, for a method of one role. Raises ProgramError
-        in the other role, and before a loss was minimised.
+        """Return the executor and the main program, for a method of one role.
+
+        Raises ProgramError in the other role, and before a loss was minimised.
         """
         if self.is_server() != server:
             roles = ("server", "trainer") if server else ("trainer", "server")
             raise errors.ProgramError(
-                f"fleet.{method}: it is for a {roles[0]}, and this process is a {roles[1]}: ask "
-                "fleet.is_server() first"
+                f"fleet.{method}: it is for a {roles[0]}, and this process is a {roles[1]}: ask fleet.is_server() first"
             )
         if self.main_program is None or self._executor is None:
-            raise errors.ProgramError(
-                f"fleet.{method}: minimize a loss with fleet.distributed_optimizer first"
-            )
+            raise errors.ProgramError(f"fleet.{method}: minimize a loss with fleet.distributed_optimizer first")
         return self._executor, self.main_program
 
     # Servers
@@ -106,31 +104,27 @@ class DistributedTranspiler(Fleet):
             checkpoint.load(model_dir, program, executor, global_scope())
 
     def run_server(self) -> None:
-        """Serve until all trainers have left. Raises ProgramError on a trainer and before a loss
-        was minimised.
+        """Serve until all trainers have left.
+
+        Raises ProgramError on a trainer and before a loss was minimised.
         """
         executor, program = self._prepared("run_server", server=True)
         executor.run(program)
 
     # Trainers
     def init_worker(self) -> None:
-        """Start the communicator, which sends gradients to the servers and receives parameters, as
-        the strategy says.
+        """Start the communicator, which sends gradients to the servers and receives parameters, as the strategy says.
 
         Raises ProgramError on a server, before a loss was minimised, and when it was started
         already.
         """
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
-            raise errors.ProgramError(
-                "fleet.init_worker: the communicator runs already; fleet.stop_worker ends it"
-            )
+            raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
         # `strategy_of` takes no others
         assert self._strategy is not None and self._strategy.mode is not None
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
-        communicator = Communicator(
-            program, self._strategy.mode, self._communicator_arguments(), envs
-        )
+        communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
         communicator.start()
         self._communicator = communicator
 
@@ -188,8 +182,7 @@ class DistributedTranspiler(Fleet):
 
     # The optimizer
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> "TranspilerOptimizer":
-        """Return an optimizer that trains with parameter servers: a TranspilerOptimizer, whose
-        arguments these are.
+        """Return an optimizer that trains with parameter servers: a TranspilerOptimizer, whose arguments these are.
 
         Raises ProgramError before `fleet.init`, and what TranspilerOptimizer raises.
         """
@@ -228,17 +221,14 @@ class DistributedTranspiler(Fleet):
 
     # Files
     def _saved(self, method: str, executor: Any, main_program: Any) -> Program:
-        """Return the program of this process that knows which server holds which variables. Raises
-        TypeError and ProgramError.
+        """Return the program of this process that knows which server holds which variables.
+
+        Raises TypeError and ProgramError.
         """
         if not isinstance(executor, Executor):
-            raise TypeError(
-                f"fleet.{method}, executor: expected an Executor, found {type(executor).__name__}"
-            )
+            raise TypeError(f"fleet.{method}, executor: expected an Executor, found {type(executor).__name__}")
         if main_program is not None and not isinstance(main_program, Program):
-            raise TypeError(
-                f"fleet.{method}, main_program: expected a Program, found {type(main_program).__name__}"
-            )
+            raise TypeError(f"fleet.{method}, main_program: expected a Program, found {type(main_program).__name__}")
         return self._prepared(method, server=False)[1]
 
     def save_inference_model(
@@ -275,9 +265,7 @@ class DistributedTranspiler(Fleet):
             export_for_deployment=export_for_deployment,
         )
 
-    def save_persistables(
-        self, executor: Executor, dirname: str, main_program: Program | None = None
-    ) -> None:
+    def save_persistables(self, executor: Executor, dirname: str, main_program: Program | None = None) -> None:
         """Save all that the servers hold, so that `init_server(dirname)` continues with it.
 
         Args:
@@ -287,9 +275,7 @@ class DistributedTranspiler(Fleet):
         was minimised.
         """
         trainer = self._saved("save_persistables", executor, main_program)
-        checkpoint.save_persistables(
-            executor, dirname, main_program if main_program is not None else trainer
-        )
+        checkpoint.save_persistables(executor, dirname, main_program if main_program is not None else trainer)
 
     def save_one_table(self, name: str, dirname: str) -> None:
         """Save one table, with the optimizer's state of its rows, to a folder.
@@ -305,8 +291,9 @@ class DistributedTranspiler(Fleet):
         checkpoint.save_one_table(executor, name, dirname, program)
 
     def load_one_table(self, name: str, dirname: str) -> None:
-        """Restore one table from what `save_one_table` saved. Arguments and errors are those of
-        that.
+        """Restore one table from what `save_one_table` saved.
+
+        Arguments and errors are those of that.
         """
         executor, program = self._prepared("load_one_table", server=False)
         checkpoint.load_one_table(executor, name, dirname, program)
@@ -348,9 +335,7 @@ class TranspilerOptimizer(DistributedOptimizer):
     for a config that contradicts itself.
     """
 
-    def __init__(
-        self, optimizer: Any, strategy: Any = None, owner: DistributedTranspiler | None = None
-    ):
+    def __init__(self, optimizer: Any, strategy: Any = None, owner: DistributedTranspiler | None = None):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer: expected an Optimizer, found {type(optimizer).__name__}")
         super().__init__(optimizer, strategy_of(strategy))
@@ -382,13 +367,9 @@ class TranspilerOptimizer(DistributedOptimizer):
         if not isinstance(loss, Variable):
             raise TypeError(f"minimize, loss: expected one Variable, found {type(loss).__name__}")
         if startup_program is not None and not isinstance(startup_program, Program):
-            raise TypeError(
-                f"minimize, startup_program: expected one Program, found {type(startup_program).__name__}"
-            )
+            raise TypeError(f"minimize, startup_program: expected one Program, found {type(startup_program).__name__}")
         if scopes is not None:
-            raise errors.UnsupportedError(
-                "minimize, scopes: programs run in the scope that Executor.run is given"
-            )
+            raise errors.UnsupportedError("minimize, scopes: programs run in the scope that Executor.run is given")
         self._fleet.worker_num()  # before anything changes
         startup = startup_program if startup_program is not None else default_startup_program()
         result = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)

@@ -53,8 +53,9 @@ _TOLD: dict[int | None, tuple[str, ...]] = {
 
 
 def _checked(name: str, value: Any) -> str:
-    """Return a field's value as text. Raises ProgramError for a field that does not exist, or an
-    impossible value.
+    """Return a field's value as text.
+
+    Raises ProgramError for a field that does not exist, or an impossible value.
     """
     if name not in _FIELDS:
         short = f"communicator_{name}"
@@ -77,9 +78,7 @@ class _Fields(UserDict[str, str]):
         super().__setitem__(name, _checked(name, value))
 
     def __delitem__(self, name: str) -> None:
-        raise errors.ProgramError(
-            f"runtime_configs: {name} always has a value; set it to another one"
-        )
+        raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to another one")
 
 
 def _first(name: str) -> Any:
@@ -89,9 +88,10 @@ def _first(name: str) -> Any:
 
 
 class TrainerRuntimeConfig:
-    """How a trainer's communicator works. Fields begin with the flags of their names
-    (`FLAGS_communicator_...`, ...) where these were set, by the environment or `fluid.set_flags`,
-    before this is made.
+    """How a trainer's communicator works.
+
+    Fields begin with the flags of their names (`FLAGS_communicator_...`, ...) where these were set, by the
+    environment or `fluid.set_flags`, before this is made.
 
     Attributes:
         mode: of DistributedMode; None before a strategy takes it.
@@ -154,13 +154,11 @@ class TrainerRuntimeConfig:
         object.__setattr__(self, name, value)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Set fields by name, `prefetch_depth` among them. Nothing changes when one of them is
-        refused.
+        """Set fields by name, `prefetch_depth` among them.
+
+        Nothing changes when one of them is refused.
         """
-        named = {
-            PREFETCH_DEPTH if name == "prefetch_depth" else name: value
-            for name, value in values.items()
-        }
+        named = {PREFETCH_DEPTH if name == "prefetch_depth" else name: value for name, value in values.items()}
         self._fields.update({name: _checked(name, value) for name, value in named.items()})
 
     def get_communicator_flags(self) -> dict[str, str]:

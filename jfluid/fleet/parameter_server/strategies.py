@@ -1,9 +1,8 @@
-"""How trainers work together with parameter servers: four strategies, and the factory that makes
-them.
+"""How trainers work together with parameter servers: four strategies, and the factory that makes them.
 
-    strategy = StrategyFactory.create_half_async_strategy()
-    strategy.set_program_config({"min_block_size": 16384})
-    strategy.get_trainer_runtime_config().prefetch_depth = 2
+strategy = StrategyFactory.create_half_async_strategy()
+strategy.set_program_config({"min_block_size": 16384})
+strategy.get_trainer_runtime_config().prefetch_depth = 2
 """
 
 import copy
@@ -75,8 +74,9 @@ class DistributedStrategy:
         return self._debug_opt
 
     def _taken(self, config: Any, current: Any, what: str) -> Any:
-        """Return the object given, or the present one with the fields given. Raises TypeError and
-        ProgramError.
+        """Return the object given, or the present one with the fields given.
+
+        Raises TypeError and ProgramError.
         """
         kind = type(current)
         if isinstance(config, kind):
@@ -112,8 +112,9 @@ class DistributedStrategy:
         self.check_program_config()
 
     def check_program_config(self) -> None:
-        """Give the fields that define the strategy their values. Raises ProgramError for those of
-        another strategy.
+        """Give the fields that define the strategy their values.
+
+        Raises ProgramError for those of another strategy.
         """
         self._known("program_config")
         config = self._program_config
@@ -148,14 +149,13 @@ class DistributedStrategy:
         if isinstance(config, Mapping):
             self._trainer_runtime_config.update(config)
         else:
-            self._trainer_runtime_config = self._taken(
-                config, self._trainer_runtime_config, "trainer_runtime_config"
-            )
+            self._trainer_runtime_config = self._taken(config, self._trainer_runtime_config, "trainer_runtime_config")
         self.check_trainer_runtime_config()
 
     def check_trainer_runtime_config(self) -> None:
-        """Set its mode. Raises ProgramError where the mode cannot look rows up ahead, and it is
-        asked to.
+        """Set its mode.
+
+        Raises ProgramError where the mode cannot look rows up ahead, and it is asked to.
         """
         self._known("trainer_runtime_config")
         config = self._trainer_runtime_config
@@ -173,12 +173,11 @@ class DistributedStrategy:
         return self._server_runtime_config
 
     def set_server_runtime_config(self, config: ServerRuntimeConfig | Mapping[str, Any]) -> None:
-        """Set the ServerRuntimeConfig, or fields of it. Raises what `set_trainer_runtime_config`
-        raises.
+        """Set the ServerRuntimeConfig, or fields of it.
+
+        Raises what `set_trainer_runtime_config` raises.
         """
-        self._server_runtime_config = self._taken(
-            config, self._server_runtime_config, "server_runtime_config"
-        )
+        self._server_runtime_config = self._taken(config, self._server_runtime_config, "server_runtime_config")
         self.check_server_runtime_config()
 
     def check_server_runtime_config(self) -> None:
@@ -187,14 +186,13 @@ class DistributedStrategy:
 
     # The BuildStrategy and the ExecutionStrategy
     def get_build_strategy(self) -> BuildStrategy:
-        """Return the BuildStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's
-        replicas are built.
-        """
+        """Return the BuildStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's replicas are built."""
         return self._build_strategy
 
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
-        """Set the BuildStrategy, or fields of it, and check it. Raises what
-        `set_trainer_runtime_config` raises.
+        """Set the BuildStrategy, or fields of it, and check it.
+
+        Raises what `set_trainer_runtime_config` raises.
         """
         self._build_strategy = self._taken(config, self._build_strategy, "build_strategy")
         self.check_build_strategy()
@@ -207,14 +205,13 @@ class DistributedStrategy:
             self._build_strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
 
     def get_execute_strategy(self) -> ExecutionStrategy:
-        """Return the ExecutionStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's
-        replicas are run.
-        """
+        """Return the ExecutionStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's replicas are run."""
         return self._execute_strategy
 
     def set_execute_strategy(self, config: ExecutionStrategy | Mapping[str, Any]) -> None:
-        """Set the ExecutionStrategy, or fields of it, and check it. Raises what
-        `set_trainer_runtime_config` raises.
+        """Set the ExecutionStrategy, or fields of it, and check it.
+
+        Raises what `set_trainer_runtime_config` raises.
         """
         self._execute_strategy = self._taken(config, self._execute_strategy, "execute_strategy")
         self.check_execute_strategy()
@@ -227,15 +224,14 @@ class DistributedStrategy:
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """Return the fields that `set_debug_opt` was given, with defaults for the others; an empty
-        dict before.
-        """
+        """Return the fields that `set_debug_opt` was given, with defaults for the others; an empty dict before."""
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Set which values trainers write to files while they train from a dataset. Nothing is
-        written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty files:
-        a setting that asks for more warns.
+        """Set which values trainers write to files while they train from a dataset.
+
+        Nothing is written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty
+        files: a setting that asks for more warns.
 
         Args:
             opt_info: the fields dump_slot, dump_converter, dump_fields, dump_file_num,
@@ -247,9 +243,7 @@ class DistributedStrategy:
             raise TypeError(f"debug_opt: expected a dict, found {type(opt_info).__name__}")
         for name, value in opt_info.items():
             if name not in _DEBUG_OPT:
-                raise errors.ProgramError(
-                    f"debug_opt has no field {name}" + errors.close_to(name, _DEBUG_OPT)
-                )
+                raise errors.ProgramError(f"debug_opt has no field {name}" + errors.close_to(name, _DEBUG_OPT))
             if value and name not in ("dump_converter", "dump_file_num"):
                 warnings.warn(
                     f"debug_opt, {name}: no effect: nothing is written; give train_from_dataset a fetch_list or a "
@@ -301,11 +295,7 @@ class GeoStrategy(DistributedStrategy):
     _forced: ClassVar[dict[str, Any]] = {"geo_sgd_mode": True}
 
     def __init__(self, update_frequency: int = 100):
-        if (
-            isinstance(update_frequency, bool)
-            or not isinstance(update_frequency, int)
-            or update_frequency < 1
-        ):
+        if isinstance(update_frequency, bool) or not isinstance(update_frequency, int) or update_frequency < 1:
             raise errors.ProgramError(
                 "update_frequency: expected after how many steps differences are exchanged, a whole "
                 f"number above 0; found {update_frequency!r}"
@@ -365,8 +355,4 @@ def _kind_of(config: DistributeTranspilerConfig) -> type[DistributedStrategy]:
         return SyncStrategy
     if config.geo_sgd_mode:
         return GeoStrategy
-    return (
-        AsyncStrategy
-        if config.runtime_split_send_recv and not config.half_async
-        else HalfAsyncStrategy
-    )
+    return AsyncStrategy if config.runtime_split_send_recv and not config.half_async else HalfAsyncStrategy

@@ -228,9 +228,7 @@ def box_coder(
         attrs["variance"] = _numbers(prior_box_var)
     else:
         if prior_box_var is None:
-            raise TypeError(
-                "layers.box_coder, prior_box_var: expected a Variable or four numbers, found None"
-            )
+            raise TypeError("layers.box_coder, prior_box_var: expected a Variable or four numbers, found None")
         inputs["PriorBoxVar"] = prior_box_var
     return emit("box_coder", inputs, attrs, outs=("OutputBox",), name=name)
 
@@ -284,9 +282,7 @@ def box_decoder_and_assign(
     )
 
 
-def iou_similarity(
-    x: Variable, y: Variable, box_normalized: bool = True, name: str | None = None
-) -> Variable:
+def iou_similarity(x: Variable, y: Variable, box_normalized: bool = True, name: str | None = None) -> Variable:
     """Return [rows of x, rows of y]: the intersection over union of each pair of boxes.
 
     Args:

@@ -114,8 +114,7 @@ def matrix_nms(
     return_index: bool = False,
     name: str | None = None,
 ) -> Variable | tuple[Variable, Variable]:
-    """Let the scores of boxes fall with how much better ones of their class overlap them (Wang et
-    al., SOLOv2, 2020).
+    """Let the scores of boxes fall with how much better ones of their class overlap them (Wang et al., SOLOv2, 2020).
 
     Args:
         bboxes: [images, boxes, 4] (xmin, ymin, xmax, ymax).
@@ -158,8 +157,7 @@ def retinanet_detection_output(
     nms_threshold: float = 0.3,
     nms_eta: float = 1.0,
 ) -> Variable:
-    """Decode RetinaNet's boxes and keep those that overlap no better one of their class (Lin et al.,
-    2017).
+    """Decode RetinaNet's boxes and keep those that overlap no better one of their class (Lin et al., 2017).
 
     Args:
         bboxes: for each level what anchors are moved and scaled by, [images, boxes, 4].

@@ -1,5 +1,4 @@
-"""Layers of detectors that propose boxes first, and of RetinaNet: proposals, and what anchors and
-proposals learn.
+"""Layers of detectors that propose boxes first, and of RetinaNet: proposals, and what anchors and proposals learn.
 
 Boxes are [x0, y0, x1, y1] in pixels, and hold their last row and column. `im_info` [N, 3] has height,
 width and scale of each image, as the network gets it.
@@ -38,8 +37,7 @@ def generate_proposals(
     name: str | None = None,
     return_rois_num: bool = False,
 ) -> tuple[Variable, Variable] | tuple[Variable, Variable, Variable]:
-    """Propose boxes: move the anchors, and keep the best of them that do not overlap (Ren et al.,
-    Faster R-CNN, 2015).
+    """Propose boxes: move the anchors, and keep the best of them that do not overlap (Ren et al., Faster R-CNN, 2015).
 
     Args:
         scores: [N, A, H, W]: for each of A anchors at each place, how likely it holds an object.
@@ -101,8 +99,7 @@ def rpn_target_assign(
     rpn_negative_overlap: float = 0.3,
     use_random: bool = True,
 ) -> tuple[Variable, Variable, Variable, Variable, Variable]:
-    """Draw the anchors that a region proposal network learns from, and take its predictions for
-    them.
+    """Draw the anchors that a region proposal network learns from, and take its predictions for them.
 
     Args:
         bbox_pred: [N, M, 4]: the network's deltas for all M anchors.
@@ -215,9 +212,7 @@ def retinanet_target_assign(
     return scores, gather(reshape(bbox_pred, (-1, 4)), location), label, target, weight, number
 
 
-def _assign(
-    op_type: str, inputs: dict[str, Variable], attrs: dict[str, object], outs: Sequence[str]
-) -> list[Variable]:
+def _assign(op_type: str, inputs: dict[str, Variable], attrs: dict[str, object], outs: Sequence[str]) -> list[Variable]:
     found = emit(op_type, inputs, attrs, outs=dict.fromkeys(outs, 1), stop_gradient=True)
     return [variables[0] for variables in found]
 
@@ -406,10 +401,7 @@ def distribute_fpn_proposals(
     """
     check_variable(fpn_rois, "distribute_fpn_proposals", "fpn_rois")
     helper = LayerHelper("distribute_fpn_proposals", name=name)
-    levels = [
-        helper.create_variable_for_type_inference(fpn_rois.dtype)
-        for _ in range(max_level - min_level + 1)
-    ]
+    levels = [helper.create_variable_for_type_inference(fpn_rois.dtype) for _ in range(max_level - min_level + 1)]
     restore = helper.create_variable_for_type_inference("int32")
     helper.append_op(
         type="distribute_fpn_proposals",

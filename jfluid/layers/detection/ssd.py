@@ -38,9 +38,7 @@ def _of_each_map(value: Any, count: int, what: str) -> list[Any]:
     return list(value)
 
 
-def _sizes(
-    base: float, least: int | None, most: int | None, maps: int
-) -> tuple[list[float], list[float]]:
+def _sizes(base: float, least: int | None, most: int | None, maps: int) -> tuple[list[float], list[float]]:
     """Return the minimum and maximum sizes of the priors of each map, in equal steps between two
     percentages of the image's size; the first map has priors of 10 and 20 percent.
     """
@@ -212,9 +210,7 @@ def ssd_loss(
         TypeError: `prior_box_var` is missing.
     """
     if mining_type != "max_negative":
-        raise errors.AttributeTypeError(
-            f"layers.ssd_loss, mining_type: expected max_negative, found {mining_type!r}"
-        )
+        raise errors.AttributeTypeError(f"layers.ssd_loss, mining_type: expected max_negative, found {mining_type!r}")
     for what, value in (("location", location), ("confidence", confidence), ("gt_label", gt_label)):
         check_variable(value, "ssd_loss", what)
     if prior_box_var is None:
@@ -255,9 +251,7 @@ def ssd_loss(
 
 
 def _cross_entropy(scores: Variable, wanted: Variable) -> Variable:
-    """Return [images * priors, 1] of scores [images * priors, classes] and classes [images, priors,
-    1].
-    """
+    """Return [images * priors, 1] of scores [images * priors, classes] and classes [images, priors, 1]."""
     found = softmax_with_cross_entropy(scores, _constant(_as_rows(wanted)))
     assert isinstance(found, Variable)  # not the pair that return_softmax gives
     return found
@@ -311,6 +305,4 @@ def detection_output(
     layer = "detection_output"
     if not return_index:
         return emit("multiclass_nms", inputs, attrs, layer=layer, stop_gradient=True)
-    return emit(
-        "multiclass_nms2", inputs, attrs, outs=("Out", "Index"), layer=layer, stop_gradient=True
-    )
+    return emit("multiclass_nms2", inputs, attrs, outs=("Out", "Index"), layer=layer, stop_gradient=True)

@@ -11,9 +11,7 @@ __all__ = ["yolo_box", "yolov3_loss"]
 
 def _check_list(layer: str, what: str, value: Any) -> None:
     if not isinstance(value, (list, tuple)):
-        raise TypeError(
-            f"layers.{layer}, {what}: expected a list of integers, found {type(value).__name__}"
-        )
+        raise TypeError(f"layers.{layer}, {what}: expected a list of integers, found {type(value).__name__}")
 
 
 def yolo_box(

@@ -58,8 +58,9 @@ def _all_ratios(ratios: Sequence[float], flip: bool) -> list[float]:
 def _prior_sizes(
     min_sizes: Sequence[float], max_sizes: Sequence[float], ratios: Sequence[float], by_size: bool
 ) -> list[tuple[float, float]]:
-    """Return (width, height) of the priors of a cell, in pixels. `by_size` puts that between
-    minimum and maximum second, not last.
+    """Return (width, height) of the priors of a cell, in pixels.
+
+    `by_size` puts that between minimum and maximum second, not last.
     """
     found = []
     for i, size in enumerate(min_sizes):
@@ -90,25 +91,19 @@ def prior_box(
     """Return boxes [H, W, priors, 4] around the cells of a feature map, as shares of the image's
     width and height, and their variances (Liu et al., SSD, 2016).
     """
-    (height, width), (image_h, image_w) = (
-        _feature_map("prior_box", s, v) for s, v in (("Input", x), ("Image", image))
-    )
+    (height, width), (image_h, image_w) = (_feature_map("prior_box", s, v) for s, v in (("Input", x), ("Image", image)))
     _four_variances("prior_box", variances)
     if max_sizes and len(max_sizes) != len(min_sizes):
         raise errors.AttributeTypeError(
             f"prior_box: max_sizes: expected none or as many as min_sizes ({len(min_sizes)}), found {len(max_sizes)}"
         )
-    if any(high <= low for low, high in zip(min_sizes, max_sizes)) or any(
-        s <= 0 for s in min_sizes
-    ):
+    if any(high <= low for low, high in zip(min_sizes, max_sizes)) or any(s <= 0 for s in min_sizes):
         raise errors.AttributeTypeError(
             f"prior_box: expected 0 < min_sizes < max_sizes, found {list(min_sizes)} and {list(max_sizes)}"
         )
     if not (step_w and step_h):
         step_w, step_h = image_w / width, image_h / height
-    sizes = _prior_sizes(
-        min_sizes, max_sizes, _all_ratios(aspect_ratios, flip), min_max_aspect_ratios_order
-    )
+    sizes = _prior_sizes(min_sizes, max_sizes, _all_ratios(aspect_ratios, flip), min_max_aspect_ratios_order)
     left, top, right, bottom = _over_cells(
         [(-w / 2, -h / 2, w / 2, h / 2) for w, h in sizes],
         (jnp.arange(width, dtype=x.dtype) + offset) * step_w,
@@ -118,9 +113,7 @@ def prior_box(
     return _with_variances(jnp.clip(boxes, 0, 1) if clip else boxes, variances)
 
 
-@op(
-    "density_prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="map"
-)
+@op("density_prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="map")
 def density_prior_box(
     x: Array,
     image: Array,

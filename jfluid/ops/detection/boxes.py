@@ -32,16 +32,15 @@ def overlaps(a: Array, b: Array, normalized: bool) -> Array:
     width = jnp.minimum(a[..., 2], b[..., 2]) - jnp.maximum(a[..., 0], b[..., 0]) + more
     height = jnp.minimum(a[..., 3], b[..., 3]) - jnp.maximum(a[..., 1], b[..., 1]) + more
     common = jnp.maximum(width, 0) * jnp.maximum(height, 0)
-    area_a, area_b = (
-        (x[..., 2] - x[..., 0] + more) * (x[..., 3] - x[..., 1] + more) for x in (a, b)
-    )
+    area_a, area_b = ((x[..., 2] - x[..., 0] + more) * (x[..., 3] - x[..., 1] + more) for x in (a, b))
     union = area_a + area_b - common
     return jnp.where(union == 0, 0, common / jnp.where(union == 0, 1, union)).astype(a.dtype)
 
 
 def _exact_rows(op_type: str, slot: str, x: Value) -> Array:
-    """Return the rows of a slot that every row of another reads. Raises NeedsExactRows where some
-    may be padding.
+    """Return the rows of a slot that every row of another reads.
+
+    Raises NeedsExactRows where some may be padding.
     """
     if isinstance(x, Ragged) and not x.exact and static_values.placeholder() is None:
         raise NeedsExactRows(f"{op_type} reads all rows of {slot} for each row of its result")
@@ -68,15 +67,11 @@ def centres(boxes: Array, normalized: bool) -> tuple[Array, Array, Array, Array]
 def from_centres(x: Array, y: Array, width: Array, height: Array, normalized: bool) -> Array:
     """Return boxes [..., 4] from what `centres` gives."""
     less = 0 if normalized else 1
-    return jnp.stack(
-        [x - width / 2, y - height / 2, x + width / 2 - less, y + height / 2 - less], axis=-1
-    )
+    return jnp.stack([x - width / 2, y - height / 2, x + width / 2 - less, y + height / 2 - less], axis=-1)
 
 
 def encode(boxes: Array, priors: Array, normalized: bool) -> Array:
-    """Return [..., 4], what `decode` makes boxes [..., 4] of again (Girshick et al., R-CNN, 2014,
-    appendix C).
-    """
+    """Return [..., 4], what `decode` makes boxes [..., 4] of again (Girshick et al., R-CNN, 2014, appendix C)."""
     # Fluid takes the middle of the sides for the centre of what it encodes, in pixels too.
     x, y = (boxes[..., 0] + boxes[..., 2]) / 2, (boxes[..., 1] + boxes[..., 3]) / 2
     _, _, width, height = centres(boxes, normalized)
@@ -149,9 +144,7 @@ def box_coder(
 def _is_encoder(code_type: str) -> bool:
     kinds = {"encode_center_size": True, "decode_center_size": False}
     if code_type.lower() not in kinds:
-        raise errors.AttributeTypeError(
-            f"box_coder: code_type: expected one of {list(kinds)}, found {code_type!r}"
-        )
+        raise errors.AttributeTypeError(f"box_coder: code_type: expected one of {list(kinds)}, found {code_type!r}")
     return kinds[code_type.lower()]
 
 
@@ -168,9 +161,7 @@ def _check_coder(
     if axis not in (0, 1):
         raise errors.AttributeTypeError(f"box_coder: axis: expected 0 or 1, found {axis}")
     if variance and len(variance) != 4:
-        raise errors.AttributeTypeError(
-            f"box_coder: variance: expected four numbers, found {list(variance)}"
-        )
+        raise errors.AttributeTypeError(f"box_coder: variance: expected four numbers, found {list(variance)}")
     if variance and variances is not None:
         raise errors.AttributeTypeError("box_coder: give PriorBoxVar or variance, not both")
     if variances is not None and variances.shape != priors.shape:
@@ -178,9 +169,7 @@ def _check_coder(
             f"box_coder: expected PriorBoxVar of the shape of PriorBox, {list(priors.shape)}, found "
             f"{list(variances.shape)}"
         )
-    unknown = (
-        static_values.placeholder() is not None
-    )  # rows that are not known stand for any number
+    unknown = static_values.placeholder() is not None  # rows that are not known stand for any number
     if not encodes and rows.shape[1 - axis] != priors.shape[0] and not unknown:
         raise errors.ShapeError(
             f"box_coder: expected TargetBox with {priors.shape[0]} codes along dimension {1 - axis}, one for each "

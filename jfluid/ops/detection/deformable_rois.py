@@ -48,9 +48,7 @@ def deformable_psroi_pooling(
     corner = (rounded(corners[:, 1::-1])) * spatial_scale - 0.5  # of each box: y, x
     size = jnp.maximum((rounded(corners[:, :1:-1]) + 1) * spatial_scale - 0.5 - corner, 0.1)
     # Of each bin, by row and column: the part whose offset it takes, the place in the grid.
-    part, place = (
-        [np.arange(n) * m // n for n, m in zip(bins, sizes)] for sizes in (part_size, group_size)
-    )
+    part, place = ([np.arange(n) * m // n for n, m in zip(bins, sizes)] for sizes in (part_size, group_size))
     group = (place[0][:, None] * group_size[1] + place[1]).astype(np.int32)
     samples, inside = [], []
     for axis in (0, 1):
@@ -67,14 +65,10 @@ def deformable_psroi_pooling(
         samples.append(jnp.clip(at, 0, limit - 1))
     y, across = jnp.broadcast_arrays(samples[0][..., :, None], samples[1][..., None, :])
     planes = x.reshape(x.shape[0], classes, -1, group_size[0] * group_size[1], *x.shape[2:])
-    planes = planes.transpose(
-        0, 3, 1, 4, 5, 2
-    )  # [images, groups, classes, height, width, channels]
+    planes = planes.transpose(0, 3, 1, 4, 5, 2)  # [images, groups, classes, height, width, channels]
     image = images_of(op_type, x, boxes, None)[:, None, None, None]
     index = (image * planes.shape[1] + group) * classes + np.arange(classes)[:, None, None]
-    found = between_pixels(
-        planes.reshape(-1, *planes.shape[3:]), index[..., None, None].astype(jnp.int32), y, across
-    )
+    found = between_pixels(planes.reshape(-1, *planes.shape[3:]), index[..., None, None].astype(jnp.int32), y, across)
     counted = (inside[0][..., :, None] & inside[1][..., None, :])[..., None]
     count = counted.sum((4, 5), dtype=x.dtype)
     mean = jnp.where(counted, found, 0).sum((4, 5)) / jnp.maximum(count, 1)
@@ -109,10 +103,7 @@ def _check(
         return
     if moves.ndim != 4 or moves.shape[1] % 2 or moves.shape[2:] != tuple(part_size):
         raise errors.ShapeError(
-            f"{op_type}: expected Trans [boxes, 2 * classes, {part_size[0]}, {part_size[1]}], found "
-            f"{list(moves.shape)}"
+            f"{op_type}: expected Trans [boxes, 2 * classes, {part_size[0]}, {part_size[1]}], found {list(moves.shape)}"
         )
     if classes < 1 or output_dim % classes:
-        raise errors.ShapeError(
-            f"{op_type}: offsets of {classes} classes do not divide {output_dim} output channels"
-        )
+        raise errors.ShapeError(f"{op_type}: offsets of {classes} classes do not divide {output_dim} output channels")

@@ -42,9 +42,7 @@ def detection_map(
     and, with HasState, of those before (Everingham et al., PASCAL VOC, 2010).
     """
     if ap_type not in _AVERAGES:
-        raise errors.AttributeTypeError(
-            f"detection_map: ap_type: expected one of {list(_AVERAGES)}, found {ap_type!r}"
-        )
+        raise errors.AttributeTypeError(f"detection_map: ap_type: expected one of {list(_AVERAGES)}, found {ap_type!r}")
     number = np.zeros(class_num, np.int64)
     none = np.zeros((0, 2), np.float32)
     marks = [[none] * class_num, [none] * class_num]
@@ -58,9 +56,7 @@ def detection_map(
         ]
     found, labelled = _images(detections, "DetectRes", (6, 1)), _images(truth, "Label", (5, 6))
     if len(found) != len(labelled):
-        raise errors.ShapeError(
-            f"detection_map: DetectRes has {len(found)} images, Label {len(labelled)}"
-        )
+        raise errors.ShapeError(f"detection_map: DetectRes has {len(found)} images, Label {len(labelled)}")
     for rows, boxes in zip(found, labelled):
         if boxes.shape[1] == 5:  # no box is said to be difficult
             boxes = np.insert(boxes, 1, 0, axis=1)
@@ -81,8 +77,9 @@ def detection_map(
 
 
 def _images(tensor: LoDTensor, slot: str, widths: tuple[int, int]) -> list[np.ndarray]:
-    """Return the rows of each image. A single number in each row, which Fluid's suppression gives
-    for no box at all, is no detection.
+    """Return the rows of each image.
+
+    A single number in each row, which Fluid's suppression gives for no box at all, is no detection.
     """
     rows, lod = np.asarray(tensor), tensor.lod()
     if len(lod) != 1 or rows.ndim != 2 or rows.shape[1] not in widths:

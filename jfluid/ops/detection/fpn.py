@@ -45,9 +45,7 @@ def collect_fpn_proposals(
                 "collect_fpn_proposals: one score, a float, for each roi of a level is needed, found rois "
                 f"{list(x.shape)} and scores {list(y.shape)} of {y.dtype}"
             )
-    check_images(
-        "collect_fpn_proposals", **{f"level {i}": x.last.number for i, x in enumerate(rois)}
-    )
+    check_images("collect_fpn_proposals", **{f"level {i}": x.last.number for i, x in enumerate(rois)})
     number = rois[0].last.number
     images = jnp.concatenate([jnp.where(x.mask(), x.segments(), number) for x in rois])
     ranked = jnp.concatenate([y.values.reshape(-1) for y in scores])

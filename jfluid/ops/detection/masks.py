@@ -71,9 +71,7 @@ def generate_mask_labels(
         GtSegms=outlines.levels[0].number,
     )
     scale = im_info[:, 2].astype(boxes.dtype)[:, None, None]
-    found, chosen, objects, counts = jax.vmap(_of_image)(
-        boxes / scale, classes, drawn, _bounds(outlines, drawn)
-    )
+    found, chosen, objects, counts = jax.vmap(_of_image)(boxes / scale, classes, drawn, _bounds(outlines, drawn))
     number = outlines.levels[0].starts[:, None] + objects
     pixels = _drawn(outlines, number.reshape(-1), found.reshape(-1, 4), resolution)
     pixels = pixels.reshape(*number.shape, -1)
@@ -85,9 +83,7 @@ def generate_mask_labels(
     return rows_of_images(counts, found * scale, chosen[..., None], masks)
 
 
-def _of_image(
-    boxes: Array, classes: Array, drawn: Array, bounds: Array
-) -> tuple[Array, Array, Array, Array]:
+def _of_image(boxes: Array, classes: Array, drawn: Array, bounds: Array) -> tuple[Array, Array, Array, Array]:
     """Return of one image: the boxes that get a mask, their places, the objects that they overlap
     most, and how many boxes there are.
     """
@@ -105,9 +101,7 @@ def _bounds(outlines: Ragged, like: Array) -> Array:
     objects of `like` [images, most].
     """
     _, objects, polygons = outlines.levels
-    own = segments(objects, polygons.number)[
-        jnp.minimum(segments(polygons, outlines.capacity), polygons.number - 1)
-    ]
+    own = segments(objects, polygons.number)[jnp.minimum(segments(polygons, outlines.capacity), polygons.number - 1)]
     own = jnp.where(outlines.mask(), own, objects.number)
     low = jax.ops.segment_min(outlines.values, own, objects.number)
     high = jax.ops.segment_max(outlines.values, own, objects.number)
@@ -119,9 +113,7 @@ def _bounds(outlines: Ragged, like: Array) -> Array:
 
 
 def _drawn(outlines: Ragged, objects: Array, boxes: Array, size: int) -> Array:
-    """Return bool [n, size, size]: which pixels of a grid over each box [n, 4] are in a polygon of
-    its object.
-    """
+    """Return bool [n, size, size]: which pixels of a grid over each box [n, 4] are in a polygon of its object."""
     polygons, points = outlines.levels[1:]
     most = min(polygons.longest * points.longest, outlines.capacity)
     start = points.offsets[polygons.offsets[objects]]
@@ -138,9 +130,7 @@ def _drawn(outlines: Ragged, objects: Array, boxes: Array, size: int) -> Array:
     return jax.vmap(one)(here[rows], here[following[rows]], which, real, boxes)
 
 
-def _inside(
-    starts: Array, ends: Array, polygon: Array, real: Array, box: Array, *, size: int, most: int
-) -> Array:
+def _inside(starts: Array, ends: Array, polygon: Array, real: Array, box: Array, *, size: int, most: int) -> Array:
     """Return bool [size, size] (rows, columns): which pixels of the grid over a box are inside of
     one of `most` polygons, whose edges go from starts [n, 2] to ends [n, 2].
     """

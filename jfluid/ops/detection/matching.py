@@ -81,9 +81,7 @@ def bipartite_match(
             f"bipartite_match: match_type: expected bipartite or per_prediction, found {match_type!r}"
         )
     if distances.ndim != 2:
-        raise errors.ShapeError(
-            f"bipartite_match: expected DistMat [rows, columns], found {list(distances.shape)}"
-        )
+        raise errors.ShapeError(f"bipartite_match: expected DistMat [rows, columns], found {list(distances.shape)}")
     if isinstance(distances, Ragged) and distances.levels:
         dense, lengths = distances.pad(), distances.last.lengths
     else:
@@ -113,9 +111,7 @@ def bipartite_match(
     grad=False,
     rows="sequence",
 )
-def target_assign(
-    x: Value, match: Value, negatives: Value | None, *, mismatch_value: int = 0
-) -> tuple[Array, Array]:
+def target_assign(x: Value, match: Value, negatives: Value | None, *, mismatch_value: int = 0) -> tuple[Array, Array]:
     """Return [images, priors, width] with the row of x [rows, priors, width] (or [rows, 1, width])
     that each prior is matched with, and weights [images, priors, 1] of 1 there; elsewhere
     `mismatch_value` and 0, but 1 for the priors that NegIndices [rows, 1] lists for each image.
@@ -211,9 +207,7 @@ def mine_hard_examples(
 
 
 def _listed(chosen: Array) -> Ragged:
-    """Return the numbers of the columns that are chosen, int32 [rows, 1], a sequence for each row
-    of [rows, columns].
-    """
+    """Return the numbers of the columns that are chosen, int32 [rows, 1], a sequence for each row of [rows, columns]."""
     rows, columns = chosen.shape
     flat = chosen.reshape(-1)
     target = jnp.where(flat, jnp.cumsum(flat, dtype=jnp.int32) - 1, rows * columns)

@@ -30,11 +30,7 @@ class _Limits(NamedTuple):
 
 def _check_dense(op_type: str, boxes: Array, scores: Array) -> None:
     check_boxes(op_type, boxes)
-    if (
-        boxes.ndim != 3
-        or scores.ndim != 3
-        or (boxes.shape[0], boxes.shape[1]) != (scores.shape[0], scores.shape[2])
-    ):
+    if boxes.ndim != 3 or scores.ndim != 3 or (boxes.shape[0], boxes.shape[1]) != (scores.shape[0], scores.shape[2]):
         raise errors.ShapeError(
             f"{op_type}: expected BBoxes [images, boxes, size] and Scores [images, classes, boxes], "
             f"found {list(boxes.shape)} and {list(scores.shape)}"
@@ -63,9 +59,7 @@ def _by_class(op_type: str, boxes: Value, scores: Value) -> tuple[Array, Array, 
 
 
 def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple[Ragged, Ragged]:
-    """Return the rows (class, score, box) of each image that are kept, and the numbers of their
-    boxes.
-    """
+    """Return the rows (class, score, box) of each image that are kept, and the numbers of their boxes."""
     by_row = scores.ndim == 2
     found, by_class, starts = _by_class(op_type, boxes, scores)
     classes = by_class.shape[1]
@@ -88,17 +82,13 @@ def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple
     most = by_class.shape[2] if at.nms_top_k < 0 else min(at.nms_top_k, by_class.shape[2])
     if 2 * _FEW < most and 0 <= at.keep_top_k <= _FEW * len(labels):
         number = (by_class > at.score_threshold).sum(axis=2).max()
-        entries, numbers, real = jax.lax.cond(
-            number <= _FEW, lambda: detect(_FEW), lambda: detect(most)
-        )
+        entries, numbers, real = jax.lax.cond(number <= _FEW, lambda: detect(_FEW), lambda: detect(most))
     else:
         entries, numbers, real = detect(most)
     return in_sequences(entries, real), in_sequences(numbers, real)
 
 
-def _kept(
-    found: Array, scores: Array, at: _Limits, by_row: bool
-) -> tuple[Array, Array, Array, Array, Array]:
+def _kept(found: Array, scores: Array, at: _Limits, by_row: bool) -> tuple[Array, Array, Array, Array, Array]:
     """Return the boxes of each image that are kept: row of `scores`, score, number, box, and which
     of them there are; [images, most] each.
 
@@ -157,9 +147,7 @@ def multiclass_nms(
     return nothing(_multiclass("multiclass_nms", boxes, scores, at)[0])
 
 
-@op(
-    "multiclass_nms2", ins=("BBoxes", "Scores"), outs=("Out", "Index~"), grad=False, rows="sequence"
-)
+@op("multiclass_nms2", ins=("BBoxes", "Scores"), outs=("Out", "Index~"), grad=False, rows="sequence")
 def multiclass_nms2(
     boxes: Value,
     scores: Value,
@@ -208,9 +196,7 @@ def matrix_nms(
     _check_dense("matrix_nms", boxes, scores)
     images, classes, number = scores.shape
     foreground = jnp.arange(classes)[:, None] != background_label
-    values, order, candidate = best(
-        jnp.where(foreground, scores, jnp.nan), score_threshold, nms_top_k
-    )
+    values, order, candidate = best(jnp.where(foreground, scores, jnp.nan), score_threshold, nms_top_k)
     most, size = order.shape[2], boxes.shape[2]
     ranked = jnp.take_along_axis(boxes[:, None], order[..., None], axis=2)
     decay = decays(
@@ -278,9 +264,7 @@ def locality_aware_nms(
     return nothing(in_sequences(jnp.moveaxis(jnp.concatenate(columns), 0, 2), real))
 
 
-def _merge_neighbours(
-    boxes: Array, scores: Array, threshold: float, normalized: bool
-) -> tuple[Array, Array]:
+def _merge_neighbours(boxes: Array, scores: Array, threshold: float, normalized: bool) -> tuple[Array, Array]:
     """Return boxes [size, images, boxes] of which each first one of neighbours that overlap has
     their mean, and the sums of scores [images, boxes]: NaN for all but the first ones.
     """

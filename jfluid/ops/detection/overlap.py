@@ -24,8 +24,7 @@ def check_boxes(op_type: str, boxes: Any) -> None:
 
 
 def overlap(a: Array, b: Array, normalized: bool) -> Array:
-    """Return the intersection over union of boxes (xmin, ymin, xmax, ymax) or polygons
-    [size, ...]: [...].
+    """Return the intersection over union of boxes (xmin, ymin, xmax, ymax) or polygons [size, ...]: [...].
 
     Of two boxes without area it is not a number, which is no overlap that a threshold allows.
     Corners that are not normalized are pixels, the last of which belongs to the box.
@@ -48,8 +47,7 @@ def _boxes(a: Array, b: Array, extra: int) -> Array:
 
 
 def _polygons(a: Array, b: Array) -> Array:
-    """Return the intersection over union of simple polygons [2 * points, ...]; 0 where one has no
-    area.
+    """Return the intersection over union of simple polygons [2 * points, ...]; 0 where one has no area.
 
     The region below each edge, down to a base line, counts positively or negatively by the
     direction of the edge; so do the regions below pairs of edges, whose sum is the common area.
@@ -87,9 +85,7 @@ def _common_area(p: Array, q: Array) -> Array:
     # The mean of |difference| over the interval, in which the lines may cross once.
     size = jnp.abs(at_left) + jnp.abs(at_right)
     crossing = at_left * at_right < 0
-    apart = jnp.where(
-        crossing, (at_left**2 + at_right**2) / jnp.where(crossing, 2 * size, 1), size / 2
-    )
+    apart = jnp.where(crossing, (at_left**2 + at_right**2) / jnp.where(crossing, 2 * size, 1), size / 2)
     below = ((p_left + p_right + q_left + q_right) / 2 - apart) / 2
     return jnp.sum(jnp.where(width > 0, sign_p * sign_q * below * width, 0), axis=(0, 1))
 

@@ -14,6 +14,7 @@ _NEAR = 1e-4  # what counts as equal when a point is held against the sides of a
 
 def _matrix(x: Array, y: Array, height: int, width: int) -> Array:
     """Return [boxes, 9]: the matrices that lead from places in the result to points in the image.
+
     `x` and `y` are the corners [boxes, 4] in order.
 
     A box is transformed to its own ratio of width to height, as far as the width goes.

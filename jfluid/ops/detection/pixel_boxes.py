@@ -23,6 +23,7 @@ def areas(boxes: Array) -> Array:
 
 def overlaps(a: Array, b: Array) -> Array:
     """Return the overlap, intersection over union, of boxes a [n, 4] with boxes b [m, 4]: [n, m].
+
     It is fastest where b are more.
     """
     # column by column: XLA does not vectorise over a last dimension of 2
@@ -89,8 +90,7 @@ def check_boxes(op_type: str, **boxes: Any) -> None:
         floats = jnp.issubdtype(value.dtype, jnp.floating)
         if value.ndim != 2 or value.shape[1] != 4 or not floats:
             raise (errors.ShapeError if floats else errors.DtypeError)(
-                f"{op_type}: {slot}: boxes [rows, 4] of floats are needed, found {list(value.shape)} of "
-                f"{value.dtype}"
+                f"{op_type}: {slot}: boxes [rows, 4] of floats are needed, found {list(value.shape)} of {value.dtype}"
             )
 
 
@@ -110,9 +110,7 @@ def first_true(mask: Array, size: int) -> Array:
     """Return int32 [size]: where `mask` [n] is true, in order; then n - 1."""
     number = mask.shape[0]
     if 4 * size < number < 1 << 24:  # few of many: places as floats, which XLA ranks fast
-        places = lax.top_k(jnp.where(mask, -jnp.arange(number, dtype=jnp.float32), -number), size)[
-            0
-        ]
+        places = lax.top_k(jnp.where(mask, -jnp.arange(number, dtype=jnp.float32), -number), size)[0]
         return jnp.minimum(-places, number - 1).astype(jnp.int32)
     order = jnp.where(mask, running_count(mask) - 1, size)
     places = jnp.full(size, number - 1, jnp.int32)
@@ -149,10 +147,7 @@ def rows_of_images(counts: Array, *values: Array) -> tuple[Ragged, ...]:
     image = jnp.minimum(segments(level, number * most), number - 1)
     places = image * most + rows - level.starts[image]
     places = jnp.where(rows < level.offsets[-1], places, places[0])
-    return tuple(
-        inferred_rows(Ragged(v.reshape(number * most, *v.shape[2:])[places], (level,)))
-        for v in values
-    )
+    return tuple(inferred_rows(Ragged(v.reshape(number * most, *v.shape[2:])[places], (level,))) for v in values)
 
 
 def inferred_rows(x: Ragged) -> Ragged:

@@ -140,9 +140,7 @@ def _large_enough(boxes: Array, size: Array, scale: Array, smallest: float) -> A
     return jnp.all((sides / scale + 1 >= smallest) & inside, -1)
 
 
-def suppressed(
-    boxes: Array, usable: Array, threshold: float, eta: float, most: int
-) -> tuple[Array, Array]:
+def suppressed(boxes: Array, usable: Array, threshold: float, eta: float, most: int) -> tuple[Array, Array]:
     """Go through boxes [n, 4] from the first, and keep each that overlaps no kept one by more than
     the threshold, up to `most` of them. Returns their places, int32 [most], and how many there are.
 

@@ -54,9 +54,7 @@ def retinanet_detection_output(
     return in_sequences(jnp.concatenate(columns, -1), real)
 
 
-def _check(
-    deltas: list[Array], scores: list[Array], anchors: list[Array], image_info: Array
-) -> None:
+def _check(deltas: list[Array], scores: list[Array], anchors: list[Array], image_info: Array) -> None:
     """Raise ShapeError where the levels do not fit each other."""
     if not len(deltas) == len(scores) == len(anchors):
         raise errors.ShapeError(
@@ -70,8 +68,7 @@ def _check(
         shapes = [list(v.shape) for v in (delta, score, anchor)]
         if shapes != list(want):
             raise errors.ShapeError(
-                f"retinanet_detection_output: expected BBoxes, Scores and Anchors {list(want)}, "
-                f"found {shapes}"
+                f"retinanet_detection_output: expected BBoxes, Scores and Anchors {list(want)}, found {shapes}"
             )
     if image_info.shape != (images, 3):
         raise errors.ShapeError(

@@ -93,9 +93,7 @@ def _weighted_forward(
     return _weighted(x, down, across, image, learn_boxes), (x, down, across, image)
 
 
-def _weighted_backward(
-    learn_boxes: bool, kept: tuple[Array, ...], grad: Array
-) -> tuple[Array | None, ...]:
+def _weighted_backward(learn_boxes: bool, kept: tuple[Array, ...], grad: Array) -> tuple[Array | None, ...]:
     x, down, across, image = kept
     visit = _Visit(x, down, across, image)
     pixels = x.reshape(-1, x.shape[-1])
@@ -126,8 +124,9 @@ _weighted.defvjp(_weighted_forward, _weighted_backward)
 
 
 def images_of(op_type: str, x: Array, boxes: Value, offsets: Any, counts: Any = None) -> Array:
-    """Return int32 [boxes]: the image of each box, from the LoD of the boxes or from a tensor of
-    offsets or of counts. Raises ShapeError where they are not as many as the images.
+    """Return int32 [boxes]: the image of each box, from the LoD of the boxes or from a tensor of offsets or of counts.
+
+    Raises ShapeError where they are not as many as the images.
     """
     if offsets is None and counts is None:
         level = need(boxes, op_type, "ROIs").last
@@ -147,15 +146,12 @@ def images_of(op_type: str, x: Array, boxes: Value, offsets: Any, counts: Any = 
     return jnp.minimum(found, x.shape[0] - 1)
 
 
-def check_boxes(
-    op_type: str, x: Array, boxes: Value, height: int, width: int, scale: float
-) -> Array:
+def check_boxes(op_type: str, x: Array, boxes: Value, height: int, width: int, scale: float) -> Array:
     """Return the corners [boxes, 4] in the dtype of x. Raises errors for what does not fit."""
     corners = rows_of(boxes)
     if x.ndim != 4 or corners.ndim != 2 or corners.shape[1] != 4:
         raise errors.ShapeError(
-            f"{op_type}: expected X [N, C, H, W] and ROIs [boxes, 4], found {list(x.shape)} and "
-            f"{list(corners.shape)}"
+            f"{op_type}: expected X [N, C, H, W] and ROIs [boxes, 4], found {list(x.shape)} and {list(corners.shape)}"
         )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise errors.DtypeError(f"{op_type}: X must be float32 or float64, found {x.dtype}")
@@ -180,9 +176,7 @@ def by_channel(out: Array) -> Array:
 
 
 def _pixels(x: Array, bins: int = 1) -> Array:
-    """Return [images, height, width, bins, channels] from X [images, channels * bins, height,
-    width].
-    """
+    """Return [images, height, width, bins, channels] from X [images, channels * bins, height, width]."""
     parts = x.reshape(x.shape[0], -1, bins, *x.shape[2:])
     return parts.transpose(0, 3, 4, 2, 1)
 
@@ -329,8 +323,9 @@ def prroi_pool(
     pooled_height: int = 1,
     pooled_width: int = 1,
 ) -> Value:
-    """Average the interpolated image over the bins of each box by its integral (IoU-Net,
-    arXiv:1807.11590). Boxes have gradients, too.
+    """Average the interpolated image over the bins of each box by its integral (IoU-Net, arXiv:1807.11590).
+
+    Boxes have gradients, too.
     """
     x = rows_of(x)
     corners = check_boxes("prroi_pool", x, boxes, pooled_height, pooled_width, spatial_scale)
@@ -363,9 +358,7 @@ def psroi_pool(
     pooled_height: int = 1,
     pooled_width: int = 1,
 ) -> Value:
-    """Average pixels over the bins of each box, each bin over channels of its own (R-FCN,
-    arXiv:1605.06409).
-    """
+    """Average pixels over the bins of each box, each bin over channels of its own (R-FCN, arXiv:1605.06409)."""
     x, bins = rows_of(x), pooled_height * pooled_width
     corners = check_boxes("psroi_pool", x, boxes, pooled_height, pooled_width, spatial_scale)
     if x.shape[1] != output_channels * bins:
@@ -412,9 +405,7 @@ def roi_pool(
     x, offsets = rows_of(x), rows_of(offsets)
     corners = check_boxes("roi_pool", x, boxes, pooled_height, pooled_width, spatial_scale)
     image = images_of("roi_pool", x, boxes, offsets)
-    left, top, right, bottom = (
-        rounded(c).astype(jnp.int32) for c in _scaled(corners, spatial_scale)
-    )
+    left, top, right, bottom = (rounded(c).astype(jnp.int32) for c in _scaled(corners, spatial_scale))
 
     def inside(start: Array, end: Array, bins: int, size: int) -> Array:
         length = jnp.maximum(end - start + 1, 1)[:, None]

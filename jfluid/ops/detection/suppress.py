@@ -1,6 +1,4 @@
-"""What all kinds of non-maximum suppression share: sorted candidates, the greedy choice, the rows
-of what was found.
-"""
+"""What all kinds of non-maximum suppression share: sorted candidates, the greedy choice, the rows of what was found."""
 
 import jax
 import jax.numpy as jnp

@@ -34,9 +34,7 @@ def share(number: int, fraction: float) -> int:
     return int(np.float32(number) * np.float32(fraction))
 
 
-def _objects(
-    op_type: str, gt_boxes: Value, is_crowd: Value, im_info: Value
-) -> tuple[Array, Array, Array]:
+def _objects(op_type: str, gt_boxes: Value, is_crowd: Value, im_info: Value) -> tuple[Array, Array, Array]:
     """Return the objects of each image in its pixels after scaling [images, most, 4], which of them
     are no crowd, and the scales.
     """
@@ -109,14 +107,10 @@ def _assigned(
 
 
 def _rows(found: dict[str, Array], labels: Array, number: int) -> tuple[Value, ...]:
-    """Return LocationIndex, ScoreIndex, TargetBBox, TargetLabel and BBoxInsideWeight; `number`: of
-    anchors of an image.
-    """
+    """Return LocationIndex, ScoreIndex, TargetBBox, TargetLabel and BBoxInsideWeight; `number`: of anchors of an image."""
     first = (jnp.arange(len(labels), dtype=jnp.int32) * number)[:, None]
     weights = jnp.broadcast_to(found["weight"][..., None], found["box"].shape)
-    location, box, weight = rows_of_images(
-        found["located"], found["location"] + first, found["box"], weights
-    )
+    location, box, weight = rows_of_images(found["located"], found["location"] + first, found["box"], weights)
     score, label = rows_of_images(found["scored"], found["score"] + first, labels[..., None])
     return location, score, box, label, weight
 
@@ -172,9 +166,7 @@ def rpn_target_assign(
 
 
 def _inside(anchors: Array, im_info: Array, beyond: float) -> Array:
-    """Return bool [n]: which anchors leave the image by no more than `beyond` pixels; all where that
-    is negative.
-    """
+    """Return bool [n]: which anchors leave the image by no more than `beyond` pixels; all where that is negative."""
     if beyond < 0:
         return jnp.ones(anchors.shape[0], bool)
     size = im_info[1::-1].astype(anchors.dtype)

@@ -25,9 +25,7 @@ def _feature_map(op_type: str, x: Array, boxes: int, classes: int) -> Array:
 def _anchor_sizes(op_type: str, anchors: tuple[int, ...]) -> np.ndarray:
     """Return the anchors as [number, 2]. Raises ShapeError."""
     if not anchors or len(anchors) % 2 or min(anchors) <= 0:
-        raise errors.ShapeError(
-            f"{op_type}: expected anchors as widths and heights in turn, found {list(anchors)}"
-        )
+        raise errors.ShapeError(f"{op_type}: expected anchors as widths and heights in turn, found {list(anchors)}")
     return np.reshape(anchors, (-1, 2))
 
 
@@ -70,9 +68,7 @@ def yolo_box(
     sizes = _anchor_sizes("yolo_box", anchors)
     maps = _feature_map("yolo_box", x, len(sizes), class_num)
     if image_size.shape != (x.shape[0], 2):
-        raise errors.ShapeError(
-            f"yolo_box: expected ImgSize [{x.shape[0]}, 2], found {list(image_size.shape)}"
-        )
+        raise errors.ShapeError(f"yolo_box: expected ImgSize [{x.shape[0]}, 2], found {list(image_size.shape)}")
     height, width = (image_size[:, i].astype(x.dtype)[:, None, None, None] for i in (0, 1))
     centre_x, centre_y = _centres(maps, scale_x_y)
     box_width, box_height = _sizes(maps, sizes, downsample_ratio * x.shape[2])
@@ -193,24 +189,16 @@ def _matches(truth: Array, sizes: np.ndarray, chosen: list[int], side: int) -> t
     return jnp.where(real, jnp.asarray(place)[anchor], -1), anchor
 
 
-def _check_truth(
-    x: Array, truth: Array, label: Array, weight: Array | None, anchors: int, chosen: list[int]
-) -> None:
+def _check_truth(x: Array, truth: Array, label: Array, weight: Array | None, anchors: int, chosen: list[int]) -> None:
     """Raise ShapeError where ground truth and anchors do not fit."""
     if not chosen or not all(0 <= i < anchors for i in chosen):
         raise errors.ShapeError(
             f"yolov3_loss: expected anchor_mask to number some of {anchors} anchors, found {chosen}"
         )
     if x.ndim != 4 or x.shape[2] != x.shape[3]:
-        raise errors.ShapeError(
-            f"yolov3_loss: expected X as high as it is wide, found {list(x.shape)}"
-        )
+        raise errors.ShapeError(f"yolov3_loss: expected X as high as it is wide, found {list(x.shape)}")
     if truth.ndim != 3 or truth.shape[0] != x.shape[0] or truth.shape[2] != 4:
-        raise errors.ShapeError(
-            f"yolov3_loss: expected GTBox [{x.shape[0]}, boxes, 4], found {list(truth.shape)}"
-        )
+        raise errors.ShapeError(f"yolov3_loss: expected GTBox [{x.shape[0]}, boxes, 4], found {list(truth.shape)}")
     for slot, value in (("GTLabel", label), ("GTScore", weight)):
         if value is not None and value.shape != truth.shape[:2]:
-            raise errors.ShapeError(
-                f"yolov3_loss: expected {slot} {list(truth.shape[:2])}, found {list(value.shape)}"
-            )
+            raise errors.ShapeError(f"yolov3_loss: expected {slot} {list(truth.shape[:2])}, found {list(value.shape)}")

@@ -1,6 +1,4 @@
-"""How a program was divided: which of its variables servers hold, for checkpoints that save and
-load them whole.
-"""
+"""How a program was divided: which of its variables servers hold, for checkpoints that save and load them whole."""
 
 import math
 from collections.abc import Iterator
@@ -51,11 +49,7 @@ class SavedVariable:
     @property
     def cut(self) -> bool:
         """Whether the pieces are rows of the whole."""
-        return (
-            bool(self.shape)
-            and not self.distributed
-            and sum(p.rows for p in self.pieces) == self.shape[0]
-        )
+        return bool(self.shape) and not self.distributed and sum(p.rows for p in self.pieces) == self.shape[0]
 
 
 @dataclass(eq=False)

@@ -1,6 +1,4 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every
-so many steps.
-"""
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
 
 from collections.abc import Mapping
 
@@ -35,16 +33,9 @@ def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
 
 
 def rewrite(program: Program, placement: Placement) -> None:
-    """Note a step of training, in place: one operator tells the communicator which rows of which
-    tables it touched.
-    """
+    """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
     block = program.global_block()
-    touched = [
-        (n, u.param.name)
-        for u in placement.updates.all
-        for op in u.look_ups
-        for n in op.input("Ids")
-    ]
+    touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
     block.append_op(
         "send",
         {"X": [ids for ids, _ in touched]},
@@ -60,9 +51,7 @@ def rewrite(program: Program, placement: Placement) -> None:
 
 
 def startup(program: Program, placement: Placement) -> None:
-    """Rewrite the startup program of a trainer in place: all trainers begin with the servers'
-    parameters.
-    """
+    """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
     block = program.global_block()
     for held in placement.held.values():
         trainer.receive(block, placement, held, None, whole=False)
@@ -99,15 +88,11 @@ def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
         **like,
     )
     block = program.create_block(0)
-    block.append_op(
-        "sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward}
-    )
+    block.append_op("sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward})
     return block
 
 
-def _listen(
-    block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]
-) -> None:
+def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]) -> None:
     block.append_op(
         "listen_and_serv",
         {},

@@ -16,17 +16,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServerJob:
-    """Decides the layout, and makes the programs from copies of the original ones: in any order,
-    any number of times.
+    """Decides the layout, and makes the programs from copies of the original ones: in any order, any number of times.
 
     Raises ProgramError or UnsupportedError as `DistributeTranspiler.transpile`.
     """
 
     def __init__(self, request: Request):
         if not isinstance(request.sync_mode, bool):
-            raise errors.ProgramError(
-                f"sync_mode: expected True or False, found {request.sync_mode!r}"
-            )
+            raise errors.ProgramError(f"sync_mode: expected True or False, found {request.sync_mode!r}")
         _check_strategy(request)
         self._request = request
         self._origin, self._startup = request.program.clone(), request.startup.clone()
@@ -52,9 +49,7 @@ class ServerJob:
                 )
 
     def trainer_program(self, wait_port: bool) -> Program:
-        """Return the program of trainers; the first call rewrites the programs that `transpile` was
-        given.
-        """
+        """Return the program of trainers; the first call rewrites the programs that `transpile` was given."""
         if self._trainer is None:
             if self._geo:
                 geo.rewrite(self._request.program, self.placement)
@@ -85,9 +80,7 @@ class ServerJob:
         """Return the startup program of one server, for its `program`."""
         program = program if program is not None else self.server_program(endpoint)
         self._check(endpoint)
-        origin = (
-            self._startup if startup_program in (None, self._request.startup) else startup_program
-        )
+        origin = self._startup if startup_program in (None, self._request.startup) else startup_program
         self._startup.random_seed = self._request.startup.random_seed
         return startup.of_server(origin, program, self.placement, endpoint)
 
@@ -110,9 +103,7 @@ def _check_strategy(request: Request) -> None:
         "enable_dc_asgd",
     ):
         if sync and getattr(config, field):
-            raise errors.ProgramError(
-                f"{field}: it is for transpile(sync_mode=False), found sync_mode=True"
-            )
+            raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
     for field in ("half_async", "completely_not_async", "enable_dc_asgd"):
         if config.geo_sgd_mode and getattr(config, field):
             raise errors.ProgramError(

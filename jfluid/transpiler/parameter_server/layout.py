@@ -92,9 +92,10 @@ class Layout:
 
     @staticmethod
     def of_program(program: Program, endpoints: Sequence[str] = ()) -> "Layout":
-        """Return the layout that the operators of a trainer's program name: of all parameters that
-        it trains. With GEO it is the startup program that names them. `endpoints` are the servers in
-        the job's order, where the caller knows it.
+        """Return the layout that the operators of a trainer's program name: of all parameters that it trains.
+
+        With GEO it is the startup program that names them. `endpoints` are the servers in the job's order,
+        where the caller knows it.
         """
         return _Decoder(program, list(endpoints) or endpoints_of(program)).layout
 
@@ -120,15 +121,9 @@ def endpoints_of(program: Program) -> list[str]:
             number = max(op.attr("pserver_id"), 0)
             return told if len(told) > number else [op.attr("endpoint")] * (number + 1)
     # Tables whose rows go by hashes of ids are at all servers, in the job's order; others at some.
-    look_ups = sorted(
-        (op for op in ops if op.type == LOOK_UP), key=lambda op: bool(op.attr("height_sections"))
-    )
+    look_ups = sorted((op for op in ops if op.type == LOOK_UP), key=lambda op: bool(op.attr("height_sections")))
     found = [e for op in look_ups for e in op.attr("endpoints")]
-    named = list(
-        dict.fromkeys(
-            found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]
-        )
-    )
+    named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
     return told if set(named) <= set(told) else named
 
 
@@ -170,9 +165,7 @@ class _Decoder:
         self.layout = Layout(tuple(self._endpoints), self._found)
 
     def _sections(self, send: Operator) -> tuple[str, list[int]]:
-        """A parameter, and how many rows each piece of its gradient has; none where it is sent
-        whole.
-        """
+        """A parameter, and how many rows each piece of its gradient has; none where it is sent whole."""
         split = self._writers.get(send.input("X")[0])
         rows = list(send.attr("sections"))
         if split is not None and split.type in SPLITS:

@@ -36,19 +36,13 @@ class UpdatedPiece:
 
     @property
     def label(self) -> str:
-        """What the names of its parts end in, ".block0"; empty where the parameter is in one
-        piece.
-        """
+        """What the names of its parts end in, ".block0"; empty where the parameter is in one piece."""
         return self.piece.name.removeprefix(self.update.param.name)
 
     @property
     def grad(self) -> str:
-        """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table
-        "w@GRAD.pserver_0".
-        """
-        return self.update.grad.name + (
-            f".pserver_{self.index}" if self.update.distributed else self.label
-        )
+        """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table "w@GRAD.pserver_0"."""
+        return self.update.grad.name + (f".pserver_{self.index}" if self.update.distributed else self.label)
 
 
 @dataclass(frozen=True)
@@ -77,9 +71,7 @@ class Placement:
 
     @property
     def counter(self) -> Operator | None:
-        """The operator that counts steps for the schedule, where the servers sum the trainers'
-        counts.
-        """
+        """The operator that counts steps for the schedule, where the servers sum the trainers' counts."""
         if self.sync or self.config.geo_sgd_mode:
             return None
         return next((op for op in self.updates.schedule if op.type == "increment"), None)
@@ -87,11 +79,7 @@ class Placement:
     def counts(self) -> list[str]:
         """Return the names of the trainers' counts of steps; none where the servers count."""
         counter = self.counter
-        return (
-            [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)]
-            if counter is not None
-            else []
-        )
+        return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
 
     def at(self, endpoint: str) -> list[UpdatedPiece]:
         """Return what one server holds."""
@@ -132,8 +120,9 @@ def place(
     sync: bool,
     seed: int,
 ) -> Placement:
-    """Cut the parameters and give each piece a server. `seed` decides the order where parameters
-    stay whole.
+    """Cut the parameters and give each piece a server.
+
+    `seed` decides the order where parameters stay whole.
 
     Raises ProgramError when the dispatcher names an endpoint that is no server, UnsupportedError
     for a distributed table whose update needs the whole of it.
@@ -164,9 +153,7 @@ def table_options(param: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _pieces(
-    config: DistributeTranspilerConfig, update: Update, servers: int
-) -> list[tuple[int, tuple[int, ...]]]:
+def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[tuple[int, tuple[int, ...]]]:
     """(first row, shape) of each piece."""
     shape = update.param.shape
     if (given := list(table_options(update.param))) and not update.distributed:
@@ -174,11 +161,7 @@ def _pieces(
             f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
             f"build the embedding with is_distributed=True, or leave {given[0]} out"
         )
-    if (
-        update.distributed
-        or not config.slice_var_up
-        or (update.whole_only and not config.geo_sgd_mode)
-    ):
+    if update.distributed or not config.slice_var_up or (update.whole_only and not config.geo_sgd_mode):
         return slices(shape, 1, config.min_block_size)
     return slices(shape, servers, config.min_block_size)
 
@@ -201,9 +184,7 @@ def _dispatch(
     name = update.param.name
     if update.distributed:
         ((first, shape),) = pieces
-        return [
-            UpdatedPiece(update, Piece(name, i, first, shape), i) for i in range(len(endpoints))
-        ]
+        return [UpdatedPiece(update, Piece(name, i, first, shape), i) for i in range(len(endpoints))]
     labels = [f".block{i}" for i in range(len(pieces))] if len(pieces) > 1 else [""]
     given = dispatcher.dispatch(
         [
@@ -218,7 +199,5 @@ def _dispatch(
         )
     return [
         UpdatedPiece(update, Piece(name + label, list(endpoints).index(endpoint), first, shape), i)
-        for i, (label, (first, shape), endpoint) in enumerate(
-            zip(labels, pieces, given, strict=True)
-        )
+        for i, (label, (first, shape), endpoint) in enumerate(zip(labels, pieces, given, strict=True))
     ]

@@ -96,8 +96,9 @@ def _replace(program: Program, endpoints: Sequence[str]) -> None:
 
 
 def named_by(look_ups: Sequence[Operator]) -> list[str]:
-    """Return the servers that `distributed_lookup_table` operators name. Tables whose rows go by
-    hashes of their ids are at all servers, in the job's order; others may be at some.
+    """Return the servers that `distributed_lookup_table` operators name.
+
+    Tables whose rows go by hashes of their ids are at all servers, in the job's order; others may be at some.
     """
     ordered = sorted(look_ups, key=lambda op: bool(op.attr("height_sections")))
     return list(dict.fromkeys(e for op in ordered for e in op.attr("endpoints")))
@@ -112,14 +113,11 @@ def is_remote(op: Operator) -> bool:
 
 
 def tables_of(program: Program) -> set[str]:
-    """Return the parameters whose rows servers have, and that a program which trains nothing does
-    not need. Raises ProgramError for one that another operator reads whole.
+    """Return the parameters whose rows servers have, and that a program which trains nothing does not need.
+
+    Raises ProgramError for one that another operator reads whole.
     """
-    found = {
-        op.input("W")[0]
-        for op in program.global_block().ops
-        if is_remote(op) and op.type != PREFETCH
-    }
+    found = {op.input("W")[0] for op in program.global_block().ops if is_remote(op) and op.type != PREFETCH}
     for block in program.blocks:
         for op in block.ops:
             read = found & set(op.input_arg_names)
@@ -132,8 +130,9 @@ def tables_of(program: Program) -> set[str]:
 
 
 def servers_of(program: Program) -> list[str]:
-    """Return the servers that the look-ups of a program ask, in the job's order. Raises ProgramError
-    where these do not agree on it.
+    """Return the servers that the look-ups of a program ask, in the job's order.
+
+    Raises ProgramError where these do not agree on it.
     """
     ops = [op for op in program.global_block().ops if is_remote(op)]
     found = [list(dict.fromkeys(op.attr("epmap"))) for op in ops if op.type != LOOK_UP]
@@ -196,9 +195,7 @@ def resolved(program: Program, widths: Mapping[str, Mapping[str, int]]) -> Progr
     return twin
 
 
-def _named(
-    block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, int]]
-) -> list[Operator]:
+def _named(block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, int]]) -> list[Operator]:
     """Of a `prefetch` look-ups of the table that it means; other operators as they are."""
     if prefetch.type != PREFETCH:
         return [prefetch]
@@ -282,6 +279,5 @@ def _check(server: str, name: str, width: int, widths: Mapping[str, Mapping[str,
         )
     if there[name] != width:
         raise errors.ServerError(
-            f"table {name} of server {server} has rows of {there[name]} numbers, and the program "
-            f"expects {width}"
+            f"table {name} of server {server} has rows of {there[name]} numbers, and the program expects {width}"
         )

@@ -42,9 +42,7 @@ class ServerVariable(NamedTuple):
 
 
 def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVariable]]:
-    """Return the variables on a server that outlive a round, by their names in the original
-    program.
-    """
+    """Return the variables on a server that outlive a round, by their names in the original program."""
     found: dict[str, list[ServerVariable]] = {}
     for held in placement.at(endpoint):
         for name in _own_state(held):
@@ -61,11 +59,7 @@ def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVa
             and var is not None
             and not _is_temporary(placement, name)
         ):
-            found[name] = [
-                ServerVariable(
-                    Piece(name, placement.endpoints.index(endpoint), 0, tuple(var.shape)), None
-                )
-            ]
+            found[name] = [ServerVariable(Piece(name, placement.endpoints.index(endpoint), 0, tuple(var.shape)), None)]
     return found
 
 
@@ -75,26 +69,19 @@ def _gradients(placement: Placement) -> set[str]:
 
 def _is_temporary(placement: Placement, name: str) -> bool:
     """Whether the value is made anew in each update of a parameter."""
-    return any(
-        name in u.own and not u.param.block.var_recursive(name).persistable
-        for u in placement.updates.all
-    )
+    return any(name in u.own and not u.param.block.var_recursive(name).persistable for u in placement.updates.all)
 
 
 def _own_state(held: UpdatedPiece) -> list[str]:
     """The parameter and the optimizer's state of it, in the program's order."""
     block, own = held.update.param.block, held.update.own
-    names = [held.update.param.name] + [
-        n for op in held.update.ops for n in op.output_arg_names if n in own
-    ]
+    names = [held.update.param.name] + [n for op in held.update.ops for n in op.output_arg_names if n in own]
     return [n for n in dict.fromkeys(names) if block.var_recursive(n).persistable]
 
 
 def _suffix(placement: Placement, held: UpdatedPiece) -> str:
     """What tells apart the state of several pieces of one parameter on the same server."""
-    mates = [
-        h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server
-    ]
+    mates = [h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server]
     return held.label if len(mates) > 1 else ""
 
 
@@ -113,10 +100,7 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
     program.random_seed = seed
     _declare(program.global_block(), placement, endpoint)
     schedule = _schedule(program, placement) if placement.updates.schedule else -1
-    blocks = {
-        held: _optimize(program, placement, held, max(schedule, 0))
-        for held in placement.at(endpoint)
-    }
+    blocks = {held: _optimize(program, placement, held, max(schedule, 0)) for held in placement.at(endpoint)}
     program.current_block_idx = 0
     _listen(program.global_block(), placement, endpoint, schedule, blocks)
     return program.verify(f"DistributeTranspiler, server {endpoint}")
@@ -162,9 +146,7 @@ def _schedule(program: Program, placement: Placement) -> int:
 
 
 def copy_op(op: Operator, block: Block, names: Mapping[str, str]) -> Operator:
-    """Append a copy of an operator, with other names for some variables; blocks inside it are
-    copied too.
-    """
+    """Append a copy of an operator, with other names for some variables; blocks inside it are copied too."""
     twin = op.clone_into(block)
     for slots in (twin.inputs, twin.outputs):
         for slot, given in slots.items():
@@ -203,9 +185,7 @@ def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent
             {"scale": 1.0 / placement.trainers, "op_role": OpRole.Forward},
         )
     grad = _compensate(block, placement, held) if placement.config.enable_dc_asgd else held.grad
-    names = {n: _variable(placement, held, n).piece.name for n in _own_state(held)} | {
-        held.update.grad.name: grad
-    }
+    names = {n: _variable(placement, held, n).piece.name for n in _own_state(held)} | {held.update.grad.name: grad}
     for op in held.update.ops:
         for name in op.output_arg_names:
             _declare_temporary(block, placement, held, name, names)
@@ -230,9 +210,7 @@ def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
 
 
 def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
-    """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD);
-    its name.
-    """
+    """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD); its name."""
     if held.update.sparse:
         raise errors.UnsupportedError(
             f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
@@ -253,9 +231,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
     )
 
     def step(type_: str, x: str, y: str) -> str:
-        number = sum(
-            op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops
-        )
+        number = sum(op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops)
         out = block.create_var(name=f"tmp_dc_output_{number}", shape=shape, dtype=dtype)
         block.append_op(type_, {"X": x, "Y": y}, {"Out": out}, {"op_role": OpRole.Forward})
         return out.name

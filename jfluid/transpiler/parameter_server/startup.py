@@ -9,15 +9,11 @@ from jfluid.transpiler.parameter_server.server import ServerVariable, backups, c
 
 
 def of_trainer(startup: Program, placement: Placement) -> None:
-    """Rewrite the startup program of a trainer in place: it gets the parameters from the
-    servers.
-    """
+    """Rewrite the startup program of a trainer in place: it gets the parameters from the servers."""
     block = startup.global_block()
     remote = [u.param for u in placement.updates.all if u.remote]
     gone = trainer.state(placement.updates) | {p.name for p in remote}
-    block.ops = [
-        op for op in block.ops if not op.output_arg_names or not set(op.output_arg_names) <= gone
-    ]
+    block.ops = [op for op in block.ops if not op.output_arg_names or not set(op.output_arg_names) <= gone]
     for name in trainer.state(placement.updates) & set(block.vars):
         block.remove_var(name)
     step = placement.counter.attr("step") if placement.counter is not None else 0.0
@@ -37,15 +33,12 @@ def of_trainer(startup: Program, placement: Placement) -> None:
     )
     trainer.join(block, placement, OpRole.Forward)
     for param in remote:
-        block.append_op(
-            "fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward}
-        )
+        block.append_op("fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward})
     startup.verify("DistributeTranspiler, startup program of a trainer")
 
 
 def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
-    """Return the startup program of the server at `endpoint`, made from the original startup
-    program.
+    """Return the startup program of the server at `endpoint`, made from the original startup program.
 
     A server's random initial values differ from those of another with the same random_seed: their
     numbers differ.
@@ -55,8 +48,7 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
         program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
     block, there = program.global_block(), server.global_block().vars
     found = {
-        name: [v for v in given if v.piece.name in there]
-        for name, given in variables_on(placement, endpoint).items()
+        name: [v for v in given if v.piece.name in there] for name, given in variables_on(placement, endpoint).items()
     }
     for var in there.values():
         block.clone_variable(var, force_persistable=False)
@@ -68,25 +60,17 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
     if placement.counter is not None:
         # The schedule sums the counts: together they start where the one count of the original
         # program does.
-        _start_counts(
-            block, placement, [_start(ops, placement.counter), *[0.0] * (placement.trainers - 1)]
-        )
+        _start_counts(block, placement, [_start(ops, placement.counter), *[0.0] * (placement.trainers - 1)])
     if placement.config.enable_dc_asgd:
         for held in placement.at(endpoint):
             for name in backups(placement, held):
-                block.append_op(
-                    "assign", {"X": held.param}, {"Out": name}, {"op_role": OpRole.Forward}
-                )
+                block.append_op("assign", {"X": held.param}, {"Out": name}, {"op_role": OpRole.Forward})
     return program.verify(f"DistributeTranspiler, startup program of server {endpoint}")
 
 
 def _start(ops: list[Operator], counter: Operator) -> float:
     """The value that the startup program gives to a count."""
-    return next(
-        float(op.attr("value"))
-        for op in ops
-        if set(op.output_arg_names) & set(counter.output("Out"))
-    )
+    return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
 
 
 def _start_counts(block: Block, placement: Placement, values: list[float]) -> None:
@@ -116,9 +100,7 @@ def _needed(ops: list[Operator], names: set[str]) -> set[int]:
     return found
 
 
-def _initialize(
-    block: Block, op: Operator, source: Block, found: dict[str, list[ServerVariable]]
-) -> None:
+def _initialize(block: Block, op: Operator, source: Block, found: dict[str, list[ServerVariable]]) -> None:
     """Copy an initializer for each variable on the server that it makes."""
     outputs = op.output_arg_names
     targets = found.get(outputs[0], []) if len(outputs) == 1 else []
@@ -138,20 +120,12 @@ def _initialize(
 def _declare(block: Block, op: Operator, source: Block) -> None:
     for name in op.input_arg_names + op.output_arg_names:
         if name not in block.vars:
-            block.clone_variable(
-                source.var_recursive(name), force_persistable=False
-            ).persistable = False
+            block.clone_variable(source.var_recursive(name), force_persistable=False).persistable = False
 
 
 def _fills(op: Operator) -> bool:
-    """Whether an initializer can make any shape: it has a shape, and neither inputs nor the values
-    themselves.
-    """
-    return (
-        "shape" in op.attrs
-        and not op.input_arg_names
-        and not any(a.endswith("_values") for a in op.attrs)
-    )
+    """Whether an initializer can make any shape: it has a shape, and neither inputs nor the values themselves."""
+    return "shape" in op.attrs and not op.input_arg_names and not any(a.endswith("_values") for a in op.attrs)
 
 
 def _fill(block: Block, op: Operator, target: ServerVariable) -> None:
@@ -164,9 +138,7 @@ def _fill(block: Block, op: Operator, target: ServerVariable) -> None:
 def _cut(block: Block, whole: str, target: ServerVariable) -> None:
     """Take a piece's rows from the initial value of the whole parameter."""
     if not target.cut:
-        block.append_op(
-            "assign", {"X": whole}, {"Out": target.piece.name}, {"op_role": OpRole.Forward}
-        )
+        block.append_op("assign", {"X": whole}, {"Out": target.piece.name}, {"op_role": OpRole.Forward})
         return
     block.append_op(
         "slice",

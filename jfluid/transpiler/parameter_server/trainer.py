@@ -31,9 +31,7 @@ def control(block: Block) -> Variable:
 
 def state(updates: Updates) -> set[str]:
     """Return names that only updates use: the optimizer's state, learning rates, temporary values."""
-    named = {
-        n for u in updates.all for op in u.ops for n in op.input_arg_names + op.output_arg_names
-    }
+    named = {n for u in updates.all for op in u.ops for n in op.input_arg_names + op.output_arg_names}
     return named - {u.param.name for u in updates.all} - {u.grad.name for u in updates.all}
 
 
@@ -42,9 +40,7 @@ def drop_updates(program: Program, updates: Updates) -> None:
     block = program.global_block()
     moved = {id(op) for op in updates.moved}
     block.ops = [op for op in block.ops if id(op) not in moved]
-    used = {
-        n for b in program.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names
-    }
+    used = {n for b in program.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
     for name in state(updates) - used:
         if name in block.vars:
             block.remove_var(name)
@@ -53,9 +49,7 @@ def drop_updates(program: Program, updates: Updates) -> None:
 
 
 def answer_look_ups(program: Program, updates: Updates, placement: Placement) -> None:
-    """Look rows up at the servers: one operator asks for all ids of a table that are known at the
-    same time.
-    """
+    """Look rows up at the servers: one operator asks for all ids of a table that are known at the same time."""
     block = program.global_block()
     for update in updates.all:
 
@@ -64,16 +58,12 @@ def answer_look_ups(program: Program, updates: Updates, placement: Placement) ->
 
         for (version, padding), alike in groupby(sorted(update.look_ups, key=kind), kind):
             for group in _at_once(block, list(alike)):
-                _answer(
-                    block, group, placement, placement.held[update.param.name], version, padding
-                )
+                _answer(block, group, placement, placement.held[update.param.name], version, padding)
     program.verify("DistributeTranspiler, look-ups")
 
 
 def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]:
-    """All look-ups together when all ids are there before the first row is used, else one by
-    one.
-    """
+    """All look-ups together when all ids are there before the first row is used, else one by one."""
     ids = {n for op in look_ups for n in op.input("Ids")}
     rows = {n for op in look_ups for n in op.output("Out")}
     known = _last_writer(block, ids)
@@ -86,9 +76,7 @@ def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]
 
 def _last_writer(block: Block, names: set[str]) -> int:
     """The position of the last operator that writes one of `names`; -1 when none does."""
-    return max(
-        (i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1
-    )
+    return max((i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1)
 
 
 def _answer(
@@ -129,9 +117,7 @@ def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
 
 
 def send_gradients(program: Program, placement: Placement) -> dict[str, Variable]:
-    """Send each gradient as soon as it is there; the control variable of each parameter's
-    sending.
-    """
+    """Send each gradient as soon as it is there; the control variable of each parameter's sending."""
     block = program.global_block()
     sent = {name: control(block) for name in placement.sending}
     for name in placement.sending:
@@ -254,9 +240,7 @@ def receive(
     param, names = held[0].update.param, [h.param for h in held]
     if not whole and len(held) > 1:
         for h in held:
-            block.create_var(
-                name=h.param, shape=h.piece.shape, dtype=param.dtype, type=VarType.LOD_TENSOR
-            )
+            block.create_var(name=h.param, shape=h.piece.shape, dtype=param.dtype, type=VarType.LOD_TENSOR)
     written = [param.name] if whole else names
     attrs = {
         "epmap": placement.endpoints_of(held),

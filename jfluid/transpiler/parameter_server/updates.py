@@ -44,9 +44,7 @@ class Update:
 
     @property
     def distributed(self) -> bool:
-        """Whether every server holds the rows whose ids fall to it, instead of a stretch of the
-        table.
-        """
+        """Whether every server holds the rows whose ids fall to it, instead of a stretch of the table."""
         return self.remote and any(op.attr("is_distributed") for op in self.look_ups)
 
     @property
@@ -103,8 +101,7 @@ def read_updates(block: Block) -> Updates:
             groups.setdefault(_parameter_of(op, block), []).append(op)
     if not groups:
         raise errors.ProgramError(
-            "DistributeTranspiler: the program updates no parameter; call the optimizer's "
-            "minimize first"
+            "DistributeTranspiler: the program updates no parameter; call the optimizer's minimize first"
         )
     found = [_update(block, name, ops, kept) for name, ops in groups.items()]
     for update in found:
@@ -150,15 +147,10 @@ def _with_producers(start: Iterable[int], producers: list[set[int]]) -> set[int]
 
 
 def _shared(optimizing: list[Operator]) -> list[Operator]:
-    """Operators that several parameters' updates need, those that read their results, and all
-    before these.
-    """
+    """Operators that several parameters' updates need, those that read their results, and all before these."""
     producers = _producers(optimizing)
     uses = Counter(
-        i
-        for j, op in enumerate(optimizing)
-        if op.input("Param")
-        for i in _with_producers(producers[j], producers)
+        i for j, op in enumerate(optimizing) if op.input("Param") for i in _with_producers(producers[j], producers)
     )
     shared = {i for i, count in uses.items() if count > 1}
     readers = {j for j in range(len(optimizing)) if producers[j] & shared}
@@ -176,14 +168,10 @@ def _shared(optimizing: list[Operator]) -> list[Operator]:
 def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) -> Update:
     """The update by `ops`; what trainers send is the one value that they compute and `ops` read."""
     mine, sent = set(), []
-    on_trainers = {
-        n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names
-    }
+    on_trainers = {n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names}
     on_trainers.update(n for op in kept for n in op.output_arg_names)
     for op in ops:
-        sent += [
-            n for n in op.input_arg_names if n in on_trainers and n not in mine and n not in sent
-        ]
+        sent += [n for n in op.input_arg_names if n in on_trainers and n not in mine and n not in sent]
         mine.update(op.output_arg_names)
     if len(sent) != 1:
         raise errors.UnsupportedError(

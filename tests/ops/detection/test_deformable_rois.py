@@ -17,9 +17,7 @@ def lod(rows, lengths=(2, 1)):
 
 
 def between(plane, y, x):
-    rows, columns = (
-        np.maximum(1 - np.abs(v - np.arange(n)), 0) for v, n in zip((y, x), plane.shape)
-    )
+    rows, columns = (np.maximum(1 - np.abs(v - np.arange(n)), 0) for v, n in zip((y, x), plane.shape))
     return rows @ plane.astype("float64") @ columns
 
 
@@ -68,9 +66,7 @@ def test_deformable_psroi_pooling(no_trans):
 
 
 # A parallelogram, one that reaches beyond its image, and one that is a point.
-QUADS = np.array(
-    [[1, 1, 9, 2, 10, 8, 2, 7], [3, 3, 12, 1, 14, 9, 5, 11], [2, 2, 2, 2, 2, 2, 2, 2]], "float32"
-)
+QUADS = np.array([[1, 1, 9, 2, 10, 8, 2, 7], [3, 3, 12, 1, 14, 9, 5, 11], [2, 2, 2, 2, 2, 2, 2, 2]], "float32")
 
 
 def rectified(x, height, width):
@@ -120,24 +116,16 @@ def test_layers():
     main = fluid.Program()
     with fluid.unique_name.guard(), fluid.program_guard(main):
         x = fluid.data("x", [-1, 4, 5, 6])
-        boxes, quads = (
-            fluid.data(n, [-1, k], lod_level=1) for n, k in (("boxes", 4), ("quads", 8))
-        )
+        boxes, quads = (fluid.data(n, [-1, k], lod_level=1) for n, k in (("boxes", 4), ("quads", 8)))
         trans = fluid.data("trans", [-1, 2, 2, 2])
         outs = [
-            layers.deformable_roi_pooling(
-                x, boxes, trans, False, 0.5, pooled_height=2, pooled_width=2
-            ),
-            layers.deformable_roi_pooling(
-                x, boxes, trans, True, 0.5, [2, 2], 2, 2, [2, 2], 2, position_sensitive=True
-            ),
+            layers.deformable_roi_pooling(x, boxes, trans, False, 0.5, pooled_height=2, pooled_width=2),
+            layers.deformable_roi_pooling(x, boxes, trans, True, 0.5, [2, 2], 2, 2, [2, 2], 2, position_sensitive=True),
             *layers.roi_perspective_transform(x, quads, 3, 5, 0.5),
         ]
         with pytest.raises(errors.ShapeError, match="need 16 channels, found 4"):
             layers.deformable_roi_pooling(x, boxes, trans, group_size=[2, 2])
-        with pytest.raises(
-            errors.ShapeError, match=r"expected Trans \[boxes, 2 \* classes, 1, 1\]"
-        ):
+        with pytest.raises(errors.ShapeError, match=r"expected Trans \[boxes, 2 \* classes, 1, 1\]"):
             layers.deformable_roi_pooling(x, boxes, trans)
         with pytest.raises(errors.ShapeError, match=r"ROIs \[boxes, 8\]"):
             layers.roi_perspective_transform(x, boxes, 3, 5)
@@ -148,14 +136,10 @@ def test_layers():
         "quads": lod(QUADS),
         "trans": np.zeros((3, 2, 2, 2), "float32"),
     }
-    found = fluid.Executor(fluid.CPUPlace()).run(
-        main, feed=feed, fetch_list=outs, return_numpy=False
-    )
+    found = fluid.Executor(fluid.CPUPlace()).run(main, feed=feed, fetch_list=outs, return_numpy=False)
     shapes = [(3, 4, 2, 2), (3, 1, 2, 2), (3, 4, 3, 5), (3, 1, 3, 5), (3, 9)]
     assert [np.array(v).shape for v in found] == shapes and found[2].lod() == [[0, 2, 3]]
     none = {**feed, "boxes": lod(np.zeros((0, 4)), (0, 0)), "quads": lod(np.zeros((0, 8)), (0, 0))}
     none["trans"] = feed["trans"][:0]
-    found = fluid.Executor(fluid.CPUPlace()).run(
-        main, feed=none, fetch_list=outs, return_numpy=False
-    )
+    found = fluid.Executor(fluid.CPUPlace()).run(main, feed=none, fetch_list=outs, return_numpy=False)
     assert [np.array(v).shape for v in found] == [(0, *s[1:]) for s in shapes]

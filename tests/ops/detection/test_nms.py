@@ -122,9 +122,7 @@ def test_polygons():
     found = np.einsum("pc,cdnm->nmpd", corner, spin) + rng.uniform(0.3, 0.7, (1, 8, 1, 2))
     found[0, ::2] = found[0, ::2, ::-1]  # in the other direction
     scores = rng.rand(1, 1, 8).astype("float32")
-    check_multiclass(
-        found.reshape(1, 8, 8).astype("float32"), scores, polygon_overlap, background_label=-1
-    )
+    check_multiclass(found.reshape(1, 8, 8).astype("float32"), scores, polygon_overlap, background_label=-1)
 
 
 def test_a_box_for_each_class_in_rows_with_a_lod():
@@ -132,9 +130,7 @@ def test_a_box_for_each_class_in_rows_with_a_lod():
     lod, ends = [[0, 9, 9, 14]], (0, 9, 9, 14)
     found, scores = boxes(rng, 14, 3), rng.rand(14, 3).astype("float32")
     parts = [slice(a, b) for a, b in zip(ends, ends[1:])]
-    rows, numbers, out_lod = multiclass(
-        [found[p].swapaxes(0, 1) for p in parts], [scores[p].T for p in parts], ATTRS
-    )
+    rows, numbers, out_lod = multiclass([found[p].swapaxes(0, 1) for p in parts], [scores[p].T for p in parts], ATTRS)
     check(
         "multiclass_nms2",
         {"BBoxes": LoDTensor(found, lod), "Scores": LoDTensor(scores, lod)},

@@ -182,11 +182,7 @@ def test_levels_without_proposals():
             "MultiLevelScores": [ragged([np.nan, 0.5, 0.2], [0, 0, 3]), ragged([0.1], [0, 1, 1])],
         },
         {"post_nms_topN": 4},
-        expect={
-            "FpnRois": ragged(
-                [[5, 5, 6, 6], [np.nan] * 4, [0, 0, 15, 15], [0, 0, 31, 31]], [0, 1, 4]
-            )
-        },
+        expect={"FpnRois": ragged([[5, 5, 6, 6], [np.nan] * 4, [0, 0, 15, 15], [0, 0, 31, 31]], [0, 1, 4])},
     )
     with pytest.raises(errors.AttributeTypeError, match="0 < min_level <= max_level"):
         check("distribute_fpn_proposals", {"FpnRois": rois}, {**levels, "min_level": 5}, expect={})

@@ -165,9 +165,7 @@ def gradient_penalty(of):
         share = r.rand(6, 1, 1, 1).astype("float32")
         real, made, mixed = variables(real, made, share * real + (1 - share) * made)
         mixed.stop_gradient = False
-        slopes = dygraph.grad(
-            critic(mixed), mixed, create_graph=True, retain_graph=True, only_inputs=True
-        )[0]
+        slopes = dygraph.grad(critic(mixed), mixed, create_graph=True, retain_graph=True, only_inputs=True)[0]
         norms = layers.sqrt(layers.reduce_sum(layers.square(slopes), dim=[1, 2, 3]) + 1e-12)
         penalty = layers.reduce_mean(layers.square(norms - 1.0))
         gap = layers.reduce_mean(critic(made)) - layers.reduce_mean(critic(real))

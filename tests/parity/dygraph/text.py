@@ -126,9 +126,7 @@ class Transformer(dygraph.Layer):
         values = layers.scale(self.target(given), scale=self.width**0.5) + self.places
         scores = self.out(self.decoder(values, later, told, source_bias))
         wanted = layers.label_smooth(layers.one_hot(following, depth=WORDS), epsilon=0.1)
-        losses = layers.softmax_with_cross_entropy(
-            layers.reshape(scores, [-1, WORDS]), wanted, soft_label=True
-        )
+        losses = layers.softmax_with_cross_entropy(layers.reshape(scores, [-1, WORDS]), wanted, soft_label=True)
         return layers.reduce_mean(losses)
 
 
@@ -160,9 +158,7 @@ class Classifier(dygraph.Layer):
         super(Classifier, self).__init__()
         self.words = dygraph.Embedding(size=[WORDS, width])
         self.places = dygraph.Embedding(size=[places, width])
-        self.sentences = dygraph.Embedding(
-            size=[2, width], param_attr=fluid.ParamAttr(trainable=False)
-        )
+        self.sentences = dygraph.Embedding(size=[2, width], param_attr=fluid.ParamAttr(trainable=False))
         self.norm = dygraph.LayerNorm(width)
         self.encoder = dygraph.LayerList([Sublayers(width, act="gelu") for _ in range(2)])
         self.pooled = dygraph.Linear(width, width, act="tanh")
@@ -190,8 +186,7 @@ def bert(of):
 
     def step(r):
         words, sentences, labels = (
-            integers(r, below, *shape)
-            for below, shape in ((WORDS, (4, 5)), (2, (4, 5)), (3, (4, 1)))
+            integers(r, below, *shape) for below, shape in ((WORDS, (4, 5)), (2, (4, 5)), (3, (4, 1)))
         )
         bias = np.where(np.arange(5) < r.randint(2, 6, (4, 1)), 0, -1e4)
         bias = bias.astype("float32").reshape(4, 1, 1, 5)

@@ -55,10 +55,7 @@ def norms(case):
         for key, value in case.optimizers[name].state_dict().items():
             if key != "LR_Scheduler":
                 found["%s.%s" % (name, key)] = value
-    return {
-        name: float("%.7g" % np.linalg.norm(value.numpy().astype("float64")))
-        for name, value in found.items()
-    }
+    return {name: float("%.7g" % np.linalg.norm(value.numpy().astype("float64"))) for name, value in found.items()}
 
 
 def save(case, folder):
