@@ -1,4 +1,4 @@
-"""Activation functions. Where they have corners, the gradient there is Fluid's."""
+"""Activation functions, with Fluid's subgradients at corners."""
 
 import functools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Operators on tensor arrays and rank tables: what DynamicRNN and IfElse are made of.
+"""Operators on tensor arrays and rank tables, from which DynamicRNN and IfElse are built.
 
 Fluid shortens the batch from step to step as sequences end. Here every step has a row for each
 sequence, in the order of the rank table, and says how many of them count.
@@ -104,8 +104,9 @@ def max_sequence_len(table: Value) -> Value:
     rows="sequence",
 )
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
-    """Return the steps of the sequences: element t has row t (or sub-sequence t) of each sequence
-    that is so long, in the order of the table.
+    """Split sequences into a tensor array with an element for each time step.
+
+    Element t has row t (or sub-sequence t) of each sequence longer than t, in the order of the rank table.
     """
     x = _rows_of_table(x, table, "lod_tensor_to_array")
     if len(x.levels) > 1:
@@ -148,7 +149,7 @@ def array_to_lod_tensor(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
-    """Return those rows of x, in the order of the table, whose sequences have a step i."""
+    """Keep the rows of x, in the order of the rank table, for sequences longer than i steps."""
     count = table.active(i)
     if isinstance(x, Ragged) and x.levels:
         return Ragged(x.values, first_sequences(x.levels, count))
@@ -184,7 +185,7 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
-    """Return the rows (or sequences of a level) of x for which the mask holds, and the others."""
+    """Split the rows (or the sequences of a level) of x by the mask into OutTrue and OutFalse."""
     if isinstance(x, Ragged) and x.levels:
         x = need(x, "split_lod_tensor", "X", level + 1)
         x = Ragged(x.values, x.levels[level:], exact=x.exact)
@@ -200,7 +201,7 @@ def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, V
     rows="sequence",
 )
 def merge_lod_tensor(x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0) -> Value:
-    """Join what split_lod_tensor has split."""
+    """Merge InTrue and InFalse into one tensor by the mask: the inverse of split_lod_tensor."""
     above = x.levels[:level] if isinstance(x, Ragged) else ()
     branches = [v for v in (in_true, in_false) if isinstance(v, Ragged) and v.levels]
     if branches:

@@ -1,4 +1,4 @@
-"""An LSTM whose input at each step is a mean of the whole sequence, weighted by attention."""
+"""LSTM with attention: the input of each step is an attention-weighted mean of the whole sequence."""
 
 import jax
 import jax.numpy as jnp

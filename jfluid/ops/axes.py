@@ -1,4 +1,4 @@
-"""Which dimension an attribute such as `axis` names."""
+"""Resolution of attributes such as `axis` to dimensions."""
 
 from jfluid import errors
 

@@ -28,7 +28,7 @@ _EDGE = np.float32(math.erf(np.float32(2) / _ROOT))
 
 @dataclass
 class Drawn:
-    """Numbers that were drawn for an operator, which gets them in place of its key."""
+    """Random numbers drawn in advance, which an operator takes in place of its key."""
 
     values: jax.Array
 
@@ -43,8 +43,9 @@ def possible(key: Any) -> bool:
 
 
 def size(attrs: dict[str, Any]) -> int:
-    """Return how many numbers an operator with these attributes draws, if they are float32 and
-    their shape is known; else 0.
+    """Return the count of random numbers that an operator with these attributes draws.
+
+    The count is 0 if the numbers are not float32 or the shape is unknown.
     """
     shape = attrs.get("shape", ())
     known = shape and min(shape) > 0 and attrs.get("dtype", VarType.FP32) == VarType.FP32
@@ -97,10 +98,10 @@ def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
 
 
 def large(kind: str, key: Any, shape: Sequence[int], scaled: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Return what the elementwise function `scaled` makes of numbers of a standard distribution, for a threefry key.
+    """Return `scaled(numbers)` for numbers drawn from a standard distribution with a threefry key.
 
-    They are drawn in parts, into the array that they stay in: all at once would take several times its
-    memory.
+    `scaled` is an elementwise function. The numbers are drawn in parts, each written into the result: a single
+    draw would take several times the memory of the result.
     """
     count, data = math.prod(shape), jnp.broadcast_to(jax.random.key_data(key), (_LARGE_PART, 2))
 
@@ -118,10 +119,9 @@ def large(kind: str, key: Any, shape: Sequence[int], scaled: Callable[[jax.Array
 
 
 def _in_parts(function: Callable[[jax.Array], jax.Array], values: jax.Array) -> jax.Array:
-    """Return what an elementwise function makes of values [n], and something more behind that.
+    """Apply an elementwise function to values [n], padded to whole parts, and return the padded result.
 
-    It loops over parts: XLA would otherwise put the function into every one of the many programs
-    that take a piece.
+    It loops over parts, so that each program that takes a slice contains the function once.
     """
     parts = _parts(len(values))
     missing = -len(values) % parts
@@ -130,45 +130,45 @@ def _in_parts(function: Callable[[jax.Array], jax.Array], values: jax.Array) -> 
 
 
 def _parts(count: int) -> int:
-    """In how many parts so many numbers are drawn."""
+    """Return the number of parts in which `count` numbers are drawn."""
     return max(2, -(-count // _PART))
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for the threefry key with data `keys[i]`.
+    """Return the random bits, uint32 [n], at index `numbers[i]` of the threefry stream of `keys[i]`.
 
-    It is the exclusive or of the two words that the generator makes of the number (Salmon et al.,
-    "Parallel random numbers: as easy as 1, 2, 3", 2011), which are also those of the key folded
-    with it.
+    Element i equals element `numbers[i]` of `jax.random.bits` for the key with data `keys[i]`. It is the
+    exclusive or of both words that the generator makes of the number (Salmon et al., "Parallel random numbers:
+    as easy as 1, 2, 3", 2011). Both words are also the data of the key folded with the number.
     """
     one, other = _words(keys, numbers)
     return one ^ other
 
 
 def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two words that the generator makes of each number, uint32 [n], with its key [n, 2]."""
+    """Return both threefry words, uint32 [n], of each number with its key, uint32 [n, 2]."""
     one, other = threefry2x32_p.bind(keys[:, 0], keys[:, 1], jnp.zeros_like(numbers), numbers)
     return one, other
 
 
 def uniform(bits: jax.Array) -> jax.Array:
-    """Return float32 numbers in [0, 1), as `jax.random.uniform` makes them of these bits."""
+    """Convert random bits to float32 numbers in [0, 1), as `jax.random.uniform` does."""
     return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
 
 
 def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
-    """Return float32 numbers in [low, high), from those in [0, 1)."""
+    """Scale float32 numbers in [0, 1) to [low, high)."""
     bottom, top = np.float32(low), np.float32(high)
     return jnp.maximum(fractions * (top - bottom) + bottom, bottom)
 
 
 def normal(bits: jax.Array) -> jax.Array:
-    """Return standard normal float32 numbers, as `jax.random.normal` makes them of these bits."""
+    """Convert random bits to standard normal float32 numbers, as `jax.random.normal` does."""
     return _ROOT * jax.lax.erf_inv(between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0))
 
 
 def truncated_normal(bits: jax.Array) -> jax.Array:
-    """Return standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` makes them of these bits."""
+    """Convert random bits to standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` does."""
     most = np.nextafter(np.float32(2), np.float32(0))
     return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)
 

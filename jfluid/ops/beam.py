@@ -86,8 +86,9 @@ def _best(
     beam_size: int,
     end_id: int,
 ) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Return (prefix, word, score) of the best continuations of the prefixes start..end, by prefix,
-    then by falling score.
+    """Return (prefix, word, score) of the best continuations of the prefixes start..end.
+
+    The order is by prefix, then by falling score.
     """
     ended = before[start:end] == end_id
     width = gain.shape[1]
@@ -118,7 +119,7 @@ def _best(
 def beam_search_decode(
     ids: LoDTensorArray, scores: LoDTensorArray, *, beam_size: Int, end_id: Int
 ) -> tuple[LoDTensor, LoDTensor]:
-    """Return the whole sentences of the hypotheses, best first, from what each step chose."""
+    """Trace the hypotheses of all steps back to whole sentences, best first."""
     if not len(ids) or len(ids) != len(scores):
         raise errors.OpError(
             f"beam_search_decode: Ids and Scores need the same steps, found {len(ids)} and {len(scores)}"

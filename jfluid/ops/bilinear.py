@@ -5,16 +5,18 @@ from jax import Array
 
 
 def between_pixels(images: Array, image: Array, y: Array, x: Array) -> Array:
-    """Return values at (y, x), interpolated between the four pixels around, of which those outside are zero.
+    """Interpolate images bilinearly at points (y, x); pixels outside an image are zero.
 
-    Points have gradients.
+    Gradients flow to the images and to the points.
 
     Args:
         images: [images, height, width, channels].
-        image: integers that broadcast against y.
-        y, x: points of one shape, in pixels.
+        image: integers that broadcast against y: the index of each point's image.
+        y: vertical positions in pixels.
+        x: horizontal positions in pixels, of the shape of y.
 
-    Returns [*y.shape, channels].
+    Returns:
+        Values [*y.shape, channels].
     """
     number, height, width, channels = images.shape
     rows = images.reshape(number * height * width, channels)

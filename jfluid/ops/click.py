@@ -36,8 +36,9 @@ _counts.defvjp(_counts_forward, _counts_backward)
 
 @op("cvm", ins=("X", "CVM"), outs=("Y",), nograd=("CVM",), rows="sequence")
 def cvm(x: Value, counts: Value, *, use_cvm: bool = True) -> Value:
-    """Replace the first two columns, counts of shows and clicks, by log(show + 1) and log(click +
-    1) - log(show + 1); or leave them out.
+    """Replace the first two columns, show and click counts, by log-show and log-click-rate.
+
+    These are log(show + 1) and log(click + 1) - log(show + 1). Without `use_cvm` both columns are dropped.
     """
     counts = rows_of(counts)
     if not isinstance(x, Ragged):
@@ -176,8 +177,10 @@ def partial_sum(xs: list[Array], *, start_index: int = 0, length: int = -1) -> A
     rows="map",
 )
 def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3) -> Array:
-    """Return for each ad the sum over the ads shown with it of their features times a matrix that
-    belongs to the two ranks, [rows, columns of RankParam]. As in Fluid, X gets no gradient.
+    """Return attention between the ads of a page view: features times the matrix of the pair's ranks, summed.
+
+    The sum is over the ads shown with an ad. The result is [rows, columns of RankParam]. As in Fluid, X gets no
+    gradient.
 
     RankOffset [rows, 2 * MaxRank + 1] has the rank of the row's ad, from 1, then for each place the
     rank and the row of the ad that is shown there; a rank of 0 stands for none.
@@ -210,8 +213,10 @@ def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3)
     rows="sequence",
 )
 def shuffle_batch(x: Value, seed: Value, *, startup_seed: int = 0) -> tuple[Value, Value, Value]:
-    """Put the vectors of the last dimension into a random order; ShuffleIdx says where each has
-    gone, SeedOut is the next seed. startup_seed stands in Seed at first, by the startup program.
+    """Shuffle the vectors of the last dimension.
+
+    ShuffleIdx is the source index of each vector, SeedOut the next seed. The startup program writes
+    `startup_seed` into Seed.
     """
     values = rows_of(x)
     vectors = values.reshape(-1, values.shape[-1])

@@ -27,7 +27,7 @@ _BUCKET = 32 << 20  # bytes that are summed in one call
 
 
 def among_replicas() -> bool:
-    """Return whether what is being traced runs in each of several replicas."""
+    """Return True if the code is traced inside a replica of a replicated step."""
     try:
         lax.axis_index(AXIS)
     except NameError:
@@ -96,8 +96,9 @@ for _how in _REDUCTIONS:
 
 @op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, collective=True)
 def fused_allreduce_sum(values: list[Array]) -> list[Array]:
-    """Return what c_allreduce_sum gives for each value, by few sums of large buckets: the cost of a
-    small sum is latency.
+    """Sum each value over all replicas, in large buckets to save the latency of small sums.
+
+    Each output equals the output of c_allreduce_sum for the same value.
     """
     if not in_group("c_allreduce_sum"):
         return values
@@ -128,8 +129,9 @@ def coalesce_tensor(
     constant: Float = 0.0,
     check_name: Bool = False,
 ) -> tuple[list[Array], Array]:
-    """Return the tensors, and all of them one after the other in one tensor, each filled up to
-    whole pages: copies of the inputs, a constant, or else zeros.
+    """Return the tensors, and one fused tensor of all of them, each padded to whole pages.
+
+    The elements are copies of the inputs, a constant, or else zeros.
 
     Fluid's outputs are views of that tensor, and `check_name` holds their names against the
     inputs'; here they are values, and XLA places them.
@@ -204,7 +206,7 @@ def c_reducescatter(x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_str
 
 @op("c_sync_calc_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
 def c_sync_calc_stream(x: Array) -> Array:
-    """Return x: XLA orders what it computes by itself."""
+    """Return x unchanged: XLA orders computations itself."""
     return x
 
 
@@ -261,7 +263,7 @@ def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_en
 
 @op("c_comm_init", ins=("X",), host=True, grad=False, reaches=None)
 def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
-    """Check that the trainers that are connected are those of this ring."""
+    """Check that the connected trainers are the members of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
         raise errors.OpError(
             f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others"
@@ -276,8 +278,7 @@ def c_comm_init_all(*, devices: Ints = (), ring_id: int = 0) -> tuple[()]:
 
 
 def process_group(program: Program) -> tuple[list[str], int] | None:
-    """Return the endpoints of the trainers that a startup program connects, and the number of this
-    one; None for other programs.
+    """Return the endpoints and this trainer's rank from a startup program; None if it connects no trainers.
 
     They have to connect before JAX starts, that is, before any other operator of the program runs.
     """

@@ -128,7 +128,7 @@ def _finished(
     alpha: float,
     needs_residual: bool = False,
 ) -> jax.Array:
-    """Add the bias and the residual, and apply what a pass has fused."""
+    """Add the bias and the residual, and apply the fused activation."""
     if needs_residual and residual is None:
         raise errors.OpError("fuse_residual_connection: the input ResidualData is missing")
     if activation not in _FUSED:
@@ -213,9 +213,9 @@ def _transpose(
     data_format: str,
     output_size: Sequence[int],
 ) -> jax.Array:
-    """Compute, as an operator of its own, the gradient of a convolution with respect to its input.
+    """Compute a transposed convolution as a forward operator.
 
-    Filters are [in, out / groups, ...]: those of the convolution that it is the gradient of.
+    Filters are [in, out / groups, ...], the layout of the convolution that is transposed.
     """
     _check(op_type, x, w, w.shape[0], groups, data_format)
     if w.shape[0] % groups:
@@ -253,7 +253,7 @@ def _dilated(
     groups: int,
     layout: tuple[str, str, str],
 ) -> jax.Array:
-    """Convolve an image whose pixels are `strides` apart, with zeros between them."""
+    """Convolve an image dilated by `strides`: zeros fill the space between its pixels."""
     ones, apart = (1,) * len(axes), tuple(strides)
 
     def convolve(x: jax.Array, w: jax.Array, apart: tuple[int, ...]) -> jax.Array:

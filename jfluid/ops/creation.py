@@ -25,8 +25,9 @@ def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:
 
 
 def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
-    """Return the value of a constant: `text` where it is given, because a float32 attribute cannot
-    represent every number.
+    """Return the value of a constant: `text` if given, else `value`.
+
+    Fluid passes numbers as text because a float32 attribute cannot represent every number.
     """
     if not text:
         number: Any = value
@@ -72,8 +73,9 @@ def fill_constant(
 def like_batch(
     like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int
 ) -> tuple[tuple[int, ...], Callable[..., Any]]:
-    """Return `shape` with one dimension taken from another tensor (of sequences, their number), and
-    what makes rows of the result.
+    """Return `shape` with one dimension taken from another tensor, and a function that wraps the result's rows.
+
+    For a tensor of sequences the dimension is the number of sequences.
     """
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
@@ -92,7 +94,7 @@ def fill_constant_batch_size_like(
     input_dim_idx: int = 0,
     output_dim_idx: int = 0,
 ) -> Value:
-    """Make a tensor with one value everywhere, one dimension of which is taken from Input."""
+    """Return a constant tensor with one dimension taken from Input."""
     elements = np_dtype(dtype)
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
     return wrap(jnp.full(dims, _parsed(str_value, value, elements), elements))
@@ -150,9 +152,9 @@ def assign(x: Array | None) -> Array | None:
 
 @op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
 def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
-    """Convert x to another element type; in_dtype only records the first one.
+    """Convert x to dtype `out_dtype`; `in_dtype` only records the dtype of x.
 
-    Decimal numbers beyond int8 or uint8 keep their low bits, as they do on processors: -2.5 becomes 254.
+    Floating-point numbers outside int8 or uint8 keep their low bits, as in C on x86: -2.5 becomes 254.
     """
     if isinstance(x, SelectedRows):
         return x.map(lambda v: _cast(v, np_dtype(out_dtype)))

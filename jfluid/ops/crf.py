@@ -120,8 +120,9 @@ def _above_tags(label: Value, tags: int, length: Value | None) -> refusals.Found
     refuses=(refusals.lengths("Length", "Emission", 1),),
 )
 def crf_decoding(emission: Value, transition: Value, label: Value | None, length: Value | None) -> Value:
-    """Return the most likely tags of each sequence (Viterbi); with labels, 1 where the tag is the
-    label and 0 elsewhere.
+    """Return the most likely tags of each sequence (Viterbi decoding).
+
+    With labels, return 1 where the tag equals the label and 0 elsewhere.
     """
     x, lengths, ragged = _time_major("crf_decoding", emission, length)
     first, last, steps = transition[0], transition[1], transition[2:]
@@ -165,7 +166,7 @@ _SCHEMES = {
 
 
 def _tags(attrs: Mapping[str, Any]) -> int:
-    """Return the tags of all chunks; that number itself is the tag of what is in none."""
+    """Return the number of tags of all chunk types, which is also the tag of words outside chunks."""
     scheme = _SCHEMES.get(attrs["chunk_scheme"])
     return attrs["num_chunk_types"] * scheme[0] if scheme else 0
 

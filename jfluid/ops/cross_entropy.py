@@ -51,7 +51,7 @@ def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Ar
 
 
 def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
-    """Return, for each entry of scores of `shape`, whether it is that of its label."""
+    """Return a one-hot bool mask of `shape`: True where the class along `axis` is the label."""
     # 32-bit comparisons are vectorized; no label that fits no class may wrap into one.
     narrow = jnp.where((label >= 0) & (label < shape[axis]), label, -1).astype(jnp.int32)
     return narrow == jax.lax.broadcasted_iota(jnp.int32, shape, axis % len(shape))
@@ -79,7 +79,7 @@ def take_class(scores: Array, label: Array, axis: int) -> Array:
 
 
 def at_label(scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int) -> tuple[Array, Array]:
-    """Return (the scores at the labels, or `ignored` where the label is `ignore_index`; the mask of those)."""
+    """Return the scores at the labels, and the mask of ignored labels, where the score is `ignored`."""
     skip = label == ignore_index
     return jnp.where(skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)), skip
 

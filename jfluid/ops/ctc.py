@@ -39,13 +39,14 @@ def _log_sum(*terms: Array) -> Array:
 
 
 def _forward(emitted: Array, skips: Array, steps: Array) -> Array:
-    """Return the log-probabilities [time, number, states] of all paths from the first two states
-    to each state, from those that each step emits the state's symbol.
+    """Return the forward log-probabilities [time, number, states] of CTC.
+
+    Entry [t, i, s] is the log-probability of all paths from the first two states to state s after step t.
 
     Args:
-        emitted: [time, number, states].
-        skips: bool [number, states]: whether a path may come from two states before.
-        steps: [number]: after so many, a sequence keeps what it has.
+        emitted: [time, number, states]: log-probability that a step emits the state's symbol.
+        skips: bool [number, states]: True where a path may skip the state before.
+        steps: [number]: lengths of the sequences; a finished sequence keeps its values.
     """
     states = jnp.arange(emitted.shape[2])
     start = jnp.where(states < 2, emitted[0], _NEVER)
@@ -65,7 +66,7 @@ def _forward(emitted: Array, skips: Array, steps: Array) -> Array:
 
 
 def _reversed(values: Array, lengths: Array, axis: int) -> Array:
-    """Return each of a batch (axis 1 of [time, number, ...]) backwards along an axis, in its own length."""
+    """Reverse each sequence of a batch [time, number, ...] along an axis, within its length."""
     size = values.shape[axis]
     places = jnp.arange(size, dtype=jnp.int32)
     source = jnp.clip(lengths[:, None] - 1 - places, 0, size - 1)  # [number, size]
@@ -156,10 +157,10 @@ def warpctc(
     blank: Int = 0,
     norm_by_times: bool = False,
 ) -> tuple[Value | None, Value]:
-    """Return the CTC loss of each sequence [number, 1]: minus the log-probability of its label.
+    """Return the CTC loss of each sequence [number, 1]: the negative log-probability of its label.
 
-    Logits are ragged rows [rows, classes], or [time, number, classes] with lengths; softmax is
-    applied to them here. `norm_by_times` divides gradients, not losses, by the numbers of steps.
+    Logits are ragged rows [rows, classes], or [time, number, classes] with lengths; the operator applies
+    softmax. `norm_by_times` divides gradients, not losses, by the numbers of steps.
     """
     classes = rows_of(logits).shape[-1]
     if not 0 <= blank < classes and not is_unknown(classes):
@@ -262,11 +263,12 @@ def edit_distance(
     *,
     normalized: bool = False,
 ) -> tuple[Array, Value]:
-    """Return (the number of sequences, int64 [1]; of each hypothesis, how many symbols must be put
-    in, left out or replaced to make it the reference: float32 [number, 1]).
+    """Return the number of sequences, int64 [1], and the edit distance of each, float32 [number, 1].
 
-    Levenshtein, "Binary codes capable of correcting deletions, insertions, and reversals", 1966.
-    `normalized` divides by the length of the reference; that of an empty one is NaN or infinite.
+    The distance is the number of insertions, deletions and substitutions that turn the hypothesis into the
+    reference (Levenshtein, "Binary codes capable of correcting deletions, insertions, and reversals", 1966).
+    `normalized` divides it by the length of the reference; for an empty reference the result is NaN or
+    infinite.
     """
     if hyps_length is None or refs_length is None:
         x, y = (_one_level(v, "edit_distance", s) for v, s in ((hyps, "Hyps"), (refs, "Refs")))

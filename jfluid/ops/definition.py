@@ -68,7 +68,7 @@ RowRule = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
 @dataclass(frozen=True)
 class Slot:
-    """One input or output of an operator."""
+    """Declaration of an input or output slot of an operator."""
 
     name: str
     many: bool = False
@@ -84,7 +84,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Attr:
-    """One attribute: its Fluid type name and its default (`REQUIRED` when it has none)."""
+    """Declaration of an attribute: its Fluid type name and its default, or `REQUIRED`."""
 
     name: str
     kind: str
@@ -93,58 +93,53 @@ class Attr:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a definition says beside slots and function.
-
-    Each option is described here and nowhere else.
+    """Options of an operator's definition.
 
     Attributes:
-        grad: whether `append_backward` goes through the operator.
+        grad: True if `append_backward` goes through the operator.
         nograd: input slots that never get a gradient.
         unsaved: output slots that the gradient operator is not given (Fluid's kernels read a
             meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
-        rng: whether the function takes `key`, a JAX random key that differs by step and operator.
-        draws: for an operator that draws random numbers: the distribution in
-            `jfluid.ops.batched_random` of which it gets numbers as a `Drawn` in place of its key,
-            where it has no inputs.
-        fold: whether it is evaluated while tracing when all inputs are known (shapes computed by
+        rng: True if the function takes `key`, a JAX random key that differs by step and operator.
+        draws: distribution in `jfluid.ops.batched_random` for an operator that draws random numbers.
+            Without inputs, the operator gets the numbers as a `Drawn` in place of its key.
+        fold: True if the operator is evaluated while tracing when all inputs are known (shapes computed by
             operators).
-        host: whether it runs between XLA segments, on NumPy arrays. A function with a keyword-only
-            `ctx` gets an object with the operator (`.op`), the Scope (`.scope`) and the Executor's
-            place (`.place`).
+        host: True if the operator runs between XLA segments, on NumPy arrays. A function with a
+            keyword-only `ctx` gets an object with the operator (`.op`), the Scope (`.scope`) and the
+            Executor's place (`.place`).
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see
             `jfluid.ops.ragged_dispatch`).
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
-        sparse: whether it takes `SelectedRows` where gradients may be sparse; other operators
-            refuse them.
-        carries: output slots whose former value the function gets, too, after the inputs (a tensor
+        sparse: True if the operator takes `SelectedRows` where gradients may be sparse; without it
+            `SelectedRows` are refused.
+        carries: output slots that the function also gets as inputs, after the declared inputs (a tensor
             array that is written).
-        host_when: a function of an operator that returns whether it runs on the host though others
-            of its type do not.
-        types: a function of an operator that returns the kinds (`VarType`) of outputs that are no
-            dense tensors, by slot.
-        collective: whether it computes with the values of all replicas: where processes train
-            together they run it as one.
-        sums: output slots that have the sum over replicas already, though they are gradients.
-        fused: an operator of many inputs and outputs that does the work of several of this one,
-            each of which overwrites its input.
-        convolves: whether it computes with windows of images: a step on CPUs then holds images with
-            channels last (see `jfluid.compile.image_layout`).
-        entire: whether it is an update whose result depends on the whole tensor (a norm of it), so
-            that parts of it cannot be updated apart.
-        examples: input slots whose first dimension numbers examples that do not depend on each
-            other, where the other inputs are shared by all; so does that of the outputs, or, of a
-            gradient operator, they are sums over examples. Replicas then run it once. Or a function
-            `(attributes, inputs by slot) -> bool`, of inputs that are `Ragged` where replicas have
+        host_when: function of an operator: True if this operator runs on the host although its type
+            usually does not.
+        types: function of an operator that returns the kinds (`VarType`) of outputs other than dense
+            tensors, by slot.
+        collective: True if the operator computes with the values of all replicas. Processes that train
+            together run it as one.
+        sums: output slots that hold the sum over replicas already, although they are gradients.
+        fused: type of an operator that does the work of several operators of this type, each of which
+            overwrites its input.
+        convolves: True if the operator computes with windows of images: a step on CPUs then holds images
+            with channels last (see `jfluid.compile.image_layout`).
+        entire: True if the operator is an update whose result depends on the whole tensor (a norm of
+            it), so that parts of the tensor cannot be updated separately.
+        examples: input slots whose first dimension numbers independent examples; all examples share
+            the other inputs. The first dimension of the outputs numbers the examples too. Outputs of a
+            gradient operator may be sums over examples. Replicas then run the operator once. Or a
+            function `(attributes, inputs by slot) -> bool`, where inputs are `Ragged` if replicas have
             rows of their own.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
-        refuses: rules (`jfluid.ops.refusals.Rule`) of the values that inputs must not have, by which a
-            step is refused before it runs.
-        reaches: how it acts outside of its computation: programs that were read are refused with
-            it. None where it does not. Who registers an operator that the host runs, or one
-            without a function, says which.
-        absent: why this release cannot run it; the operator stands in programs that are made,
-            printed and saved.
+        refuses: rules (`jfluid.ops.refusals.Rule`) of input values that are refused before a step runs.
+        reaches: how the operator acts outside of its computation, or None. Programs that were read are
+            refused with it. An operator that the host runs, or one without a function, must declare it.
+        absent: why this release cannot run the operator; it stands in programs that are made, printed and
+            saved.
     """
 
     grad: bool = True

@@ -1,4 +1,4 @@
-"""Convolutions whose filters sample the image at points that are computed (arXiv:1703.06211, arXiv:1811.11168)."""
+"""Deformable convolutions: filters sample the image at computed points (arXiv:1703.06211, arXiv:1811.11168)."""
 
 import math
 
@@ -61,7 +61,7 @@ def _check(
     groups: int,
     parts: int,
 ) -> tuple[int, ...]:
-    """Return the height and width of the result. Raises ShapeError for what does not fit."""
+    """Return the height and width of the result, or raise ShapeError."""
     if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[1] != weight.shape[1] * groups:
         raise errors.ShapeError(
             f"{op_type}: expected Input [N, C, H, W] and Filter [filters, C / groups, height, width], "
@@ -97,8 +97,9 @@ def deformable_conv(
     deformable_groups: int = 1,
     im2col_step: int = 64,
 ) -> Array:
-    """Convolve with each tap moved by its offset and multiplied by its mask. im2col_step, by which
-    Fluid's kernel goes through a batch, changes no result.
+    """Convolve with each filter tap moved by its offset and multiplied by its mask.
+
+    `im2col_step` sets the block size of Fluid's kernel and does not change the result.
     """
     return _convolve(
         "deformable_conv",

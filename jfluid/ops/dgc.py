@@ -1,5 +1,6 @@
-"""Deep gradient compression: of each gradient the replicas exchange only the largest elements, and
-keep the rest for later steps.
+"""Deep gradient compression: replicas exchange only the largest elements of each gradient.
+
+The rest is kept for later steps.
 
 Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
 Training", 2018: momentum correction, momentum factor masking and warm-up. Steps are counted from 0.
@@ -49,10 +50,10 @@ def dgc(
     regular_coeff: float = 0.0,
     regular_type: int = 0,
 ) -> tuple[Array, Array, None, Array, Array, None]:
-    """Return this replica's momentum and rest, the sum over replicas of their gradients' largest
-    elements, and how many those are; before `rampup_begin_step` the sum of the gradients.
+    """Return momentum, residual, the sum over replicas of the largest gradient elements, and their count.
 
-    A gradient counts `nranks` times, since it is that of the replica's share of the loss.
+    Before `rampup_begin_step` the sum is of whole gradients. A gradient is multiplied by `nranks`, since it is
+    the gradient of the replica's share of the loss.
     """
     grad = grad * nranks.reshape(()).astype(grad.dtype)
     if regular_type:
@@ -96,9 +97,7 @@ def dgc(
     inplace={"Out": "X"},
 )
 def dgc_clip_by_norm(step: Array, x: Array, *, max_norm: Float, rampup_begin_step: Float = -1.0) -> Array:
-    """Scale x down to `max_norm` where its norm is larger, from step `rampup_begin_step` on; never
-    where that is negative.
-    """
+    """Clip x to the norm `max_norm` from step `rampup_begin_step` on; never if that step is negative."""
     if rampup_begin_step < 0:
         return x
     norm = jnp.sqrt(jnp.sum(jnp.square(x)))
@@ -125,8 +124,9 @@ def dgc_momentum(
     use_nesterov: bool = False,
     rampup_begin_step: Float = -1.0,
 ) -> tuple[Array, Array, Array]:
-    """Divide the gradient by `nranks`; then take a step with momentum before `rampup_begin_step`,
-    and without from there on (`dgc` has corrected it). Do nothing where that is negative.
+    """Divide the gradient by `nranks` and update the parameter, with momentum before `rampup_begin_step`.
+
+    From that step on `dgc` has applied the momentum. A negative `rampup_begin_step` changes nothing.
     """
     if rampup_begin_step < 0:
         return grad, param, velocity

@@ -61,7 +61,7 @@ def recv(
 def send_barrier(
     after: Array, *, endpoints: Strings = (_LOCAL,), half_async: bool = False, trainer_id: int = 0
 ) -> None:
-    """Tell the servers that all gradients of this step are sent: they update when all trainers say so."""
+    """Tell the servers that all gradients of this step are sent; servers update after all trainers' barriers."""
 
 
 @_wire("fetch_barrier", ins=("X*?",), outs=("Out*",), reaches=_AT_ENDPOINTS)
@@ -119,7 +119,7 @@ def fake_init(*, shape: Longs) -> None:
 
 @_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True, reaches=None)
 def split_selected_rows(x: Array, *, height_sections: Longs = ()) -> None:
-    """Divide sparse rows by the part of the table's height that they belong to."""
+    """Split sparse rows by the section of the table's height that they belong to."""
 
 
 @_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True, reaches=None)
@@ -129,9 +129,7 @@ def split_ids(ids: Array) -> None:
 
 @op("split_byref", ins=("X",), outs=("Out*",), grad=False)
 def split_byref(x: Array, *, num: int = 0, sections: Ints = ()) -> list[Array]:
-    """Divide x into consecutive rows: `sections` says how many each output has, or `num` how many
-    equal outputs there are.
-    """
+    """Split x along its rows, into `sections` or into `num` equal parts."""
     if sections and sum(sections) != x.shape[0]:
         raise errors.ShapeError(f"split_byref: sections {list(sections)} of {x.shape[0]} rows")
     return jnp.split(x, np.cumsum(sections)[:-1].tolist() if sections else num)
@@ -139,9 +137,7 @@ def split_byref(x: Array, *, num: int = 0, sections: Ints = ()) -> list[Array]:
 
 @op("merge_ids", ins=("Ids*", "Rows*", "X*"), outs=("Out*",), grad=False)
 def merge_ids(ids: list[Array], rows: list[Array], values: list[Array]) -> list[Array]:
-    """Return for each tensor of ids the values that stand, in one of the parts, beside each id; NaN
-    for an id that none of the parts has.
-    """
+    """Gather the value of each id from the parts, for each tensor of ids; NaN for an unknown id."""
     if len(rows) != len(values):
         raise errors.ShapeError(
             f"merge_ids: expected values for each part, found {len(rows)} parts of ids and {len(values)} of values"
@@ -166,7 +162,7 @@ def ref_by_trainer_id(values: list[Array], trainer_id: Array) -> Array:
 
 @_wire("checkpoint_notify", reaches=Reach("network", ("epmap", "dir")))
 def checkpoint_notify(*, epmap: Strings = (), dir: String = "", lookup_table: String = "", trainer_id: int = 0) -> None:
-    """Have the servers in `epmap` save their rows of a table into a folder of its name in the folder `dir`."""
+    """Ask the servers in `epmap` to save their rows of a table to `dir`/table."""
 
 
 # PSLib and BoxPS, which these belong to, were never published: Fluid's open build gives whatever is in memory.
@@ -196,7 +192,7 @@ def pull_sparse(
     InputNames: Strings = (),
     is_distributed: bool = True,
 ) -> None:
-    """Look up rows of a table of PSLib by ids whose last dimension is 1."""
+    """Look up rows of a PSLib table by ids whose last dimension is 1."""
 
 
 @_pulled("pull_sparse_v2", ins=("Ids*", "W*"), outs=("Out*",))
@@ -218,7 +214,7 @@ def pull_sparse_v2(
 
 @_pulled("pull_box_sparse", ins=("Ids*",), outs=("Out*",))
 def pull_box_sparse(ids: list[Array], *, size: int = 1) -> None:
-    """Look up rows of BoxPS's table by ids whose last dimension is 1."""
+    """Look up rows of a BoxPS table by ids whose last dimension is 1."""
 
 
 @_pulled("push_dense", ins=("Ids*",))
@@ -286,7 +282,7 @@ def recv_save(
     overwrite: bool = True,
     trainer_id: int = 0,
 ) -> None:
-    """Write a variable of which servers hold slices, consecutive rows, into a file of the whole."""
+    """Gather the slices (consecutive rows) of a variable from servers and write it to one file."""
 
 
 @op(

@@ -20,8 +20,9 @@ from jfluid.ops.shape import is_unknown, numpy_of
 
 
 def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
-    """Return `array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones
-    of size 1 may be left out.
+    """Reshape `array` to broadcast against `rank` dimensions from dimension `axis`.
+
+    Trailing dimensions of size 1 may be left out.
     """
     shape = array.shape
     while axis + len(shape) > rank and shape and shape[-1] == 1:
@@ -34,10 +35,11 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
 
 
 def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
-    """Reshape `x` and `y` so that NumPy's broadcasting does what Fluid's `axis` asks for; `what` names the operator.
+    """Reshape `x` and `y` so that NumPy broadcasts them as Fluid's `axis` asks.
 
-    The tensor with fewer dimensions is placed at `axis` of the other; -1 stands for its last
-    dimensions. Raises ShapeError where shapes or dtypes do not fit.
+    The tensor with fewer dimensions is placed at dimension `axis` of the larger tensor; -1 means its last
+    dimensions. `what` names the operator in errors. Raises ShapeError or DtypeError for tensors that do not
+    match.
     """
     if x.dtype != y.dtype:
         raise errors.DtypeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them")
@@ -117,7 +119,7 @@ def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_example(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> bool:
-    """Whether each example of X meets its own of Y, or all of them the same Y."""
+    """Return True if X and Y pair by example, or if all examples share Y."""
     x, y = ins["X"], ins["Y"]
     if isinstance(y, Ragged):
         return isinstance(x, Ragged) and x.shape == y.shape
@@ -145,7 +147,7 @@ table(
 
 
 def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `binary` returns, which also takes sparse rows and one number."""
+    """Return a function like `binary`'s that also takes sparse rows with one number."""
     dense = binary(name, compute)
 
     def apply(x: Array, y: Array, *, axis: int = -1) -> Array | SelectedRows:
@@ -290,7 +292,7 @@ def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unary_of_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Do what `unary` does; of sparse rows, the function is applied to their values."""
+    """Return a function like `unary`'s that maps the values of sparse rows."""
     return lambda x: x.settled().map(compute) if isinstance(x, SelectedRows) else compute(x)
 
 

@@ -39,7 +39,7 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
 
 
 def _held_rows_at(table: SelectedRows, ids: Array, padding_idx: int) -> Array:
-    """Return the rows at `ids` of a table that holds some of its rows."""
+    """Return the rows at `ids` of a table that holds only part of its rows."""
     flat = np.asarray(static_values.ints(ids, "look-up: Ids"), np.int64)
     padded = flat == padding_idx if padding_idx != -1 else np.zeros(flat.shape, bool)
     rows = jnp.zeros((len(flat), table.values.shape[1]), table.values.dtype)
@@ -119,7 +119,7 @@ def lookup_table_v2(
 
 
 def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
-    """Return the gradient of a table from that of the rows looked up: as a whole table, or as those rows only."""
+    """Return the gradient of a table, dense or as sparse rows, from the gradient of looked-up rows."""
     # Fluid's sparse gradient trains the padding row all the same
     found = gradient_rows(w, ids, grad, -1 if is_sparse else padding_idx)
     return found if is_sparse else found.dense()
@@ -280,8 +280,9 @@ def last_one(type_: str, ids: Array) -> Array:
 
 
 def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool) -> Array:
-    """Return vectors of length `depth` with a 1 at each id; one out of range gives zeros if
-    allowed, else NaN (for integers, -1).
+    """Return one-hot vectors of length `depth`.
+
+    An id out of range gives zeros if allowed, else NaN (-1 for integer dtypes).
     """
     if depth_tensor is not None:
         depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]

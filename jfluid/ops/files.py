@@ -1,4 +1,4 @@
-"""Operators that write variables to files and read them. They run on the host."""
+"""Host operators that read and write files of variables."""
 
 import math
 import os
@@ -51,7 +51,7 @@ def load(
     seek: Long = -1,
     shape: Longs = (),
 ) -> np.ndarray:
-    """Read the variable from a file; with `seek`, a slice of its elements from there on, in the given shape."""
+    """Read the variable from a file; with `seek`, read a slice of `shape` from that element on."""
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
     if seek >= 0:
         flat, count = found.reshape(-1), math.prod(shape)

@@ -1,6 +1,4 @@
-"""Operators that Fluid's inference passes make of several: each computes what those it stands for
-compute, by their functions.
-"""
+"""Fused operators of Fluid's inference passes, computed by the functions of the operators they replace."""
 
 from collections.abc import Callable
 from math import prod
@@ -122,8 +120,9 @@ def fused_elemwise_activation(
     scale: Float = 0.0,
     save_intermediate_out: Bool = False,
 ) -> tuple[Array, Array]:
-    """Apply a sum or product and a function of one tensor: f(x + y) for [f, elementwise_add],
-    x + f(y) for [elementwise_add, f]. Also return what was computed first.
+    """Apply a binary and a unary functor: f(x + y) for [f, elementwise_add], x + f(y) for [elementwise_add, f].
+
+    The second output is the intermediate result.
     """
     names = [str(n) for n in functor_list]
     kinds = [n in _BINARY for n in names]
@@ -159,9 +158,10 @@ def fusion_gru(
     use_seq: bool = True,
     origin_mode: bool = False,
 ) -> tuple[None, Value, None, None, Value]:
-    """Project the rows of each sequence, then run a GRU over them.
+    """Project the rows of each sequence and run a GRU on them.
 
-    `use_seq` chooses between two kernels of one result. (Fluid's kernels of the CPU pass over `origin_mode`.)
+    `use_seq` selects between two Fluid kernels with the same result. (Fluid's CPU kernels ignore
+    `origin_mode`.)
     """
     x = need(x, "fusion_gru", "X")
     projected = x.like(x.values @ weight_x)
@@ -211,9 +211,9 @@ def fusion_lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value | None, ...]:
-    """Project the rows of each sequence, then run an LSTM over them.
+    """Project the rows of each sequence and run an LSTM on them.
 
-    `use_seq` chooses between two kernels of one result.
+    `use_seq` selects between two Fluid kernels with the same result.
     """
     x = need(x, "fusion_lstm", "X")
     projected = x.like(x.values @ weight_x)
@@ -254,8 +254,9 @@ def fused_embedding_fc_lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value | None, ...]:
-    """Look up projected inputs, which the gates' biases are part of, and run an LSTM over them; of
-    the bias only the peepholes count.
+    """Look up projected inputs, which contain the gate biases, and run an LSTM on them.
+
+    Only the peephole weights of the bias are used.
     """
     ids = need(ids, "fused_embedding_fc_lstm", "Ids")
     projected = ids.like(jnp.take(embeddings, ids.values.reshape(-1), axis=0, mode="clip"))
@@ -311,9 +312,7 @@ def fusion_seqconv_eltadd_relu(
 def fusion_seqexpand_concat_fc(
     xs: list[Value], weight: Value, bias: Value | None, *, fc_activation: str = "identity"
 ) -> tuple[Value, None]:
-    """Put the row of each sequence of the later inputs beside each row of the first input's
-    sequence; multiply by the weight, add the bias and apply the activation.
-    """
+    """Concatenate the rows of the first input with the sequences' rows of later inputs, and apply fc."""
     first = need(xs[0], "fusion_seqexpand_concat_fc", "X[0]")
     activation = _activation("fusion_seqexpand_concat_fc", fc_activation)
     widths = [prod(x.shape[1:]) for x in xs]
@@ -362,9 +361,7 @@ def fusion_seqpool_concat(xs: list[Value], *, pooltype: str = "SUM", axis: int =
 def fusion_seqpool_cvm_concat(
     xs: list[Value], counts: Value, *, pooltype: str = "SUM", use_cvm: bool = True, axis: int = 1
 ) -> Value:
-    """Pool each sequence of each input, replace the counts of shows and clicks as `cvm` does, and
-    put the rows of all inputs side by side.
-    """
+    """Pool each sequence of each input, apply `cvm`, and concatenate the results along columns."""
     xs = [need(x, "fusion_seqpool_cvm_concat", "X") for x in xs]
     pooled = _pooled("fusion_seqpool_cvm_concat", xs, pooltype, axis)
     return _side_by_side(xs[0], [cvm(rows_of(p), counts, use_cvm=use_cvm) for p in pooled])

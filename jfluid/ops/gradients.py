@@ -75,17 +75,18 @@ def vjp(
     wanted: Sequence[bool],
     used: Sequence[bool],
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """Run `forward` and keep what its gradient needs.
+    """Run `forward` and return its outputs with a function that computes input gradients.
 
     Args:
+        forward: the definition of the operator.
         inputs: the value of each input slot (an array, `Ragged`, ..., a list of them, or None).
         kwargs: attributes, and `key` for a random operator.
-        wanted: for each input slot, whether its gradient is wanted.
-        used: for each output slot, whether a gradient will come back for it.
+        wanted: for each input slot, True to compute its gradient.
+        used: for each output slot, True if a gradient will come back for it.
 
     Returns:
         The outputs, one per slot, and a function from output gradients (None where absent, also
-        inside lists) to input gradients (None where none is wanted or possible).
+        inside lists) to input gradients (None where not wanted or not possible).
     """
     return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
 
@@ -103,7 +104,7 @@ class Traced:
         self._pull: Any = jax.jit(lambda pull, seeds: pull(seeds), inline=inlining.EARLY)
 
     def vjp(self, run: Callable[..., Any], moving: list[Any], still: list[Any]) -> Any:
-        """Do what `jax.vjp` does for `run(moving, still)`, or for that of the first call."""
+        """Call `jax.vjp` on `run(moving, still)`, traced at the first call and reused by later calls."""
         if self._vjp is None:
 
             def both(moving: list[Any], still: list[Any]) -> Any:
@@ -121,10 +122,14 @@ def vjp_of(
     used: Iterable[bool],
     traced: Traced | None = None,
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """Do what `vjp` does, for any function from the values of slots to a tuple of values of slots.
+    """Run a function on slot values like `vjp`, and return its outputs and its gradient function.
 
     Args:
-        traced: of an earlier call, with the same function and inputs of the same forms.
+        function: maps the values of slots to a tuple of values of slots.
+        inputs: the value of each input slot.
+        wanted: for each input slot, True to compute its gradient.
+        used: for each output slot, True if a gradient will come back for it.
+        traced: the trace of an earlier call with the same function and inputs of the same forms.
     """
     leaves, tree, flags = _flatten(inputs, wanted)
     shape: dict[str, Any] = {} if traced is None else traced.shape

@@ -1,4 +1,4 @@
-"""Spatial transformers: grids of points, and images sampled at them (arXiv:1506.02025)."""
+"""Spatial transformers: grids of points and bilinear image sampling (arXiv:1506.02025)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +12,9 @@ from jfluid.ops.registry import Ints, op
 
 @op("grid_sampler", ins=("X", "Grid"), outs=("Output",), rows="map")
 def grid_sampler(x: Array, grid: Array) -> Array:
-    """Sample each image of x at its points (x, y), -1 and 1 being the centres of its outermost pixels.
+    """Sample each image of x at its points (x, y); -1 and 1 are the centres of the outermost pixels.
 
-    What lies outside is zero.
+    Points outside the image sample zero.
     """
     if x.ndim != 4 or grid.ndim != 4 or grid.shape[3] != 2 or grid.shape[0] != x.shape[0]:
         raise errors.ShapeError(
@@ -35,8 +35,9 @@ def grid_sampler(x: Array, grid: Array) -> Array:
     rows="map",
 )
 def affine_grid(theta: Array, wanted: Array | None, *, output_shape: Ints = ()) -> Array:
-    """Return the points [N, H, W, 2] at which a transformation [N, 2, 3] samples an image of the
-    shape [N, C, H, W]: theta (x, y, 1) for x and y from -1 to 1.
+    """Return the points [N, H, W, 2] at which an affine map theta [N, 2, 3] samples images [N, C, H, W].
+
+    Each point is theta (x, y, 1) for x and y from -1 to 1.
     """
     shape = output_shape
     if wanted is not None:

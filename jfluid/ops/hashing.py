@@ -1,7 +1,8 @@
-"""Hashes of integers: xxHash (Collet, https://github.com/Cyan4973/xxHash, specification 0.1.1) and
-the 128-bit MurmurHash3 for x64 (Appleby, https://github.com/aappleby/smhasher).
+"""Hashes of integers: xxHash and the 128-bit MurmurHash3 for x64.
 
-They are computed of all rows at once; how many bytes a row has is known while tracing.
+Sources: Collet, https://github.com/Cyan4973/xxHash, specification 0.1.1; Appleby,
+https://github.com/aappleby/smhasher. All rows are hashed at once; the length of a row in bytes is known
+while tracing.
 """
 
 import jax.numpy as jnp
@@ -106,8 +107,9 @@ _MURMUR = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 
 
 def murmur3(rows: Array, seed: Array) -> tuple[Array, Array]:
-    """Return both halves of the 128-bit MurmurHash3, uint64 [...], of the bytes of each row of
-    32-bit numbers [..., n]; the seed is uint64, of a shape that fits [...].
+    """Return both 64-bit halves of the 128-bit MurmurHash3 of each row of 32-bit numbers [..., n].
+
+    The halves are uint64 [...]; the seed is uint64 and broadcasts against [...].
     """
     words = _words(rows)
     c1, c2 = _MURMUR

@@ -23,7 +23,7 @@ from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 
 
 def take_rows(x: Array, index: Array, axis: int = 0) -> Array:
-    """Return slices of x along axis at the indices; those outside read NaN."""
+    """Gather slices of x along axis at the indices; an index out of range reads NaN."""
     where = (slice(None),) * axis + (index,)
     return jnp.asarray(x).at[where].get(mode="fill", wrap_negative_indices=False)
 
@@ -114,7 +114,10 @@ _scatter_like_fluid.defvjp(
 
 @op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
 def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> Array:
-    """Replace rows ids of x by updates: with overwrite by the last one of equal ids, else by their sum."""
+    """Overwrite rows `ids` of x with updates.
+
+    With `overwrite` the last of equal ids wins; without it the updates of equal ids are summed.
+    """
     ids = _flat_index(ids, "scatter")
     if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
         if not any(map(is_unknown, (*x.shape, *updates.shape, *ids.shape))):
@@ -127,7 +130,7 @@ def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> 
 
 @op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
 def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
-    """Add updates to x at coordinates (see gather_nd); those of equal coordinates are added up."""
+    """Add updates to x at coordinates (see gather_nd); updates at equal coordinates accumulate."""
     expected = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     if updates.shape != expected:
         if not any(map(is_unknown, (*expected, *updates.shape))):
@@ -262,12 +265,12 @@ def slice_(
 
 
 def _resized(x: Array, axis: int, size: int | None) -> Array:
-    """Return an array of the same kind with another size along axis, for shape inference."""
+    """Return an array with the dtype of x and another size along axis, for shape inference."""
     return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
 
 def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
-    """Return the elements of a strided slice in ascending order, as Fluid counts them; None when there are none.
+    """Return a strided slice in ascending order with Fluid's bounds, or None if it is empty.
 
     A negative stride takes the elements from the lower bound upwards; they are reversed afterwards.
     So `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to the first)
@@ -506,9 +509,7 @@ def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True, reaches=None)
 def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different values of x in the order of their first occurrence, and the place of
-    each element of x among them.
-    """
+    """Return the unique values of x in order of first occurrence, and the index of each element among them."""
     return _unique(x, np_dtype(dtype))[:2]
 
 
@@ -521,14 +522,16 @@ def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
     reaches=None,
 )
 def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what unique does, and how often each value occurs."""
+    """Return the outputs of `unique` and the count of each unique value."""
     return _unique(x, np_dtype(dtype))
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False, rows="map")
 def shard_index(x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1) -> Array:
-    """Turn indices, divided into nshards equal ranges of index_num, into those of shard shard_id;
-    others become ignore_value.
+    """Map global indices to local indices of shard `shard_id`.
+
+    The range is divided into nshards equal parts of index_num. An index of a different shard becomes
+    ignore_value.
     """
     width = (index_num + nshards - 1) // nshards
     return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

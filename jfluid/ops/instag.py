@@ -1,4 +1,4 @@
-"""Choosing the instances of a batch that have one of some tags."""
+"""Filter the instances of a batch by tags."""
 
 from typing import Any
 
@@ -31,10 +31,10 @@ from jfluid.ops.registry import Bool, Long, op
 def filter_by_instag(
     ins: Value, tags: Value, wanted: Value, *, is_lod: Bool, out_val_if_empty: Long = 0
 ) -> tuple[Value, Value, Value]:
-    """Return the instances (rows, or sequences with `is_lod`) that have a tag of Filter_tag, a
-    weight of 1 for each, and where each begins here and there, with its number of rows.
+    """Keep the instances (rows, or sequences with `is_lod`) that have a tag of Filter_tag.
 
-    Where none has, there is one row of `out_val_if_empty`, whose weight is 0.
+    Also return a loss weight of 1 for each instance, and an index map: first row in the output, first row in
+    the input, number of rows. Without a match there is one row of `out_val_if_empty` with weight 0.
     """
     tags = need(tags, "filter_by_instag", "Ins_tag")
     number, rows = tags.last.number, rows_of(ins)

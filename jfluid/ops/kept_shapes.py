@@ -1,4 +1,4 @@
-"""Inferred shapes, kept on disk: a later process that builds the same program evaluates no operator for them."""
+"""On-disk cache of inferred shapes: a later process that builds the same program infers none again."""
 
 import hashlib
 import pickle
@@ -14,7 +14,7 @@ MOST_SHAPES, MOST_IN_MEMORY = 20_000, 40_000  # in a file; in this process
 
 
 class KeptShapes:
-    """What was inferred of operators, by all that it depends on: in this process, and in others."""
+    """Cache of inferred shapes, in memory and on disk, keyed by all inputs of the inference."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -23,10 +23,12 @@ class KeptShapes:
         self._new: set[Any] = set()
 
     def get_or_infer(self, key: Any, lasts: bool, infer: Callable[[], Any]) -> Any:
-        """Return what was inferred by a key, or is inferred now.
+        """Return the cached result of `infer` for a key, or call it.
 
         Args:
-            lasts: whether it holds for other processes too.
+            key: all inputs that the inference depends on.
+            lasts: True if the result is valid in other processes.
+            infer: called without arguments on a cache miss.
         """
         if not self._read:
             self._read = True
@@ -44,7 +46,7 @@ class KeptShapes:
         return self._found[key]
 
     def keep(self) -> None:
-        """Add what is new to the file."""
+        """Append new entries to the file."""
         new, self._new = self._new, set()
         if self._path is None or not new or self._path.parent != kept_files.folder():
             return
@@ -65,7 +67,7 @@ def _shapes_of(path: Path | None) -> dict[Any, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value means the same in each process."""
+    """Return True if the value has the same meaning in every process."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (int, float, str))

@@ -51,8 +51,10 @@ def _as_matrix(x: Any, column: bool, transpose: bool) -> Any:
 
 
 def _batched(x: Any, y: Any) -> Any:
-    """Multiply over the last two dimensions; a single matrix is multiplied with a batch, and
-    batches need equally many matrices.
+    """Multiply matrices in the last two dimensions.
+
+    A single matrix is multiplied with each matrix of a batch. Two batches must have the same number of
+    matrices.
     """
     if not _check_equal("matmul", x, y, x.shape[-1], y.shape[-2]):
         batch = x.shape[:-2] if x.ndim > 2 else y.shape[:-2]
@@ -132,7 +134,10 @@ def kron(x: Array, y: Array) -> Array:
 
 
 def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-    """It is a map along a dimension that is named and not that of the rows; the first one of size 3 might be that."""
+    """Return "map" if `dim` is given and is not the dimension of rows.
+
+    Without `dim` Fluid takes the first dimension of size 3, which may be the rows.
+    """
     dim = attrs.get("dim", 9)
     return "map" if dim != 9 and dim % ins["X"].ndim else None
 
@@ -164,8 +169,9 @@ def trace(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array
 
 @op("fsp", ins=("X", "Y"), outs=("Out",), rows="map")
 def fsp(x: Array, y: Array) -> Array:
-    """Products of every channel of x with every channel of y, averaged over the pixels: the flow of
-    a solution procedure (Yim et al., CVPR 2017).
+    """Return the products of all channel pairs of x and y, averaged over the pixels.
+
+    The result is the flow of a solution procedure (Yim et al., CVPR 2017).
     """
     if x.ndim != 4 or x.shape[2:] != y.shape[2:]:
         raise errors.ShapeError(
@@ -182,8 +188,9 @@ def fsp(x: Array, y: Array) -> Array:
     rows=row_rules.unless("Weight"),
 )
 def bilinear_tensor_product(x: Array, y: Array, weight: Array, bias: Array | None) -> Array:
-    """Return, for each matrix of the weight [size, M, N], the product of x [batch, M], it, and y
-    [batch, N]: [batch, size].
+    """Return x[b] @ weight[s] @ y[b] for each row b and matrix s: [batch, size].
+
+    x is [batch, M], the weight [size, M, N], y [batch, N].
     """
     if x.ndim != 2 or y.ndim != 2 or weight.shape[1:] != (x.shape[1], y.shape[1]):
         raise errors.ShapeError(
@@ -196,8 +203,9 @@ def bilinear_tensor_product(x: Array, y: Array, weight: Array, bias: Array | Non
 
 @op("conv_shift", ins=("X", "Y"), outs=("Out",), rows="map")
 def conv_shift(x: Array, y: Array) -> Array:
-    """Correlate each row of x [batch, M] with its own y [batch, N] around a circle: out[i] is the
-    sum of x[i + j - (N - 1) / 2 mod M] * y[j] (Neural Turing Machines, arXiv:1410.5401).
+    """Correlate each row of x [batch, M] circularly with the row of y [batch, N].
+
+    out[i] is the sum of x[i + j - (N - 1) / 2 mod M] * y[j] (Neural Turing Machines, arXiv:1410.5401).
     """
     if x.ndim != 2 or y.ndim != 2 or y.shape[1] % 2 == 0 or y.shape[1] > x.shape[1]:
         raise errors.ShapeError(

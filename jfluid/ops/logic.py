@@ -1,4 +1,4 @@
-"""Comparisons, logic and tests of tensors. None of them has a gradient."""
+"""Comparisons, logical operators and predicates of tensors, without gradients."""
 
 import operator
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def logical_not(x: Array) -> Array:
 
 
 def _values(x: Array) -> Array:
-    """Return the values to look at: those of sparse rows, which are finite in rows to ignore.
+    """Return the values to test: for sparse rows, the stored values.
 
     Padding rows need no mask, since they are copies of real ones.
     """
@@ -124,7 +124,7 @@ def allclose(
 
 @op("equal_reduce", ins=("X", "Y"), outs=("Out",), grad=False, rows="mask")
 def equal_reduce(x: Array, y: Array, *, axis: int = -1, rows: RowMask | None = None) -> Array:
-    """Return whether all elements of x equal those of y, which is broadcast from `axis` on."""
+    """Return True if all elements of x equal the elements of y, which is broadcast from `axis` on."""
     x, y = aligned(x, y, axis, "equal_reduce")
     same = x == y
     same = same if rows is None else rows.zero(same, True)

@@ -38,8 +38,9 @@ def sigmoid_cross_entropy_with_logits(
     ignore_index: int = -100,
     rows: RowMask | None = None,
 ) -> Array:
-    """Return the binary cross entropy of sigmoid(x), element by element, with normalize divided by
-    the number of labels that count.
+    """Return the elementwise binary cross entropy of sigmoid(x).
+
+    With `normalize` it is divided by the number of labels that are not ignored.
     """
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
     counted = label != ignore_index
@@ -150,8 +151,9 @@ def hinge_loss(logits: Array, labels: Array) -> Array:
 
 @op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",), rows="map")
 def rank_loss(label: Array, left: Array, right: Array) -> Array:
-    """Return the RankNet loss: the cross entropy of sigmoid(left - right), in the shape of the
-    label. [n] and [n, 1] go together, as in Fluid.
+    """Return the RankNet loss: the cross entropy of sigmoid(left - right), in the shape of the label.
+
+    As in Fluid, [n] and [n, 1] may be mixed.
     """
     if any(v.size != label.size or v.ndim > 2 for v in (label, left, right)):
         same_shape("rank_loss", Label=label, Left=left, Right=right)
@@ -213,8 +215,9 @@ def teacher_student_sigmoid_loss(
     rows=row_rules.unless("FgNum"),
 )
 def sigmoid_focal_loss(x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25) -> Array:
-    """Return the focal loss of x [N, C] with labels [N, 1]: 0 is the background, c the class of
-    column c - 1, -1 is ignored.
+    """Return the focal loss of x [N, C] with labels [N, 1].
+
+    Label 0 is the background, label c the class of column c - 1; -1 is ignored.
     """
     if label.shape != (x.shape[0], 1):
         raise errors.ShapeError(
@@ -247,9 +250,7 @@ def center_loss(
     need_update: Bool,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Return half the squared distance of each row to the centre of its class, and the centres
-    moved towards their rows.
-    """
+    """Return half the squared distance of each row to the centre of its class, and the updated centres."""
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
         raise errors.ShapeError(
             f"center_loss: expected {x.shape[0]} labels and centers of shape "

@@ -1,4 +1,4 @@
-"""Metrics computed inside a program. None of them has a gradient."""
+"""Metrics computed inside a program, without gradients."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from jfluid.ops.registry import Int, op
     rows="mask",
 )
 def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
-    """Return the share of rows whose label is among the row's indices."""
+    """Return the fraction of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(
             f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}"
@@ -49,7 +49,7 @@ def _slide(state: Array, batch: Array, slide_steps: int) -> tuple[Array, Array]:
 
 
 def _accumulate(state: Array, batch: Array) -> tuple[Array, Array]:
-    """Add a batch's histogram to the one of all batches."""
+    """Add a batch's histogram to the total histogram."""
     state = state.at[: batch.size].add(batch)
     return state, state[: batch.size]
 
@@ -74,10 +74,10 @@ def auc(
     slide_steps: int = 1,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Return the area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last
-    `slide_steps` batches; 0 means all.
+    """Return the area under the ROC curve of the last `slide_steps` batches; 0 means all batches.
 
-    The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
+    As in Fluid, `curve="PR"` gives the ROC curve too. The score is the last column of `predict`. A score
+    outside [0, 1] makes the area NaN.
     """
     buckets = num_thresholds + 1
     length = (slide_steps + 1) * buckets + 1 if slide_steps else buckets
@@ -222,11 +222,10 @@ def positive_negative_pair(
     column: int = 0,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Count the pairs of rows of one query, with different labels, that the scores order as the
-    labels do, otherwise, and not at all. A pair counts with the mean of its rows' weights.
+    """Count concordant, discordant and tied pairs of rows with different labels within each query.
 
-    As in Fluid a pair of equal scores is a negative one, too. `column` chooses one of the scores of
-    a row; -1 is the last.
+    A pair counts with the mean of its rows' weights. As in Fluid, a pair of equal scores is also discordant.
+    `column` selects the score of a row; -1 is the last column.
     """
     width = score.shape[1]
     if not -width <= column < width:

@@ -38,7 +38,7 @@ def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) 
 
 
 def _spread(vector: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """Shape what channels have, [C], or [groups, C] where groups of rows have their own, so that it is broadcast to x."""
+    """Reshape per-channel values [C], or [groups, C] for groups of rows, to broadcast against x."""
     if vector.ndim == 1:
         return _along(vector, x.ndim, axis)
     groups, channels = vector.shape
@@ -69,8 +69,9 @@ def _of_all_groups(vector: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="groups")
 def channel_moments(x: Array, groups: int) -> tuple[Array, Array]:
-    """Return the mean and the biased variance of each channel of x, [N, C, ...], in each group of rows,
-    if there are several; a function of its own in what is traced.
+    """Return the mean and the biased variance of each channel of x [N, C, ...], in each group of rows.
+
+    The traced program calls it as a separate function.
     """
     mean = _by_channel(jnp.mean, x, 1, groups)
     return mean, _by_channel(jnp.mean, jnp.square(x - _spread(mean, x, 1)), 1, groups)
@@ -78,8 +79,9 @@ def channel_moments(x: Array, groups: int) -> tuple[Array, Array]:
 
 @functools.partial(jax.jit, static_argnames="groups")
 def channel_products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
-    """Return the sums of `grad`, [N, C, ...], and of `grad` times what x is above `mean`, of each
-    channel, in each group of rows; a function of its own as above.
+    """Return the sums of `grad` and of `grad * (x - mean)` over each channel, in each group of rows.
+
+    `grad` and x are [N, C, ...]. The traced program calls it as a separate function.
     """
     products = grad * (x - _spread(mean, x, 1))
     return _by_channel(jnp.sum, grad, 1, groups), _by_channel(jnp.sum, products, 1, groups)
@@ -89,8 +91,9 @@ def channel_products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[A
 def _batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int, groups: int
 ) -> tuple[Any, ...]:
-    """Normalise by the batch's own statistics, or each group of rows by its own; these are returned,
-    too, and carry no gradient.
+    """Normalise by the statistics of the batch, or of each group of rows; also return the statistics.
+
+    No gradient flows through the returned statistics.
 
     The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs
     than differentiating through mean and variance.
@@ -139,7 +142,7 @@ _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
 def _masked_norm(x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask) -> tuple[Any, ...]:
-    """Do what `_batch_norm` does, by the statistics of the rows that are no padding."""
+    """Compute `_batch_norm` with statistics of the rows that are not padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
@@ -237,7 +240,7 @@ def sync_batch_norm(
     trainable_statistics: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """Do what batch_norm does, by the statistics of the batch of all replicas."""
+    """Compute batch_norm with the statistics of the batch of all replicas."""
     if use_global_stats or (is_test and not trainable_statistics) or not collective.among_replicas():
         return batch_norm(
             x,
@@ -301,7 +304,7 @@ def inplace_abn(
     use_sync_bn: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """Do what batch_norm does, then apply an activation: none, leaky_relu or elu."""
+    """Compute batch_norm and apply an activation: none, leaky_relu or elu."""
     if use_sync_bn:
         raise errors.UnsupportedError(
             "inplace_abn: use_sync_bn is not provided; use batch_norm with "

@@ -91,7 +91,10 @@ def momentum(
     mu: Float,
     use_nesterov: bool = False,
 ) -> tuple[Array, Array]:
-    """Descend along a decaying sum of gradients. Sparse rows move all others, too, as in Fluid."""
+    """Apply SGD with momentum.
+
+    As in Fluid, a sparse gradient updates all rows.
+    """
     grad = densified(grad)
     rate = _scalar(learning_rate, param)
     velocity = _single(mu) * velocity + grad
@@ -117,7 +120,7 @@ def lars_momentum(
     lars_coeff: float = 0.001,
     lars_weight_decay: float = 0.0005,
 ) -> tuple[Array, Array]:
-    """Do what momentum does, at a rate scaled by norm(param) / norm(grad), layer by layer."""
+    """Apply momentum SGD with the layer-wise rate norm(param) / norm(grad) (LARS)."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
     param_norm, grad_norm = _norm(param), _norm(grad)
     both = (param_norm > 0) & (grad_norm > 0)
@@ -424,9 +427,7 @@ def dpsgd(
     seed: int = 0,
     key: Array,
 ) -> Array:
-    """Descend in a differentially private way: by a clipped gradient plus one Gaussian number,
-    which all elements share.
-    """
+    """Apply differentially private SGD: a clipped gradient plus one Gaussian number for all elements."""
     scale = jnp.maximum(_norm(grad) / _single(clip), 1)
     noise = jax.random.normal(key_of(key, seed), (), param.dtype) * (_single(sigma) * _single(clip))
     return param - _scalar(learning_rate, param) * (grad / scale + noise / _single(batch_size))

@@ -34,7 +34,7 @@ def unfold(x: Array, *, kernel_sizes: Ints, strides: Ints, paddings: Ints, dilat
 
 @jax.custom_vjp
 def _placed(x: Array, index: Array, empty: Array) -> Array:
-    """Put x [N, C, elements] at `index` into copies of `empty`; the gradient reads them there."""
+    """Scatter x [N, C, elements] at `index` into copies of `empty`; the gradient gathers at `index`."""
     image, channel = jnp.arange(x.shape[0])[:, None, None], jnp.arange(x.shape[1])[:, None]
     return empty.at[image, channel, index].set(x, mode="drop")
 
@@ -82,8 +82,9 @@ def unpool(
 
 @op("spp", ins=("X",), outs=("Out",), rows="map")
 def spp(x: Array, *, pyramid_height: int, pooling_type: String) -> Array:
-    """Pool into 1, 4, 16 ... bins, side by side: [N, C * (4 ** pyramid_height - 1) / 3] (spatial
-    pyramid pooling, arXiv:1406.4729).
+    """Pool into 1, 4, 16 ... bins, concatenated: [N, C * (4 ** pyramid_height - 1) / 3].
+
+    This is spatial pyramid pooling (arXiv:1406.4729).
     """
     if x.ndim != 4 or pyramid_height < 1:
         raise errors.ShapeError(
@@ -101,9 +102,9 @@ def spp(x: Array, *, pyramid_height: int, pooling_type: String) -> Array:
 
 @op("space_to_depth", ins=("X",), outs=("Out",), rows="map")
 def space_to_depth(x: Array, *, blocksize: Long) -> Array:
-    """Rearrange [N, C, H, W] to [N, C * blocksize ** 2, H / blocksize, W / blocksize] as Fluid does:
-    blocks of channels become blocks of pixels, and the result is read in the new shape (the "reorg"
-    of YOLOv2).
+    """Rearrange [N, C, H, W] to [N, C * blocksize ** 2, H / blocksize, W / blocksize] as Fluid does.
+
+    Blocks of channels become blocks of pixels, and the result is read in the new shape (the "reorg" of YOLOv2).
     """
     area = blocksize * blocksize
     if x.ndim != 4 or blocksize < 2 or x.shape[1] % area or any(n % blocksize for n in x.shape[2:]):

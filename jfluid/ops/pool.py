@@ -82,11 +82,16 @@ def _max_backward(
 
 
 def _spread(place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int], shape: Sequence[int]) -> Array:
-    """Return the gradient of windows side by side: each element finds its window, and whether it is the first maximum
-    there. XLA adds up whole arrays otherwise, one for each element of a window.
+    """Return the gradient of adjacent pooling windows: each element finds its window's first maximum.
+
+    XLA would otherwise add up a whole array for each element of a window.
 
     Args:
-        shape: of what the windows are of.
+        place: index of the maximum in each window.
+        grad: gradient of each window's maximum.
+        axes: spatial axes.
+        kernel: window sizes.
+        shape: shape of the input.
     """
     sizes = list(grad.shape)
     for axis, size in reversed(list(zip(axes, kernel))):
@@ -174,7 +179,7 @@ def _counts(
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the adaptive regions of a dimension begin, and where they end (exclusive)."""
+    """Return the start and end (exclusive) of the adaptive regions of a dimension."""
     i = np.arange(count)
     return i * size // count, -(-(i + 1) * size // count)
 
@@ -332,8 +337,9 @@ def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> t
 def _plane_index(
     place: jax.Array, kernel: Sequence[int], starts: Sequence[np.ndarray], sizes: Sequence[int]
 ) -> jax.Array:
-    """Return the index in the flattened plane of the element at `place` in each window; `starts` is
-    where windows begin.
+    """Return the index in the flattened plane of the element at `place` in each window.
+
+    `starts` holds the first index of the windows in each dimension.
     """
     offsets = jnp.unravel_index(place.astype(jnp.int32), tuple(kernel))
     flat = jnp.zeros(place.shape, jnp.int32)

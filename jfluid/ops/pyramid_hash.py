@@ -23,7 +23,7 @@ _MAGIC = 17070416
 
 
 class Runs:
-    """All runs of 2 to `longest` words in sequences, first those of two words, by where they begin.
+    """N-grams of 2 to `longest` words in sequences, shortest first, in order of position.
 
     Args:
         x: words, integers [rows, 1].
@@ -44,17 +44,16 @@ class Runs:
         self.sequence = jnp.tile(sequence, longest - 1)
 
     def by_sequence(self, chosen: Array) -> tuple[Array, Array]:
-        """Return the chosen runs in the order of their sequences, others last, and where those of
-        each sequence begin in that order.
-        """
+        """Sort the chosen n-grams by sequence, unchosen last, and return the order and each sequence's start."""
         key = jnp.where(chosen, self.sequence, self.level.number)
         order = jnp.argsort(key, stable=True).astype(jnp.int32)
         counts = jnp.zeros(self.level.number, jnp.int32).at[self.sequence].add(chosen)
         return order, offsets_of(counts)
 
     def rows(self, chosen: Array) -> tuple[Level, Array, Array]:
-        """Return how the rows of the result lie in sequences, which run each row is of, and whether
-        it is of one: a sequence without runs has one row that is not.
+        """Return the level of the result's rows, the n-gram of each row, and True for rows that have an n-gram.
+
+        A sequence without n-grams has one row without an n-gram.
         """
         order, starts = self.by_sequence(chosen)
         counts = jnp.diff(starts)
@@ -69,7 +68,7 @@ class Runs:
         return level, run, real & (position < counts[sequence])
 
     def places(self, width: int, piece: int, space: int) -> Array:
-        """Return where in the table each run finds the elements of its vector: [runs, width]."""
+        """Return the indices [n-grams, width] in the table of the elements of each n-gram's vector."""
         hashes = jnp.concatenate(
             [jnp.stack([xxh32(w, seed) for seed in range(0, width, piece)], axis=1) for w in self.words]
         )
@@ -154,11 +153,11 @@ def pyramid_hash(
     lr: float = 0.0,
     distribute_update_vars: str = "",
 ) -> tuple[Value, Value, Value]:
-    """Return the vectors [runs, num_emb] of the runs of 2 to pyramid_layer words of each sequence,
-    zeros where it has none; which runs were kept; and the words as numbers.
+    """Return the hashed embeddings [n-grams, num_emb] of n-grams of 2 to pyramid_layer words.
 
-    In training a run is left out with the probability `drop_out_percent`; else vectors are
-    multiplied by it, as in Fluid. A list that holds no filter gives NaN, where Fluid stops.
+    A sequence without n-grams has one row of zeros. Also return the mask of kept n-grams, and the words as
+    numbers. In training an n-gram is dropped with the probability `drop_out_percent`; at inference vectors are
+    multiplied by it, as in Fluid. An invalid filter list gives NaN, where Fluid stops.
     """
     x = need(x, "pyramid_hash", "X")
     _check(num_emb, rand_len, space_len, pyramid_layer, w)

@@ -18,7 +18,7 @@ from jfluid.ops.registry import Ints, op
 
 
 def _largest(op_type: str, bits: int) -> int:
-    """Return the largest integer of so many bits."""
+    """Return the largest signed integer of `bits` bits."""
     if not 1 <= bits <= 16:
         raise errors.ProgramError(f"{op_type}: bit_length: expected a number from 1 to 16, found {bits}")
     return (1 << (bits - 1)) - 1
@@ -58,7 +58,7 @@ def fake_quantize_abs_max(x: Array, *, bit_length: int = 8, rows: RowMask | None
 
 @op("fake_channel_wise_quantize_abs_max", ins=("X",), outs=("Out", "OutScale"), grad=False)
 def fake_channel_wise_quantize_abs_max(x: Array, *, bit_length: int = 8) -> tuple[Array, Array]:
-    """Quantize each x[i] by its own largest absolute value; the scales are [x.shape[0]]."""
+    """Quantize each x[i] by its maximum absolute value; the scales are [x.shape[0]]."""
     largest = _largest("fake_channel_wise_quantize_abs_max", bit_length)
     scale = jnp.max(_absolute(x, None), axis=tuple(range(1, x.ndim)), initial=0)
     return _integers(x, scale.reshape(-1, *(1,) * (x.ndim - 1)), largest), scale
@@ -155,7 +155,7 @@ def fake_quantize_dequantize_moving_average_abs_max(
     is_test: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array | None, Array | None]:
-    """Round x to what its quantized form stands for."""
+    """Quantize x and dequantize it again."""
     largest = _largest("fake_quantize_dequantize_moving_average_abs_max", bit_length)
     scale = in_scale
     if not is_test:
@@ -197,8 +197,9 @@ def fake_dequantize_max_abs(x: Array, scale: Array, *, max_range: float) -> Arra
 
 @op("fake_channel_wise_dequantize_max_abs", ins=("X", "Scales*"), outs=("Out",), grad=False)
 def fake_channel_wise_dequantize_max_abs(x: Array, scales: list[Array], *, quant_bits: Ints = (8,)) -> Array:
-    """Return what integers stand for whose scales are those of their first dimension; with a second
-    scale, for all, those of their second dimension.
+    """Dequantize integers with a scale for each index of the first dimension.
+
+    With a second scale, for all, the first scales are of the second dimension.
     """
     name = "fake_channel_wise_dequantize_max_abs"
     if len(scales) not in (1, 2) or len(quant_bits) < len(scales):
@@ -225,7 +226,7 @@ def dequantize_abs_max(x: Array, scale: Array, *, max_range: float) -> Array:
 
 @op("dequantize_log", ins=("X", "Dict"), outs=("Out",), grad=False)
 def dequantize_log(x: Array, values: Array) -> Array:
-    """Return what int8 codes stand for: values[x], or -values[x + 128] for negative ones."""
+    """Dequantize int8 codes by a table: values[x], or -values[x + 128] for negative codes."""
     _int8("dequantize_log", x)
     if values.size != 128:
         raise errors.ShapeError(f"dequantize_log: expected a Dict of 128, found {values.size}")
@@ -247,8 +248,9 @@ def _saturated(x: Array, dtype: Any) -> Array:
 
 @op("quantize", ins=("Input",), outs=("Output",), grad=False, rows="map")
 def quantize(x: Array, *, Scale: float = 1.0, is_negative_input: bool = False, output_format: str = "NHWC") -> Array:
-    """Return Input * Scale as int8, or as uint8 where it is not negative. output_format is how a
-    kernel lays the result out in memory, which XLA decides.
+    """Return Input * Scale as int8, or as uint8 if `is_negative_input` is false.
+
+    `output_format` is the memory layout of the result, which XLA decides.
     """
     return _saturated(x * jnp.asarray(Scale, x.dtype), jnp.int8 if is_negative_input else jnp.uint8)
 

@@ -1,10 +1,9 @@
-"""Ragged rows inside a compiled step: what a LoD tensor is while XLA computes with it.
+"""Ragged rows: the form of a LoD tensor inside a compiled step.
 
-The rows of all sequences lie one after the other in one array, padded at the end to a size that
-many batches share (`capacity`), so that batches of different lengths run the same compiled program.
-A padding row is a copy of a real row, so that whatever is finite for real data is finite there,
-too. Nothing in padding rows may reach a sum, a fetched value or a gradient: gradients of padding
-rows are zero.
+The rows of all sequences lie in one array, padded at the end to a size that many batches share
+(`capacity`), so that batches of different lengths run the same compiled program. A padding row is a copy of
+a real row: values that are finite for real data are finite for padding. Padding rows must not reach a sum,
+a fetched value or a gradient: gradients of padding rows are zero.
 """
 
 import functools
@@ -26,7 +25,7 @@ from jfluid.ops import static_values
 )
 @dataclass(frozen=True)
 class Level:
-    """How one level groups what is below it (the sequences of the next level, or rows).
+    """One level of a LoD: groups the sequences of the next level, or rows.
 
     Attributes:
         given: int32 [number + 1], the offsets; padding sequences are empty and come last. None when
@@ -35,7 +34,7 @@ class Level:
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
         count: int32 scalar, the number of sequences that are no padding, where it depends on data
             and no level above tells it; else None.
-        tight: whether `longest` is known to be the length of the longest sequence, and no bound.
+        tight: True if `longest` is known to be the length of the longest sequence, and not only a bound.
     """
 
     given: Any
@@ -46,7 +45,7 @@ class Level:
 
     @property
     def number(self) -> int:
-        """How many sequences there are, padding among them."""
+        """Return the number of sequences, including padding."""
         return self.uniform or self.given.shape[0] - 1
 
     @property
@@ -69,7 +68,7 @@ class Level:
         return jnp.max(self.lengths, initial=0)
 
     def tightened(self, longest: int) -> "Level":
-        """Return the level with the length of its longest sequence, which is known while tracing."""
+        """Return the level with `longest` set to the exact length of its longest sequence."""
         return self if self.uniform else replace(self, longest=longest, tight=True)
 
     def mask(self) -> Any:
@@ -123,7 +122,7 @@ class Ragged:
         return self.levels[-1]
 
     def count(self) -> Any:
-        """The number of real rows: an int where known while tracing, else an int32 scalar."""
+        """Return the number of real rows: an int if known while tracing, else an int32 scalar."""
         if self.exact:
             return self.capacity
         return self.total if self.total is not None else self.last.offsets[-1]
@@ -151,9 +150,7 @@ class Ragged:
         return segments(self.last, self.capacity)
 
     def pad(self, time_major: bool = False) -> Any:
-        """Return [number, longest, ...] (or [longest, number, ...]): one sequence in each row, with
-        zeros after its end.
-        """
+        """Return [number, longest, ...] (or [longest, number, ...]): a row for each sequence, padded with zeros."""
         return pad(self.values, self.last, self.capacity, time_major)
 
     def unpad(self, dense: Any, time_major: bool = False) -> "Ragged":
@@ -187,8 +184,9 @@ def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, An
 
 
 def _row_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
-    """Return, for each row, its place in the flattened padded form (that of row 0 for padding
-    rows), and whether it is real.
+    """Return each row's index in the flattened padded form, and the mask of real rows.
+
+    A padding row has the index of row 0.
     """
     rows = jnp.arange(capacity, dtype=jnp.int32)
     real = rows < level.offsets[-1]
@@ -204,9 +202,7 @@ def _is_reshape(level: Level, capacity: int) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def pad(values: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
-    """Return [number, longest, ...] from rows [capacity, ...] that `level` groups, with zeros after
-    the end of each sequence.
-    """
+    """Return sequences [number, longest, ...], padded with zeros, from rows [capacity, ...] grouped by `level`."""
     if _is_reshape(level, capacity):
         dense = values.reshape(level.uniform, level.longest, *values.shape[1:])
         return dense.swapaxes(0, 1) if time_major else dense
@@ -290,8 +286,9 @@ def placeholder_level(number: int) -> Level:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def spread(values: Any, level: Level, capacity: int) -> Any:
-    """Return [capacity, ...]: for each row the value of its sequence, from [number, ...]; padding
-    rows get that of the last.
+    """Repeat the value of each sequence for its rows: [capacity, ...] from [number, ...].
+
+    Padding rows get the value of the last sequence.
     """
     return jnp.take(values, segments(level, capacity), axis=0, mode="clip")
 
@@ -334,8 +331,9 @@ moved.defvjp(_moved_forward, _moved_backward)
 
 
 def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
-    """Return for each row: its sequence (the last for rows beyond), its position in it, and whether
-    it is in a sequence at all.
+    """Return each row's sequence index, its position in the sequence, and the mask of rows in a sequence.
+
+    Rows past the end have the index of the last sequence.
     """
     sequence = jnp.minimum(segments(level, capacity), max(level.number - 1, 0))
     rows = jnp.arange(capacity, dtype=jnp.int32)
@@ -343,8 +341,9 @@ def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
 
 
 def fitted(offsets: Any, rows: Any) -> Any:
-    """Return offsets, int32, that start at 0, never fall and end at or below `rows`, whatever the
-    given ones [..., number + 1] are: those themselves where they do.
+    """Return offsets [..., number + 1], clipped to start at 0, never fall and end at or below `rows`.
+
+    Valid offsets are returned unchanged, as int32.
     """
     wide = jnp.clip(offsets, 0, rows).astype(jnp.int32)
     return jax.lax.cummax(wide.at[..., 0].set(0), axis=wide.ndim - 1)
@@ -368,7 +367,7 @@ def grouped(x: Ragged, values: Any) -> Any:
 
 
 def resized(values: Any, capacity: int) -> Any:
-    """Return so many rows: cut off at `capacity`, or filled up with copies of the first."""
+    """Truncate to `capacity` rows, or pad with copies of the first row."""
     missing = capacity - values.shape[0]
     if missing <= 0:
         return values[:capacity]

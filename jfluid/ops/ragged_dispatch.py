@@ -1,12 +1,16 @@
-"""How an operator meets ragged rows: the one place where its function is called.
+"""Dispatch of operators on ragged rows: the only caller of an operator's function.
 
 `rows` in an operator's definition says why padding rows are harmless:
     "map"       row i of each output depends on row i of the inputs only; the function sees plain arrays.
-    "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword `rows`, a
-                `RowMask`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
+    "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword
+`rows`, a
+                `RowMask`, or None where no row is padding. Its outputs are plain, except the slots in
+`row_outs`.
     "sequence"  it works by sequences: the function sees and returns `Ragged` values itself.
-    a function  `(attributes, inputs by slot) -> one of these | None`, where it depends on an axis (`row_rules`).
-    None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
+    a function  `(attributes, inputs by slot) -> one of these | None`, where it depends on an axis
+(`row_rules`).
+    None        padding is not harmless: a program in which ragged rows reach the operator runs with exact
+shapes.
 """
 
 import functools
@@ -33,7 +37,7 @@ class NeedsExactRows(errors.OpError):
 
 @dataclass(frozen=True)
 class RowMask:
-    """Which rows of an operator's ragged inputs are real.
+    """Mask of the real rows of an operator's ragged inputs.
 
     Attributes:
         mask: bool [capacity].

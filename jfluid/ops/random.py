@@ -44,7 +44,7 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
 
 
 def _with_diagonal(out: Array, number: int, step: int, value: float) -> Array:
-    """Replace every (step + 1)-th element, `number` of them, by value: a diagonal when step is the length of a row."""
+    """Write `value` to every (step + 1)-th element, `number` times: a diagonal if step is the row length."""
     if number <= 0:
         return out
     at = np.arange(number) * (step + 1)
@@ -216,9 +216,7 @@ def seed(*, seed: int = 0, key: Array) -> Array:
 
 @op("random_crop", ins=("X", "Seed"), outs=("Out", "SeedOut~"), grad=False)
 def random_crop(x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0) -> tuple[Array, Array]:
-    """Cut a window of the given shape out of the last dimensions of x, elsewhere for each instance;
-    also return the next seed.
-    """
+    """Crop a random window from the last dimensions of x, for each instance; also return the next seed."""
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
         raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")

@@ -1,4 +1,4 @@
-"""LSTM and GRU over ragged sequences, and single steps of them; see `recurrent_loops`."""
+"""LSTM and GRU over ragged sequences, and their single steps; see `recurrent_loops`."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def lstmp(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
 ) -> tuple[Value, Value, Value | None, Value | None, Value | None]:
-    """Return projections and cells of an LSTM whose recurrent state is a projection of the hidden one.
+    """Return projections and cells of an LSTM with a projected recurrent state.
 
     Sak et al., "Long Short-Term Memory Based Recurrent Neural Network Architectures", 2014.
     """
@@ -145,8 +145,9 @@ def _clipped(x: Any, limit: float) -> Any:
 
 
 def _gru_weights(op_type: str, weight: Any) -> tuple[Any, Any]:
-    """Return [width, 2 width] for the gates and [width, width] for the candidate, which lie one
-    after the other in memory. Raises ShapeError for a weight that is not [width, 3 width].
+    """Split a GRU's weight into gates [width, 2 width] and candidate [width, width], adjacent in memory.
+
+    Raises ShapeError for a weight that is not [width, 3 width].
     """
     width = weight.shape[0]
     _sizes(op_type, "Weight", weight.shape[1], 3 * width)
@@ -254,7 +255,7 @@ def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
     ),
 )
 def gather_tree(ids: Array, parents: Array) -> Array:
-    """Return whole sequences [time, batch, beam] from the ids that each step chose and the beams that they continue."""
+    """Trace beams back to whole sequences [time, batch, beam] from ids and parent beams of each step."""
     beams = jnp.broadcast_to(jnp.arange(ids.shape[2], dtype=parents.dtype), ids.shape[1:])
 
     def step(beam: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -350,7 +351,7 @@ def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backward
 def _dense_lstm_of_rows(
     x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
 ) -> tuple[Any, ...] | None:
-    """Return the same by a loop of `sequence_loops`, which has the gates in another order; None if there is none."""
+    """Run the LSTM by a loop of `sequence_loops`, which orders gates differently; None if it has none."""
 
     def ordered(gates: Array) -> Array:
         i, f, a, o = jnp.split(gates, 4)

@@ -78,7 +78,7 @@ def _over_steps(x: Any, grad: Any) -> Any:
 
 
 def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
-    """Return the state that each step began with, from those that each step ended with."""
+    """Return the initial state of each step from the final states of all steps."""
     if not backwards:
         return jnp.concatenate([start[None], states[:-1]])
     times = jnp.arange(states.shape[0]).reshape(-1, 1, 1)

@@ -78,7 +78,7 @@ _REDUCE = {
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """Return the number that padding rows get so that they change nothing."""
+    """Return the identity of a reduction, with which padding rows are filled."""
     if name in ("reduce_max", "reduce_min"):
         if jnp.issubdtype(dtype, jnp.inexact):
             return -jnp.inf if name == "reduce_max" else jnp.inf
@@ -223,9 +223,9 @@ def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     entire=True,
 )
 def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
-    """Scale x to the Euclidean norm `max_norm` where its own is larger.
+    """Scale x to the Euclidean norm `max_norm` if its norm is larger.
 
-    Equal sparse rows are added up first.
+    Duplicate sparse rows are summed first.
     """
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))

@@ -1,8 +1,8 @@
-"""What operators refuse of the values of their inputs: offsets, lengths and labels that do not fit rows.
+"""Value checks of operators: offsets, lengths and labels that do not match rows.
 
-Values are not known while a program is traced. A step evaluates what is refused first, by itself, and raises
-before anything of it has run (`jfluid.compile.refused`). Whatever the values are, the offsets that operators
-make of them fit their rows (`ragged.fitted`).
+Values are not known while a program is traced. A compiled step evaluates its checks first and raises before
+the step itself runs (`jfluid.compile.refused`). For any values, the offsets that operators compute match
+their rows (`ragged.fitted`).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ WIDTH = 4 + _SHOWN
 
 
 class Found(NamedTuple):
-    """What a rule found in the inputs of an operator.
+    """Finding of a rule in the inputs of an operator.
 
     Attributes:
-        wrong: bool [number] or scalar: which values are wrong.
+        wrong: bool [number] or scalar: mask of wrong values.
         values: integers [number] of an input.
-        limit: the integer that they are held against.
+        limit: the integer that values are compared with.
     """
 
     wrong: Any
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     limit: Any
 
     def row(self) -> Array:
-        """Return int64 [WIDTH] that tells what is wrong; zeros where nothing is."""
+        """Encode the finding as int64 [WIDTH]; zeros if all values are right."""
         values = jnp.asarray(self.values).reshape(-1).astype(jnp.int64)
         wrong, number = jnp.asarray(self.wrong).reshape(-1), values.shape[0]
         if not wrong.size:
@@ -45,13 +45,13 @@ class Found(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What an operator refuses.
+    """Check of an operator's input values.
 
     Attributes:
-        slot: the input whose values are looked at; of the others only the shape and the LoD are.
-        find: of inputs by slot and attributes; None where nothing can be wrong.
-        text: of the error, with `{found}` and `{limit}`.
-        when: of an operator: whether the rule is for it.
+        slot: the input whose values are checked; of all other inputs only the shape and the LoD are read.
+        find: function of inputs by slot and attributes; None if no value can be wrong.
+        text: error message, with `{found}` and `{limit}`.
+        when: function of an operator: True if the rule applies to it.
     """
 
     slot: str
@@ -64,7 +64,7 @@ class Rule(NamedTuple):
         return bool(op.input(self.slot)) and self.when(op)
 
     def row(self, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Array:
-        """Return what `Found.row` does for the inputs of an operator."""
+        """Return `Found.row` for the inputs of an operator."""
         found = self.find(inputs, attrs)
         return jnp.zeros(WIDTH, jnp.int64) if found is None else found.row()
 
@@ -105,8 +105,9 @@ def lengths(slot: str, of: str, axis: int) -> Rule:
 
 
 def pictures(channels: str) -> Rule:
-    """Return the rule that a sequence of X has an entry for each of the channels, an attribute, each row of
-    ROW and each of COLUMN.
+    """Return the rule that a sequence of X has `channels` entries for each row of ROW and column of COLUMN.
+
+    `channels` names an attribute.
     """
 
     def find(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:

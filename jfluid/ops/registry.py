@@ -82,9 +82,7 @@ def _schema(
 def _takes(
     fields: Callable[P, Declaration],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[str, P], Callable[[Function], Function]]]:
-    """Make type checkers see the keyword arguments of `op` as the fields of a declaration, which
-    are written down only there.
-    """
+    """Show type checkers the fields of `Declaration` as the keyword arguments of `op`."""
     return lambda function: function
 
 
@@ -126,9 +124,10 @@ def _must_say_reach(type_: str, fields: Mapping[str, Any]) -> None:
 
 
 def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> OpDef:
-    """Register an operator of this process alone, such as a Program that runs as one operator, and return
-    its definition; the arguments are those of `op`. Programs that were read may not call it. It is found
-    as long as somebody holds the definition.
+    """Register an operator of this process only, and return its definition.
+
+    Such an operator may be a Program that runs as one operator. The arguments are the arguments of `op`. Loaded
+    programs may not call it. It is registered as long as the definition is referenced.
     """
     op(type_, reaches=Reach("python"), **fields)(fn)
     found = _LOCAL[type_] = _OPS.pop(type_)
@@ -136,7 +135,7 @@ def add_local(type_: str, fn: Callable[..., Any], **fields: Any) -> OpDef:
 
 
 def is_local(type_: str) -> bool:
-    """Return whether an operator is one of this process alone."""
+    """Return True if an operator is registered in this process only."""
     return type_ in _LOCAL
 
 
@@ -183,9 +182,7 @@ def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
 
 
 def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fields: Any) -> None:
-    """Register an operator without a function, which the lowering treats by its structure: it has
-    slots and attributes only.
-    """
+    """Register an operator without a function, which the lowering handles by its structure."""
     _must_say_reach(type_, fields)
     _add(
         type_,
@@ -205,8 +202,9 @@ def refuse_fused(type_: str, name: str, value: Any) -> None:
 
 
 def find(type_: str) -> OpDef | None:
-    """Return the definition of operator `type_`; that of a gradient is derived where the forward
-    operator is known, up to the gradient of order `MOST_GRADIENTS`. None for an unknown one.
+    """Return the definition of operator `type_`, or None for an unknown operator.
+
+    A gradient's definition is derived from the forward operator, up to the order `MOST_GRADIENTS`.
     """
     found = _OPS.get(type_) or _LOCAL.get(type_)
     missing: list[str] = []  # gradients between the nearest operator that is known and this one
@@ -249,7 +247,7 @@ def get(type_: str) -> OpDef:
 
 
 def note_built_in() -> None:
-    """Take the operators that are registered now for those of this package."""
+    """Mark all operators registered so far as built-in."""
     _BUILT_IN.update(_OPS)
 
 

@@ -1,5 +1,7 @@
-"""Operators that repeat, as those of layers of one size do: each is traced once, and what it computes is
-written down again for the others. That takes JAX a fraction of the time, and gives the same program.
+"""Trace cache for repeated operators, as in layers of one size.
+
+Each operator is traced once, and its jaxpr is called again for each repetition. It takes JAX a fraction of
+the time and gives the same program.
 """
 
 from collections import Counter
@@ -21,7 +23,7 @@ class _Alone(Exception):
 
 
 class Repeated:
-    """The operators of one block that repeat. Nothing but attributes and inputs tells what they compute.
+    """Trace cache for the operators of a block that repeat, keyed by attributes and input shapes.
 
     Args:
         attributes: the definition of each operator of the block, and its attributes.
@@ -40,7 +42,7 @@ class Repeated:
         inputs: list[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Call `function`, which is what the operator computes from its inputs."""
+        """Call `function`, the computation of the operator, by its cached trace if there is one."""
         key = self._key(definition, inputs, kwargs)
         if key is not None:
             if key not in self._calls:
@@ -61,7 +63,7 @@ class Repeated:
         wanted: Sequence[bool],
         used: Sequence[bool],
     ) -> tuple[tuple[Any, ...], Pull]:
-        """Do what `gradients.vjp_of` does for `function`."""
+        """Call `gradients.vjp_of` for `function`, by its cached trace if there is one."""
         key = self._key(definition, inputs, kwargs, *wanted, *used)
         if key is not None:
             traced = self._vjps.setdefault(key, gradients.Traced())
@@ -72,7 +74,7 @@ class Repeated:
         return gradients.vjp_of(function, inputs, wanted, used)
 
     def _key(self, definition: OpDef, inputs: list[Any], kwargs: Mapping[str, Any], *others: bool) -> Hashable:
-        """What an operator and its inputs have to have in common with others; None for one that is traced by itself."""
+        """Return the cache key of an operator and its inputs, or None if it must be traced alone."""
         if definition.collective or definition.rng or set(kwargs) - set(definition.attrs):
             return None
         attributes = _attributes(definition, kwargs)
@@ -90,7 +92,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def _traced(function: Function) -> Function:
-    """The function. It raises _Alone where one of its outputs is known."""
+    """Return `function` with a check that raises _Alone if an output is a constant."""
 
     def checked(*values: Any) -> tuple[Any, ...]:
         outs = function(*values)
@@ -102,7 +104,7 @@ def _traced(function: Function) -> Function:
 
 
 def _attributes(definition: OpDef, given: Mapping[str, Any]) -> Hashable:
-    """An operator's kind and attributes; None where these are more than numbers and names."""
+    """Return an operator's type and attributes as a hashable key, or None if an attribute is not a number or name."""
     names = [n for n in definition.attrs if n in given]
     values = tuple(_frozen(given[n]) for n in names)
     return None if _OTHER in values else (definition.type, *names, *values)

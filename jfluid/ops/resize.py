@@ -24,14 +24,14 @@ _METHODS = {4: ("bilinear", "nearest", "bicubic"), 5: ("trilinear",)}
 
 
 class _Taps:
-    """Where the elements of a result come from along one axis.
+    """Interpolation taps along one axis: source indices and weights.
 
     Attributes:
         index: int32 [taps, size of the result].
         weight: float32 [taps, size of the result].
         size: the size of the input.
 
-    A static argument of a function of its own: equal where both arrays are.
+    It is a static argument of a jitted function: equal if both arrays are equal.
     """
 
     def __init__(self, index: np.ndarray, weight: np.ndarray, size: int):
@@ -45,13 +45,13 @@ class _Taps:
         return isinstance(other, _Taps) and self.key == other.key
 
     def repeats(self) -> int:
-        """How often each element is repeated where that is all there is to do, else 0."""
+        """Return the repetition factor of elements for pure repetition, else 0."""
         times, rest = divmod(self.index.shape[1], self.size)
         whole = not rest and len(self.index) == 1 and bool((self.weight == 1).all())
         return times if whole and (self.index[0] == np.arange(times * self.size) // times).all() else 0
 
     def reversed(self) -> "_Taps":
-        """The taps of the gradient: for each element of the input, what it went to."""
+        """Return the taps of the gradient: for each input element, the output elements that it contributes to."""
         used = np.flatnonzero(self.weight)
         source, target = self.index.ravel()[used], used % self.index.shape[1]
         order = np.argsort(source, kind="stable")
@@ -66,7 +66,7 @@ class _Taps:
 
 
 def _taps(size: int, out: int, method: str, align_corners: bool, align_mode: int) -> _Taps:
-    """The taps of `out` elements from `size`."""
+    """Compute the taps of `out` elements from `size`."""
     one = np.float32(1)
     if out <= 1:
         ratio = np.float32(0)
@@ -132,7 +132,7 @@ def _sizes(
     scale_tensor: Array | None,
     scale: float,
 ) -> list[int]:
-    """The sizes of the result.
+    """Return the sizes of the result.
 
     Tensors go before attributes: one for each axis, then one for all, then a scale.
     """

@@ -20,8 +20,9 @@ def _first(ins: Ins, slot: str) -> Any:
 
 
 def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
-    """Return the rule that an operator is a map unless the axis that the attribute names, or a
-    tensor in its place, is that of the rows.
+    """Return the rule for operators along one axis: "map" unless the axis is the dimension of rows.
+
+    A tensor in place of the attribute gives None.
     """
 
     def rule(attrs: Attrs, ins: Ins) -> str | None:
@@ -33,26 +34,26 @@ def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
 
 
 def concatenation(attrs: Attrs, ins: Ins) -> str | None:
-    """Rows that are joined side by side are a map; one after the other, the operator moves them."""
+    """Return "map" for a concatenation of columns, "sequence" for a concatenation of rows."""
     if ins.get("AxisTensor") is not None:
         return None
     return "map" if attrs.get("axis", 0) % max(_first(ins, "X").ndim, 1) else "sequence"
 
 
 def last_axis(attrs: Attrs, ins: Ins) -> str | None:
-    """A tensor of several dimensions makes it a map: the operator works along the last one."""
+    """Return "map" for operators along the last axis if all ragged inputs have several dimensions."""
     return "map" if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged)) else None
 
 
 def by_dim(attrs: Attrs, ins: Ins) -> str:
-    """A reduction over rows needs a mask; one within each row is a map."""
+    """Return "mask" for a reduction over rows, "map" for a reduction within each row."""
     x = ins["X"]
     over_rows = attrs.get("reduce_all", False) or any(d % x.ndim == 0 for d in attrs.get("dim", (0,)))
     return "mask" if over_rows else "map"
 
 
 def by_reduction(attrs: Attrs, ins: Ins) -> str:
-    """A loss of each row is a map; one over all rows needs a mask."""
+    """Return "map" for a loss of each row, "mask" for a loss over all rows."""
     return "map" if attrs.get("reduction", "mean") == "none" else "mask"
 
 
@@ -77,9 +78,7 @@ def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def reshape(attrs: Attrs, ins: Ins) -> str | None:
-    """A reshape is a map where the first dimension stays, whether it is given as 0 or follows from
-    -1.
-    """
+    """Return "map" for a reshape that keeps the first dimension, given as 0 or implied by -1."""
     shape, x = attrs.get("shape", ()), ins["X"]
     if not shape or ins.get("Shape") is not None or ins.get("ShapeTensor"):
         return None
@@ -90,13 +89,14 @@ def reshape(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def transpose(attrs: Attrs, ins: Ins) -> str | None:
-    """A transposition is a map where the first dimension stays."""
+    """Return "map" for a transposition that keeps the first dimension."""
     return "map" if attrs["axis"] and attrs["axis"][0] == 0 else None
 
 
 def other_axes(attribute: str, slot: str = "X") -> Rule:
-    """Return the rule that an operator is a map where none of the axes in an attribute is that of
-    the rows; an unknown or empty list is no map.
+    """Return the rule for operators along several axes: "map" if no axis is the dimension of rows.
+
+    An unknown or empty list gives None.
     """
 
     def rule(attrs: Attrs, ins: Ins) -> str | None:
