@@ -1,4 +1,4 @@
-"""What each operator means: a file for each family. Importing this package registers all of them."""
+"""Operators as pure JAX functions, a file for each family. Importing this package registers all operators."""
 
 import importlib
 import pkgutil

@@ -53,7 +53,7 @@ def leaky_relu(x: Array, *, alpha: float = 0.02) -> Array:
 
 @op("elu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def elu(x: Array, *, alpha: float = 1.0) -> Array:
-    """Return x where it is positive, else alpha * (exp(x) - 1)."""
+    """Return x if positive, else alpha * (exp(x) - 1)."""
     return jax.nn.elu(x, alpha)
 
 
@@ -90,19 +90,19 @@ def soft_relu(x: Array, *, threshold: float = 40.0) -> Array:
 
 @op("softshrink", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def softshrink(x: Array, *, lambda_: float = 0.5) -> Array:
-    """Move x towards zero by lambda; where it is nearer than that, return zero."""
+    """Shrink x towards zero by lambda; return zero if |x| is below lambda."""
     return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
 
 
 @op("hard_shrink", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def hard_shrink(x: Array, *, threshold: float = 0.5) -> Array:
-    """Return x, or zero where its magnitude is at most the threshold."""
+    """Return x, or zero if its magnitude is at most the threshold."""
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
 @op("thresholded_relu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
 def thresholded_relu(x: Array, *, threshold: float = 1.0) -> Array:
-    """Return x, or zero where it is at most the threshold."""
+    """Return x, or zero if x is at most the threshold."""
     return jnp.where(x > threshold, x, 0.0)
 
 
@@ -159,7 +159,7 @@ def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str 
 
 @op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
 def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
-    """Return x where it is positive, else alpha * x: one alpha for all, for each channel, or for each element of a row."""
+    """Return x if positive, else alpha * x; alpha is a scalar, per channel, or per element of a row."""
     if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
     if mode == "element" and alpha.ndim != x.ndim:

@@ -232,7 +232,7 @@ op(
 
 
 def _mask_of(mask: Value, x: Value) -> tuple[Array, Array]:
-    """Return which rows (or sequences) of x are chosen, and which are no padding; without x for each row of the mask."""
+    """Return the masks of chosen and of real rows (or sequences) of x; without x, a mask for each mask row."""
     chosen = jnp.asarray(rows_of(mask)).reshape(-1).astype(bool)
     real = mask.mask() if isinstance(mask, Ragged) else jnp.ones(chosen.shape, bool)
     if x is None:

@@ -34,7 +34,7 @@ class Drawn:
 
 
 def possible(key: Any) -> bool:
-    """Return whether numbers for keys that are derived from this one can be drawn together: it must be a threefry key."""
+    """Return True if random numbers of keys derived from this key can be drawn together: for threefry keys."""
     return (
         key is not None
         and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)

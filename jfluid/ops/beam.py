@@ -1,4 +1,4 @@
-"""Beam search, which runs on the host between compiled steps: how many hypotheses continue depends on the scores.
+"""Beam search, run on the host between compiled steps: the number of hypotheses depends on the scores.
 
 Hypotheses are rows with a LoD of two levels: source sentences -> prefixes -> the words chosen to
 follow each prefix.

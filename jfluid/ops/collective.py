@@ -177,7 +177,7 @@ def broadcast(x: Array, *, root: int = 0, sync_mode: bool = False) -> Array:
 
 
 def _group_of(type_: str, nranks: int) -> int:
-    """Return the number of replicas, which must be `nranks`; while shapes are inferred, `nranks` itself."""
+    """Return the number of replicas, which must be `nranks`; return `nranks` while shapes are inferred."""
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
     group = lax.axis_size(AXIS) if in_group(type_) else 1

@@ -24,7 +24,7 @@ def _layout(ndim: int, data_format: str, kernel: str) -> tuple[str, str, str]:
 
 
 def _check(op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str) -> None:
-    """Raise an error where x and w do not fit; `channels` is the number of input channels of the filter."""
+    """Raise ShapeError if x and w do not match; `channels` is the number of input channels of the filter."""
     if x.ndim != w.ndim or x.ndim not in (4, 5):
         raise errors.ShapeError(
             f"{op_type}: expected Input and Filter of the same rank (4 or 5), "

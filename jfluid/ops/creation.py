@@ -73,7 +73,7 @@ def fill_constant(
 def like_batch(
     like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int
 ) -> tuple[tuple[int, ...], Callable[..., Any]]:
-    """Return `shape` with one dimension taken from another tensor, and a function that wraps the result's rows.
+    """Return `shape` with one dimension taken from `like`, and a function that wraps the result's rows.
 
     For a tensor of sequences the dimension is the number of sequences.
     """
@@ -102,7 +102,7 @@ def fill_constant_batch_size_like(
 
 @op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map", sparse=True)
 def fill_zeros_like(x: Array) -> Array | SelectedRows:
-    """Make zeros of the shape and dtype of x; of sparse rows, for the same rows."""
+    """Return zeros of the shape and dtype of x; sparse rows keep their indices."""
     if isinstance(x, SelectedRows):
         return x.map(jnp.zeros_like)
     return jnp.zeros(x.shape, x.dtype)
@@ -116,7 +116,7 @@ def fill_zeros_like2(x: Array, *, dtype: int = 5) -> Array:
 
 @op("fill_any_like", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_any_like(x: Array, *, value: float = 0.0, dtype: int = -1) -> Array:
-    """Make a tensor of the shape of x with one value everywhere; dtype -1 is that of x."""
+    """Return a constant tensor of the shape of x; dtype -1 keeps the dtype of x."""
     elements = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
     return jnp.full(x.shape, _parsed("", value, elements), elements)
 
@@ -169,7 +169,7 @@ def _cast(x: Array, dtype: np.dtype) -> Array:
 
 @op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True, rows="map")
 def increment(x: Array, *, step: float = 1.0) -> Array:
-    """Return x plus step, which is converted to the type of x."""
+    """Return x plus step, converted to the dtype of x."""
     return x + np.asarray(step).astype(x.dtype)
 
 

@@ -102,7 +102,7 @@ def linear_chain_crf(
 
 
 def _above_tags(label: Value, tags: int, length: Value | None) -> refusals.Found:
-    """Return which labels of real places are none of `tags`."""
+    """Return the mask of real labels that are no valid tag."""
     found = refusals.at_most(label, tags - 1)
     if length is None:
         return found
@@ -245,7 +245,7 @@ def _chunks(
     scheme: str,
     excluded: tuple[int, ...],
 ) -> tuple[Array, Array, Array]:
-    """Return for each row: whether a chunk that counts begins there, its type, and the row where it ends."""
+    """Return for each row: True if a counted chunk begins at the row, the chunk's type, and the chunk's end row."""
     number, begin, inside, end, single = _SCHEMES[scheme]
     kind, tag = tags // number, tags % number
     outside = (kind >= types) | ~real

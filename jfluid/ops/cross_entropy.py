@@ -58,7 +58,7 @@ def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
 
 
 def take_class(scores: Array, label: Array, axis: int) -> Array:
-    """Return the scores at the labels, NaN where a label is no class.
+    """Return the scores at the labels; NaN for a label that is no class.
 
     The gradient is a comparison, not a scatter.
     """
@@ -109,7 +109,7 @@ def cross_entropy(x: Array, label: Array, *, soft_label: bool = False, ignore_in
     rows="map",
 )
 def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple[Array, Array, Array]:
-    """Return the cross entropy of hard labels, and the probability at the label (0 where ignored)."""
+    """Return the cross entropy of hard labels, and the probability of the label (0 for ignored labels)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
     match, skip = at_label(x, labels, ignore_index, -1, 1)
     return (
@@ -139,7 +139,7 @@ def cross_entropy_grad2(
 
 
 def _wide(x: Array) -> Array:
-    """Return half precision as float32, in which it is summed."""
+    """Return half precision as float32, for sums."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 

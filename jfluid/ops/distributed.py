@@ -1,4 +1,4 @@
-"""Operators by which trainers and parameter servers work together.
+"""Operators for communication between trainers and parameter servers.
 
 `DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need
 the network describe what is to be done; `jfluid.distributed` does it.
@@ -119,7 +119,7 @@ def fake_init(*, shape: Longs) -> None:
 
 @_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True, reaches=None)
 def split_selected_rows(x: Array, *, height_sections: Longs = ()) -> None:
-    """Split sparse rows by the section of the table's height that they belong to."""
+    """Split sparse rows by sections of the table's height."""
 
 
 @_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True, reaches=None)
@@ -192,7 +192,7 @@ def pull_sparse(
     InputNames: Strings = (),
     is_distributed: bool = True,
 ) -> None:
-    """Look up rows of a PSLib table by ids whose last dimension is 1."""
+    """Look up rows of a PSLib table by ids [..., 1]."""
 
 
 @_pulled("pull_sparse_v2", ins=("Ids*", "W*"), outs=("Out*",))
@@ -214,7 +214,7 @@ def pull_sparse_v2(
 
 @_pulled("pull_box_sparse", ins=("Ids*",), outs=("Out*",))
 def pull_box_sparse(ids: list[Array], *, size: int = 1) -> None:
-    """Look up rows of a BoxPS table by ids whose last dimension is 1."""
+    """Look up rows of a BoxPS table by ids [..., 1]."""
 
 
 @_pulled("push_dense", ins=("Ids*",))

@@ -61,7 +61,7 @@ def dropout(
     seed: int = 0,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> tuple[Array, Array]:
-    """Set each element of x to zero with probability dropout_prob; Mask is 1 where an element is kept."""
+    """Set each element of x to zero with probability dropout_prob; Mask is 1 for kept elements."""
     factor = _factors(dropout_prob, is_test, dropout_implementation)
     if is_test or dropout_prob == 0:
         return _times(x, factor), jnp.ones(x.shape, jnp.uint8)
@@ -88,5 +88,5 @@ def dropout_grad(
     seed: int = 0,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Array:
-    """Return the gradient of dropout: that of the output where an element was kept."""
+    """Return the gradient of dropout: the output gradient at kept elements."""
     return jnp.where(mask != 0, _times(grad, _factors(dropout_prob, is_test, dropout_implementation)), 0)

@@ -247,7 +247,7 @@ def pow_(x: Array, factor_tensor: Array | None, *, factor: float = 1.0) -> Array
 
 
 def between(x: Any, low: Any, high: Any) -> Any:
-    """Limit x to low..high. The gradient is zero where x equals a bound, so this is not jnp.clip."""
+    """Clip x to [low, high]. The gradient is zero at the bounds, unlike that of jnp.clip."""
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
@@ -282,7 +282,7 @@ def _round(x: Array) -> Array:
 
 
 def magnitude(x: Any) -> Any:
-    """Return the absolute value, with gradient zero at zero, where that of jnp.abs is one."""
+    """Return the absolute value with gradient zero at zero (jnp.abs has one)."""
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 

@@ -126,7 +126,7 @@ def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx:
 
 
 def gradient_rows(w: Array, ids: Value, grad: Value, padding_idx: int) -> SelectedRows:
-    """Return the rows of the gradient of a table, from that of the rows looked up."""
+    """Return the sparse gradient of a table from the gradient of the looked-up rows."""
     height = w.shape[0]
     rows, values = rows_of(ids).reshape(-1), rows_of(grad)
     values = values.reshape(-1, w.shape[1]).astype(w.dtype)

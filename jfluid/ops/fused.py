@@ -1,4 +1,4 @@
-"""Fused operators of Fluid's inference passes, computed by the functions of the operators they replace."""
+"""Fused operators of Fluid's inference passes, composed of the replaced operators' functions."""
 
 from collections.abc import Callable
 from math import prod
@@ -158,7 +158,7 @@ def fusion_gru(
     use_seq: bool = True,
     origin_mode: bool = False,
 ) -> tuple[None, Value, None, None, Value]:
-    """Project the rows of each sequence and run a GRU on them.
+    """Project the rows of each sequence and run a GRU on the projections.
 
     `use_seq` selects between two Fluid kernels with the same result. (Fluid's CPU kernels ignore
     `origin_mode`.)
@@ -211,7 +211,7 @@ def fusion_lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value | None, ...]:
-    """Project the rows of each sequence and run an LSTM on them.
+    """Project the rows of each sequence and run an LSTM on the projections.
 
     `use_seq` selects between two Fluid kernels with the same result.
     """
@@ -254,7 +254,7 @@ def fused_embedding_fc_lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value | None, ...]:
-    """Look up projected inputs, which contain the gate biases, and run an LSTM on them.
+    """Look up projected inputs, which contain the gate biases, and run an LSTM on the inputs.
 
     Only the peephole weights of the bias are used.
     """

@@ -92,7 +92,7 @@ def vjp(
 
 
 class Traced:
-    """A function of arrays with its gradient, which is traced once for calls with arrays of the same forms.
+    """Function of arrays and its gradient, traced once for calls with arrays of equal shapes and dtypes.
 
     Attributes:
         shape: the structure of its outputs, and which of them gradients flow through.
@@ -174,7 +174,7 @@ def vjp_of(
 
 
 def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list[Any], Any, list[bool]]:
-    """Return all leaves of the slots' values, their structure, and which leaves gradients flow through."""
+    """Return all leaves of the slots' values, their structure, and True for each leaf with a gradient."""
     leaves, tree = jax.tree.flatten(list(slots))
     sizes = [len(jax.tree.leaves(v)) for v in slots]
     by_slot = [c for c, n in zip(chosen, sizes) for _ in range(n)]

@@ -265,7 +265,7 @@ def slice_(
 
 
 def _resized(x: Array, axis: int, size: int | None) -> Array:
-    """Return an array with the dtype of x and another size along axis, for shape inference."""
+    """Return an array with the dtype of x and the given size along axis, for shape inference."""
     return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
 
@@ -425,7 +425,7 @@ def _crop(
 
 @op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
 def crop(x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()) -> Array:
-    """Return the part of x at offsets, with the given shape or that of y; -1 takes the rest."""
+    """Crop x at offsets to the given shape or to the shape of y; -1 takes the rest."""
     return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
 
 
@@ -488,7 +488,7 @@ def arg_min(x: Array, *, axis: Long, keepdims: bool = False, dtype: int = -1) ->
 
 @op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",), rows="map")
 def where(condition: Array, x: Array, y: Array) -> tuple[Array, ...]:
-    """Return elements of x where condition holds, of y elsewhere."""
+    """Select elements of x where condition is true, else of y."""
     common = unified([condition.shape, x.shape, y.shape], "where")
     return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
 
@@ -509,7 +509,7 @@ def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True, reaches=None)
 def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the unique values of x in order of first occurrence, and the index of each element among them."""
+    """Return the unique values of x in order of first occurrence, and the index of each element's value."""
     return _unique(x, np_dtype(dtype))[:2]
 
 

@@ -92,7 +92,7 @@ def isnan(x: Array) -> Array:
 
 @op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def is_empty(x: Value) -> Value:
-    """Return whether the tensor has no elements, which its shape tells unless its rows are padded."""
+    """Return True if the tensor has no elements: from the shape, or from the row count of padded rows."""
     if isinstance(x, Ragged) and not x.exact:
         return jnp.reshape(x.count() == 0, 1)
     return np.array([rows_of(x).size == 0])

@@ -77,7 +77,7 @@ def bce_loss(x: Array, label: Array) -> Array:
     rows=row_rules.by_reduction,
 )
 def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None) -> Array:
-    """Return the Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
+    """Return the Kullback-Leibler divergence of log probabilities x from `target`; 0 for targets <= 0."""
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
     loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
@@ -94,7 +94,7 @@ def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMas
 
 @op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"), rows="map")
 def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
-    """Return half the squared residual y - x where it is at most `delta`, and a linear function beyond."""
+    """Return half the squared residual y - x up to `delta`, and a linear function above."""
     same_shape("huber_loss", X=x, Y=y)
     residual = y - x
     size = jnp.abs(residual)
@@ -169,7 +169,7 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
     rows="map",
 )
 def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
-    """Return max(0, margin - label * (x1 - x2)), and where it is positive."""
+    """Return max(0, margin - label * (x1 - x2)), and the mask of its positive elements."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
     return (out > 0).astype(out.dtype), out

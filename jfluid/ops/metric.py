@@ -18,7 +18,7 @@ from jfluid.ops.registry import Int, op
     rows="mask",
 )
 def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
-    """Return the fraction of rows whose label is among the row's indices."""
+    """Return the fraction of rows that have the label among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(
             f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}"
@@ -108,7 +108,7 @@ def auc(
 
 
 def _share(part: Array, rest: Array) -> Array:
-    """Return part / (part + rest), and 1 where both are 0."""
+    """Return part / (part + rest), and 1 if both are 0."""
     total = part + rest
     return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 1.0)
 

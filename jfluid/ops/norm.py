@@ -27,7 +27,7 @@ def _channel_axis(x: jax.Array, data_layout: str) -> int:
 
 
 def _along(vector: jax.Array, ndim: int, axis: int) -> jax.Array:
-    """Shape a vector so that it is broadcast along `axis`."""
+    """Reshape a vector to broadcast along `axis`."""
     return vector.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
@@ -444,7 +444,7 @@ def affine_channel(x: Array, scale: Array, bias: Array, *, data_layout: str = "A
 def spectral_norm(
     weight: Array, u: Array, v: Array, *, dim: int = 0, power_iters: int = 1, eps: float = 1e-12
 ) -> Array:
-    """Divide weight by its largest singular value, which power_iters steps from u and v estimate."""
+    """Divide weight by its largest singular value, estimated by power_iters steps from u and v."""
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)
     for _ in range(unrolled.times("spectral_norm", "power_iters", power_iters)):

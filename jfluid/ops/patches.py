@@ -61,7 +61,7 @@ def unpool(
     strides: Ints = (1, 1),
     paddings: Ints = (0, 0),
 ) -> Array:
-    """Put each element where a maximum was found (the mask of `max_pool2d_with_index`), zeros elsewhere.
+    """Scatter each element to the index of its maximum (the mask of `max_pool2d_with_index`), zeros elsewhere.
 
     An index outside the plane puts nothing.
     """

@@ -159,7 +159,7 @@ def _counts(
     pads: windows.Pairs,
     out: Sequence[int],
 ) -> int | Array:
-    """Return how many elements of the input each window has; a number where nothing is padded.
+    """Return the number of input elements in each window; a single number without padding.
 
     What differs follows from the places of windows inside the step, so that a trace holds for other
     sizes.

@@ -77,7 +77,7 @@ class Runs:
         return index.reshape(-1, width)
 
     def listed(self, blob: Array) -> Array:
-        """Return which runs are in the Bloom filter (Bloom, 1970) that a parameter holds."""
+        """Return the mask of n-grams in the Bloom filter (Bloom, 1970) that a parameter holds."""
         return jnp.concatenate([_listed(w, _words_of(blob)) for w in self.words])
 
 

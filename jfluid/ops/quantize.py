@@ -25,13 +25,13 @@ def _largest(op_type: str, bits: int) -> int:
 
 
 def _absolute(x: Array, rows: RowMask | None) -> Array:
-    """Return |x|, with zeros in padding rows and in place of NaN, which says nothing of a scale."""
+    """Return |x|, with zeros in padding rows and in place of NaN."""
     size = jnp.abs(x if rows is None else rows.zero(x))
     return jnp.where(jnp.isnan(size), jnp.zeros((), x.dtype), size)
 
 
 def _peak(x: Array, rows: RowMask | None = None) -> Array:
-    """Return [1]: the largest |x|; zero where there is none."""
+    """Return the maximum of |x|, [1]; zero for an empty tensor."""
     return jnp.max(_absolute(x, rows), initial=0).reshape(1)
 
 
@@ -51,7 +51,7 @@ def _integers(x: Array, scale: Array, largest: int) -> Array:
     row_outs=("Out",),
 )
 def fake_quantize_abs_max(x: Array, *, bit_length: int = 8, rows: RowMask | None = None) -> tuple[Array, Array]:
-    """Quantize by the largest |x|, which is the scale [1]."""
+    """Quantize x by the scale max |x|, [1]."""
     scale = _peak(x, rows)
     return _integers(x, scale, _largest("fake_quantize_abs_max", bit_length)), scale
 
@@ -84,7 +84,7 @@ def fake_quantize_range_abs_max(
     window_size: int = 10000,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """Quantize by the largest |x| of the last `window_size` steps, which OutScales keeps; in tests by InScale."""
+    """Quantize x by the maximum |x| of the last `window_size` steps (OutScales); in tests by InScale."""
     largest = _largest("fake_quantize_range_abs_max", bit_length)
     if is_test:
         return _integers(x, in_scale, largest), in_scale, kept
@@ -182,7 +182,7 @@ def moving_average_abs_max_scale(
     is_test: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
-    """Return x, and a moving average of the largest |x|, which tests leave as it is."""
+    """Return x, and the moving average of max |x|, which does not change in tests."""
     if is_test:
         return x, kept, state, accumulated
     scale, state, accumulated = _moving_average(x, accumulated, state, moving_rate, rows)

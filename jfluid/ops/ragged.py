@@ -25,7 +25,7 @@ from jfluid.ops import static_values
 )
 @dataclass(frozen=True)
 class Level:
-    """One level of a LoD: groups the sequences of the next level, or rows.
+    """Level of a LoD: groups the sequences of the next level, or rows.
 
     Attributes:
         given: int32 [number + 1], the offsets; padding sequences are empty and come last. None when
@@ -50,12 +50,12 @@ class Level:
 
     @property
     def offsets(self) -> Any:
-        """int32 [number + 1]: where each sequence begins, and the end of the last."""
+        """Offsets, int32 [number + 1]: the first row of each sequence, and the end of the last sequence."""
         return jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest if self.uniform else self.given
 
     @property
     def starts(self) -> Any:
-        """int32 [number]: where each sequence begins."""
+        """First row of each sequence, int32 [number]."""
         return self.offsets[:-1]
 
     @property
@@ -68,11 +68,11 @@ class Level:
         return jnp.max(self.lengths, initial=0)
 
     def tightened(self, longest: int) -> "Level":
-        """Return the level with `longest` set to the exact length of its longest sequence."""
+        """Return the level with `longest` set to the exact length of the longest sequence."""
         return self if self.uniform else replace(self, longest=longest, tight=True)
 
     def mask(self) -> Any:
-        """bool [number, longest]: which places of the padded form have an entry."""
+        """Return the mask of the padded form, bool [number, longest]: True for entries of a sequence."""
         return jnp.arange(self.longest, dtype=jnp.int32) < self.lengths[:, None]
 
 
@@ -128,7 +128,7 @@ class Ragged:
         return self.total if self.total is not None else self.last.offsets[-1]
 
     def mask(self) -> Any:
-        """bool [capacity]: which rows are real."""
+        """Return the mask of real rows, bool [capacity]."""
         return jnp.arange(self.capacity, dtype=jnp.int32) < self.count()
 
     def zeroed(self) -> Any:
@@ -136,11 +136,11 @@ class Ragged:
         return self.values if self.exact else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
 
     def like(self, values: Any) -> "Ragged":
-        """Return other values for the same rows."""
+        """Return `values` with the levels of this tensor."""
         return replace(self, values=values, columns=None)
 
     def refilled(self) -> "Ragged":
-        """Return the same rows, with copies of the first in padding rows."""
+        """Return the rows with copies of the first row in padding rows."""
         return (
             self if self.exact else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
         )
@@ -154,7 +154,7 @@ class Ragged:
         return pad(self.values, self.last, self.capacity, time_major)
 
     def unpad(self, dense: Any, time_major: bool = False) -> "Ragged":
-        """Return the same rows with values from their places in `dense`: the inverse of `pad`."""
+        """Gather the rows from the padded form `dense`: the inverse of `pad`."""
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
@@ -256,7 +256,7 @@ def totals(x: Ragged) -> Any:
 
 
 def rows_of(x: Any) -> Any:
-    """Return the rows of a value, which may be ragged or dense."""
+    """Return the rows of a ragged or dense value."""
     return x.values if isinstance(x, Ragged) else x
 
 
@@ -350,7 +350,7 @@ def fitted(offsets: Any, rows: Any) -> Any:
 
 
 def within(numbers: Any, most: Any) -> Any:
-    """Return integers, which may be of any type, as int32 [number] in [0, most]."""
+    """Clip integers of any dtype to [0, most], as int32 [number]."""
     return jnp.clip(rows_of(numbers).reshape(-1), 0, most).astype(jnp.int32)
 
 

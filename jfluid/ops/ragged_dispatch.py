@@ -52,7 +52,7 @@ class RowMask:
         return jnp.where(column(self.mask, x.ndim), x, jnp.asarray(fill, x.dtype))
 
     def refill(self, x: Any) -> Any:
-        """Return `x` with copies of its first row in padding rows."""
+        """Return `x` with copies of the first row in padding rows."""
         return jnp.where(column(self.mask, x.ndim), x, x[:1])
 
 

@@ -25,7 +25,7 @@ _SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
 
 
 def key_of(key: Any, seed: int) -> Any:
-    """Return `key` where seed is 0, else a key of the same kind that follows from the seed alone."""
+    """Return `key` for seed 0, else a key of the same kind derived from the seed alone."""
     if seed == 0 or isinstance(key, batched_random.Drawn):
         return key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -160,7 +160,7 @@ def gaussian_random_batch_size_like(
 def truncated_gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: int = 5, key: Array
 ) -> Array:
-    """Draw normally distributed numbers, again where one is beyond two standard deviations."""
+    """Draw normally distributed numbers within two standard deviations."""
     elements = np_dtype(dtype)
 
     def scaled(drawn: Array) -> Array:
@@ -201,7 +201,7 @@ def randperm(*, n: Int, seed: int = 0, dtype: int = 3, key: Array) -> Array:
 
 @op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True, rows="map")
 def sampling_id(x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array) -> Array:
-    """Return, for each row of probabilities, the first column where their running sum passes a number from [min, max)."""
+    """Sample a column from each row of probabilities, by inversion of a uniform number from [min, max)."""
     drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)
     return jnp.minimum((jnp.cumsum(x, 1) <= drawn).sum(1), x.shape[1] - 1).astype(np.int64)
 

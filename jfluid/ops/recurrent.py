@@ -351,7 +351,7 @@ def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backward
 def _dense_lstm_of_rows(
     x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
 ) -> tuple[Any, ...] | None:
-    """Run the LSTM by a loop of `sequence_loops`, which orders gates differently; None if it has none."""
+    """Run the LSTM by a loop of `sequence_loops`, with its gate order; None if no loop supports it."""
 
     def ordered(gates: Array) -> Array:
         i, f, a, o = jnp.split(gates, 4)

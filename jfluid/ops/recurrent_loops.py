@@ -187,7 +187,7 @@ _lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
 def time_mask(x: Ragged) -> Any:
-    """Return bool [time, number, 1]: which places of the time-major padded form have a row."""
+    """Return the mask of the time-major padded form, bool [time, number, 1]."""
     return x.last.mask().T[..., None]
 
 

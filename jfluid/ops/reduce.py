@@ -78,7 +78,7 @@ _REDUCE = {
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """Return the identity of a reduction, with which padding rows are filled."""
+    """Return the identity element of a reduction, to fill padding rows."""
     if name in ("reduce_max", "reduce_min"):
         if jnp.issubdtype(dtype, jnp.inexact):
             return -jnp.inf if name == "reduce_max" else jnp.inf
@@ -147,7 +147,7 @@ def root(squares: Any) -> Any:
 
 
 def power(base: Any, exponent: float) -> Any:
-    """Return base ** exponent for base >= 0, with gradient zero where base is zero."""
+    """Return base ** exponent for base >= 0, with gradient zero at base zero."""
     positive = base > 0
     safe = jnp.where(positive, base, 1.0)
     return jnp.where(positive, jnp.sqrt(safe) if exponent == 0.5 else safe**exponent, 0.0)
@@ -183,7 +183,7 @@ def p_norm(x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e
 
 @op("dist", ins=("X", "Y"), outs=("Out",))
 def dist(x: Array, y: Array, *, p: float = 2.0) -> Array:
-    """Return the norm of order p of x - y, which are broadcast against each other."""
+    """Return the norm of order p of x - y, broadcast against each other."""
     x, y = aligned(x, y, -1, "dist")
     away = (x - y).reshape(-1)
     if p == 0:
@@ -245,14 +245,14 @@ def _rows(x: Any) -> Any:
 
 @op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"), rows="map")
 def squared_l2_distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return the squared Euclidean distance of each row of x from that of y, which may have one row."""
+    """Return the squared Euclidean distance between rows of x and y; y may have a single row."""
     x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
     return x - y, jnp.square(x - y).sum(1, keepdims=True)
 
 
 @op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"), rows="map")
 def cos_sim(x: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return the cosine of the angle between each row of x and that of y, which may have one row."""
+    """Return the cosine similarity of rows of x and y; y may have a single row."""
     x, y = aligned(_rows(x), _rows(y), -1, "cos_sim")
     # Fluid's 1e-8 keeps the norm of a zero row away from zero.
     x_norm, y_norm = (jnp.sqrt(jnp.square(v).sum(1, keepdims=True) + 1e-8) for v in (x, y))

@@ -78,19 +78,19 @@ class Rule(NamedTuple):
 
 
 def count_of(x: Value) -> Any:
-    """Return the number of real rows of a value: an int where known while tracing."""
+    """Return the number of real rows of a value: an int if known while tracing."""
     return x.count() if isinstance(x, Ragged) else x.shape[0]
 
 
 def offsets(values: Array, rows: Any) -> Found:
-    """Return which offsets [number + 1] fall, or do not start at 0 and end at `rows`."""
+    """Return the mask of invalid offsets [number + 1]: falling, not starting at 0, or not ending at `rows`."""
     wide = values.reshape(-1).astype(jnp.int64)
     wrong = jnp.pad(jnp.diff(wide) < 0, (1, 0)).at[0].set(wide[0] != 0)
     return Found(wrong.at[-1].set(wrong[-1] | (wide[-1] != rows)), wide, rows)
 
 
 def outside(values: Value, most: Any) -> Found:
-    """Return which values of real rows are not in [0, most]."""
+    """Return the mask of values in real rows outside of [0, most]."""
     found = at_most(values, most)
     return found._replace(wrong=found.wrong | _of_real_rows(values, found.values < 0))
 
@@ -126,7 +126,7 @@ def pictures(channels: str) -> Rule:
 
 
 def at_most(values: Value, most: Any) -> Found:
-    """Return which values of real rows are above a number."""
+    """Return the mask of values in real rows above a limit."""
     wide = rows_of(values).astype(jnp.int64)
     return Found(_of_real_rows(values, wide > most), wide, most)
 

@@ -46,12 +46,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fluid_name(parameter: str) -> str:
-    """Return the attribute that a parameter stands for: `lambda_` for `lambda`, which Python reserves."""
+    """Return the attribute name of a parameter: `lambda_` is `lambda`, a keyword of Python."""
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
 def _with_keywords(fn: Callable[..., Any], parameters: Iterable[str]) -> Callable[..., Any]:
-    """Wrap `fn` so that it takes Fluid's names of attributes that are Python keywords."""
+    """Wrap `fn` to accept attribute names that are Python keywords."""
     changed = {_fluid_name(n): n for n in parameters if _fluid_name(n) != n}
     if not changed:
         return fn
@@ -193,7 +193,7 @@ def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fi
 
 
 def refuse_fused(type_: str, name: str, value: Any) -> None:
-    """Raise UnsupportedError where an attribute switches on a fused kernel."""
+    """Raise UnsupportedError if an attribute enables a fused kernel."""
     if name in FUSED_ATTRS and name not in _OPS[type_].attrs and value != FUSED_ATTRS[name][1]:
         raise errors.UnsupportedError(
             f"operator {type_}: {name}={value!r} is a fused kernel of Fluid's inference passes. "
@@ -229,7 +229,7 @@ def order(definition: OpDef) -> int:
 
 
 def root(definition: OpDef) -> OpDef:
-    """Return the operator that a definition is a gradient of, of whatever order; itself where it is none."""
+    """Return the forward operator of a gradient's definition of any order; the definition itself otherwise."""
     while definition.forward is not None:
         definition = definition.forward
     return definition

@@ -58,17 +58,17 @@ def by_reduction(attrs: Attrs, ins: Ins) -> str:
 
 
 def unless(slot: str) -> Rule:
-    """Return the rule that an operator is a map where the rows of one slot, which all rows read, are not padded."""
+    """Return the rule of operators that read all rows of `slot` for each row: "map" if they are not padded."""
     return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 
 def product(attrs: Attrs, ins: Ins) -> str | None:
-    """`mul` is a map where each row of X is multiplied by a matrix that is the same for all rows."""
+    """Return "map" for a `mul` that multiplies each row of X by one matrix."""
     return None if isinstance(ins["Y"], Ragged) else "map"
 
 
 def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
-    """`matmul` is a map where rows of X are multiplied by one matrix, or where it multiplies the matrices of batches."""
+    """Return "map" for a `matmul` of rows of X with one matrix, or of batches of matrices."""
     x, y = ins["X"], ins["Y"]
     if isinstance(y, Ragged):
         return "map" if isinstance(x, Ragged) and min(x.ndim, y.ndim) > 2 else None
@@ -107,7 +107,7 @@ def other_axes(attribute: str, slot: str = "X") -> Rule:
 
 
 def new_axes(attrs: Attrs, ins: Ins) -> str | None:
-    """`unsqueeze` is a map where no dimension is inserted before that of the rows."""
+    """Return "map" for an `unsqueeze` that inserts no dimension before the rows."""
     axes = attrs.get("axes", ())
     return "map" if axes and all(a > 0 or (a < 0 and -a <= ins["X"].ndim) for a in axes) else None
 

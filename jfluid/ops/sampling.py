@@ -1,6 +1,4 @@
-"""Losses over many classes without computing all of them: noise-contrastive estimation,
-hierarchical sigmoid, sampled softmax.
-"""
+"""Sampled losses over many classes: noise-contrastive estimation, hierarchical sigmoid, sampled softmax."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -81,8 +79,7 @@ def nce(
     table_names: Strings = (),
     key: Array,
 ) -> tuple[Array, Array, Array]:
-    """Return the loss of noise-contrastive estimation, which tells labels from `num_neg_samples`
-    drawn classes a row: [rows, 1].
+    """Return the noise-contrastive estimation loss [rows, 1] of labels against `num_neg_samples` noise classes.
 
     Gutmann & Hyvärinen, 2010; Mnih & Teh, 2012. Classes are drawn 0: uniformly, 1: log-uniformly,
     2: by CustomDistProbs.
@@ -147,8 +144,9 @@ def _gradient_of_rows(
     is_sparse: bool,
     ignored: Array | None = None,
 ) -> tuple[Value, Any, Array | None]:
-    """Return the gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if
-    asked) and the bias.
+    """Return the gradients of `function(x, weight[index], bias[index])` for x, the weight and the bias.
+
+    The weight's gradient is sparse if `is_sparse`.
     """
     plain = rows_of(x)
     biases = None if bias is None else bias.reshape(-1)[index]
@@ -235,7 +233,7 @@ def nce_grad(
 
 @jax.custom_vjp
 def _held(scores: Array) -> Array:
-    """Limit scores to -40..40; as in Fluid the gradient is that of scores without the limit."""
+    """Clip scores to [-40, 40]; as in Fluid, the gradient ignores the clipping."""
     return jnp.clip(scores, -40, 40)
 
 
@@ -265,8 +263,9 @@ def hierarchical_sigmoid(
     height_sections: Longs = (),
     table_names: Strings = (),
 ) -> tuple[Array, Array, Array | None]:
-    """Return the loss [rows, 1] of the binary decisions on the path to each label in a tree: a
-    complete one, or given paths.
+    """Return the hierarchical sigmoid loss [rows, 1] of the binary decisions on the path to each label.
+
+    The tree is a complete binary tree, or is given as paths.
 
     Morin & Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
     """
@@ -278,8 +277,9 @@ def hierarchical_sigmoid(
 def _path(
     label: Array, path_table: Array | None, path_code: Array | None, num_classes: int
 ) -> tuple[Array, Array, Array]:
-    """Return the inner nodes (0 after the end), the decisions and whether they count, [rows,
-    depth], on the path to each label.
+    """Return the inner nodes, the binary decisions and their mask, [rows, depth], on the path to each label.
+
+    Nodes past the end of a path are 0.
     """
     if path_table is None:
         code = label.reshape(-1).astype(jnp.int64) + num_classes

@@ -1,4 +1,4 @@
-"""What the IR asks the registry: checks, defaults, shape inference, gradient slots."""
+"""Schema service of the registry for the IR: checks, defaults, shape inference, gradient slots."""
 
 import warnings
 from collections.abc import Iterable
@@ -199,11 +199,11 @@ class RegistrySchema:
 
 
 def check_given(op: Operator, definition: OpDef) -> None:
-    """Check what an operator's function is given, of a program that nobody may have verified, and bring
-    attributes into their types. Slots and attributes that the function does not take are let pass.
+    """Validate a loaded operator against its definition and convert attributes to their types.
 
-    Raises AttributeTypeError for an attribute that does not fit or is missing, ProgramError for a
-    slot.
+    Slots and attributes that the function does not take are ignored.
+
+    Raises AttributeTypeError for a missing attribute or a wrong type, ProgramError for a slot.
     """
     if definition.forward is None:
         _check_counts(op, "input", op.inputs, definition.ins)
@@ -305,9 +305,7 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
 
 
 def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list[Any]:
-    """Evaluate the operator twice, each time with another placeholder for unknown numbers and
-    another one of `sizes` for unknown dimensions.
-    """
+    """Evaluate the operator twice, with different placeholders for unknown numbers and dimensions."""
     first, placeholder_was_read = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0])
     if not placeholder_was_read and all(_is_fixed(v) for vs in ins for v in vs):
         return first
@@ -316,7 +314,7 @@ def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tu
 
 
 def _is_fixed(v: Variable) -> bool:
-    """Return whether all values of `v` have the same shape."""
+    """Return True if all values of `v` have the same shape."""
     return v.type == VarType.LOD_TENSOR and not v.lod_level and -1 not in v.shape
 
 
@@ -344,7 +342,7 @@ def _evaluate(
 
 
 def _abstract(v: Variable, size: int) -> Any:
-    """Return what stands for the value of `v` while shapes are inferred; its unknown dimensions are `size`."""
+    """Return an abstract value of `v` for shape inference, with unknown dimensions set to `size`."""
     dtype = np_dtype(v.dtype)
     shape = tuple(size if d == -1 else d for d in v.shape)
 
@@ -388,7 +386,7 @@ class _Spec:
         return cls(tuple(value.shape), var_type(value.dtype)) if hasattr(value, "dtype") else None
 
     def describe(self, var: Variable) -> None:
-        """Write them into the program."""
+        """Write the shape, dtype, LoD level and type into the program's variable."""
         var.set_shape_dtype(self.shape, self.dtype)
         var.lod_level = self.lod_level
         if self.type is not None:

@@ -1,6 +1,6 @@
-"""SelectedRows: the gradient of a table of which a step touches few rows.
+"""SelectedRows: sparse gradient of a table for steps that touch few rows.
 
-The cost of everything here grows with these rows, not with the table.
+The cost of all operations grows with these rows, not with the table.
 """
 
 import functools
@@ -24,20 +24,19 @@ from jfluid.ops.ragged import Ragged
 )
 @dataclass(frozen=True)
 class SelectedRows:
-    """Some rows of a table [height, ...]; all others are zero.
+    """Sparse rows of a table [height, ...]; all rows that are not listed are zero.
 
-    Where a row occurs several times, its values are added up.
+    The values of a row that occurs several times are summed.
 
     Attributes:
-        rows: integers [n]: which row of the table each value belongs to; `height` for one to
-            ignore.
+        rows: integers [n]: the table row of each value; `height` marks a value to ignore.
         values: [n, ...].
-        height: the rows of the table.
-        unique: whether no row occurs twice (except `height`, which then comes last).
-        summed: whether it is the sum of several gradients. Fluid adds up rows in such a sum; here
-            that waits until it matters (`settled`), because updates that are linear in the gradient
-            need no sort.
-        full: whether it is known while tracing that no row is to be ignored.
+        height: number of rows of the table.
+        unique: True if no row occurs twice (except `height`, which then comes last).
+        summed: True for the sum of several gradients. Fluid merges duplicate rows in such a sum. Here
+            the merge is delayed until `settled`, because updates that are linear in the gradient need
+            no sort.
+        full: True if no row is to be ignored, known while tracing.
     """
 
     rows: Any
@@ -65,17 +64,17 @@ class SelectedRows:
         return self.added_to(jnp.zeros(self.shape, self.values.dtype))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
-        """Return the same rows with `function` of their values.
+        """Apply `function` to the values.
 
         Where that is not linear, call it on a `settled` gradient.
         """
         return replace(self, values=function(self.values))
 
     def merged(self) -> "SelectedRows":
-        """Return each row once, with the sum of its values; further occurrences become rows to ignore.
+        """Merge duplicate rows by summing their values; further occurrences become rows to ignore.
 
-        It is one sort of 64-bit numbers that hold row and position: XLA:CPU sorts one array far
-        faster than a pair of them.
+        It is one sort of 64-bit keys that pack row and position: XLA:CPU sorts one array far faster than a pair of
+        arrays.
         """
         if self.unique:
             return self
@@ -92,11 +91,11 @@ class SelectedRows:
         return SelectedRows(kept, values, self.height, unique=True)
 
     def settled(self) -> "SelectedRows":
-        """Return the rows as Fluid has them: a sum has each row once."""
+        """Return the rows merged as in Fluid: a sum has each row once."""
         return self.merged() if self.summed else self
 
     def tensor(self) -> Any:
-        """Return the values of the rows that count: an array, or `Ragged` where their number depends on data."""
+        """Return the values that are not ignored: an array, or `Ragged` if their number depends on data."""
         if self.full or not self.rows.shape[0]:
             return self.values
         real = self.rows < self.height
@@ -110,7 +109,7 @@ class SelectedRows:
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
     def places(self, ids: Any, what: str) -> Any:
-        """Return which of the values belongs to each id [n], for a table that holds some of its rows.
+        """Return the index of the value of each id [n], for a table that holds part of its rows.
 
         Raises ShapeError for an id without a row; `what` names the ids.
         """
@@ -124,7 +123,10 @@ class SelectedRows:
         return order[at] if len(held) else at
 
     def of(self, table: Any) -> Any:
-        """Return [n, ...]: these rows of another table of this height (any row where one is to be ignored)."""
+        """Gather these rows of a table of the same height: [n, ...].
+
+        An ignored row gathers any row.
+        """
         return jnp.take(table, self.rows, axis=0, mode="clip")
 
     def added_to(self, table: Any, scale: Any = None) -> Any:
@@ -142,7 +144,7 @@ class SelectedRows:
 
 
 def joined(parts: list[SelectedRows]) -> SelectedRows:
-    """Return the sum of sparse gradients of the same table."""
+    """Return the sum of sparse gradients of a table, by concatenation."""
     if len({p.shape for p in parts}) > 1:
         raise errors.ShapeError(
             f"sum: sparse rows of tables of one shape are needed, found {[list(p.shape) for p in parts]}"

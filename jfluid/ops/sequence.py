@@ -56,7 +56,7 @@ def sequence_pool(
 
 
 def _maximum(x: Ragged) -> tuple[Array, Array]:
-    """Return the largest of each column, and its row: of several equal ones the first, which gets the gradient.
+    """Return the maximum of each column and its row. Of equal values the first gets the gradient.
 
     What is no number is the largest.
     """
@@ -82,8 +82,9 @@ def _maximum(x: Ragged) -> tuple[Array, Array]:
 
 @jax.custom_vjp
 def _first_maximum(dense: Array) -> tuple[Array, Array]:
-    """Return the maximum over the second dimension and its first place, by two plain reductions:
-    XLA:CPU is slow at argmax.
+    """Return the maximum over the second dimension and its first index.
+
+    It uses two plain reductions, because XLA:CPU is slow at argmax.
     """
     best, longest = jnp.max(dense, axis=1), dense.shape[1]
     times = jnp.arange(longest, dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
@@ -95,8 +96,9 @@ def _first_maximum(dense: Array) -> tuple[Array, Array]:
 
 
 def _places(values: Array, best: Array, times: Array, longest: int) -> Array:
-    """Return the time of each value that is the largest, and `longest` for others; `longest` less for
-    what is no number, which XLA's maximum on CPUs may pass over.
+    """Return the time of each value equal to the maximum, and `longest` for all smaller values.
+
+    NaN gets `longest` less, since XLA's maximum on CPUs may ignore NaN.
     """
     places = jnp.where(values == best, times, longest)
     if not jnp.issubdtype(values.dtype, jnp.inexact):
@@ -124,7 +126,7 @@ def _lowest(dtype: Any) -> float:
 
 @op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence")
 def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
-    """Apply softmax over the rows of each sequence, which have one number each."""
+    """Apply softmax over the rows of each sequence; a row has one number."""
     x = need(x, "sequence_softmax", "X")
     if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
         raise errors.ShapeError(f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}")
@@ -137,7 +139,7 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
 
 
 def shifted(x: Ragged, by: int) -> Array:
-    """Return as row j the row j + by of x where that is in the same sequence, else zeros."""
+    """Shift rows: row j becomes row j + by of its sequence, or zeros outside."""
     _, position, _ = positions(x.last, x.capacity)
     capacity = x.capacity
     rolled = jnp.zeros_like(x.values)
@@ -200,8 +202,9 @@ def _check_padding(padding: Array, count: int, x: Ragged) -> None:
 
 
 def _with_padding(x: Ragged, rows: Array, by: int, padding: Array, before: int) -> Array:
-    """Return `rows`, which are those of x moved by `by`, with rows of `padding` where they are
-    beyond their sequence: its first `before` rows stand before a sequence, the others after.
+    """Return `rows`, the rows of x shifted by `by`, with rows of `padding` outside of their sequence.
+
+    The first `before` padding rows stand before a sequence, all further rows after it.
     """
     if by == 0:
         return rows
@@ -221,7 +224,7 @@ def _real(x: Ragged, values: Array) -> Ragged:
 
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
 def row_conv(x: Value, weight: Value) -> Value:
-    """Return as row t the sum of the rows t, t + 1, ... of its sequence, each times a row of the filter."""
+    """Return the lookahead convolution: row t is the sum of rows t, t + 1, ..., each times a filter row."""
     if not isinstance(x, Ragged) and x.ndim == 3:
         padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
         return sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
@@ -276,7 +279,7 @@ def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"),
 )
 def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3) -> Array:
-    """Return 1 at the first x places of each row and 0 after them: [..., maxlen].
+    """Return the mask [..., maxlen] with 1 at the first x positions of each row.
 
     Without maxlen it is the largest x.
     """
@@ -289,8 +292,9 @@ def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtyp
 
 @op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
 def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
-    """Return alpha x + beta (sines and cosines of the position), for x [batch, time, width] or
-    ragged rows [rows, width].
+    """Return alpha x + beta (sines and cosines of the position).
+
+    x is [batch, time, width] or ragged rows [rows, width].
 
     Vaswani et al., "Attention Is All You Need", 2017, section 3.5, with the sines in the first half
     of the width.
@@ -318,8 +322,9 @@ def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) ->
 def sequence_topk_avg_pooling(
     x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int
 ) -> tuple[Value, Value | None]:
-    """Return, for each row of the matrix of each sequence and channel, the sum of its k largest
-    entries divided by k, for all k of topks.
+    """Return the sum of the k largest entries of each row, divided by k, for all k of topks.
+
+    A row is a row of the matrix of a sequence and channel.
 
     A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
     """
@@ -369,9 +374,7 @@ def _real_patches(
     paddings: tuple[int, ...],
     out_stride: tuple[int, ...],
 ) -> Ragged:
-    """Return those patches, of [number * height * width, ...], that lie in each image as it was
-    before it was padded; sizes are given.
-    """
+    """Keep the patches [number * height * width, ...] that lie inside each unpadded image of the given size."""
     real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
     room = jnp.asarray([paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32) - jnp.asarray(
         kernels, jnp.int32

@@ -1,4 +1,4 @@
-"""Operators that change which rows belong to which sequence."""
+"""Operators that change the LoD of rows."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,14 +50,14 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
 
 
 def _agree(op_type: str, x: Value, number: int, level: Level, of: str = "Y") -> None:
-    """Refuse another number of rows (or sequences) than a level has. Ragged ones may have padding."""
+    """Raise ShapeError if x and `level` differ in the number of sequences; a ragged x may have padding."""
     differ = number < level.number if isinstance(x, Ragged) else number != level.number
     if differ and not static_values.placeholder():
         raise errors.ShapeError(f"{op_type}: X has {number} rows (or sequences), {of} {level.number} sequences")
 
 
 def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
-    """Repeat sequence i of x as often as `times` has entries in i, which are at most `copies`."""
+    """Repeat sequence i of x for each entry in sequence i of `times`; at most `copies` entries."""
     if len(x.levels) > 1:
         raise errors.ShapeError(f"sequence_expand: X may have one level, found {len(x.levels)}")
     each = spread(jnp.arange(times.number, dtype=jnp.int32), times, copies)
@@ -118,7 +118,7 @@ def sequence_reverse(x: Value) -> Value:
 
 
 def _each(values: Value, level: Level) -> Array:
-    """Return int64 [number]: a number for each sequence of a level, 0 for those without one."""
+    """Return int64 [number]: a value for each sequence of a level, 0 for padding sequences."""
     flat = rows_of(values).reshape(-1).astype(jnp.int64)[: level.number]
     real = level.number if level.count is None else level.count
     flat = jnp.pad(flat, (0, level.number - flat.shape[0]))
@@ -188,7 +188,10 @@ def _too_long(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:
 
 
 def _tight(x: Ragged, what: str) -> Ragged:
-    """The rows with the length of their longest sequence, which must be known; `what` names it in errors."""
+    """Return the rows with the exact length of the longest sequence, or raise if it is unknown.
+
+    `what` names the length in errors.
+    """
     level = x.last
     if x.exact or level.uniform or level.tight:
         return x
@@ -214,8 +217,9 @@ def _tight(x: Ragged, what: str) -> Ragged:
     ),
 )
 def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tuple[Value, Value]:
-    """Return [number, padded_length, ...] with PadValue after each sequence, and the lengths. -1 is
-    that of the longest sequence.
+    """Pad sequences to [number, padded_length, ...] with PadValue, and return their lengths.
+
+    A padded_length of -1 is the length of the longest sequence.
     """
     x = need(x, "sequence_pad", "X")
     if padded_length == -1 and static_values.placeholder() is None:
@@ -285,7 +289,7 @@ def _not_divided(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     ),
 )
 def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
-    """Give rows another width: a sequence keeps its numbers, and gets more or fewer rows."""
+    """Reshape rows to the width `new_dim`: a sequence keeps its numbers, and its row count changes."""
     x = need(x, "sequence_reshape", "X")
     width = x.shape[1]
     if (width % new_dim and new_dim % width) and static_values.placeholder() is None:
@@ -368,7 +372,7 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     ),
 )
 def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
-    """Give x another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append` adds them as a level."""
+    """Replace the LoD of x by the LoD of Y, the offsets in Y, or `target_lod`; `append` adds a level."""
     values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
     levels = x.levels if isinstance(x, Ragged) and append else ()
     if isinstance(y, Ragged) and y.levels:
@@ -402,7 +406,7 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
 
 
 def _above(levels: tuple[Level, ...], below: Level) -> tuple[Level, ...]:
-    """Return levels of which the last groups the sequences of `below`."""
+    """Return `levels` with the last level clipped to the number of sequences of `below`."""
     if not levels:
         return ()
     last = levels[-1]
@@ -412,9 +416,7 @@ def _above(levels: tuple[Level, ...], below: Level) -> tuple[Level, ...]:
 
 
 def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:
-    """Return what `*_batch_size_like` takes for the batch (the sequences of x, or a dimension), and
-    whose rows they are.
-    """
+    """Return the batch size for `*_batch_size_like` operators, and the ragged rows that it counts."""
     if not isinstance(x, Ragged) or input_dim_idx != 0:
         return x.shape[input_dim_idx], None
     if not x.levels:

@@ -1,4 +1,4 @@
-"""Other ways to run loops over sequences than XLA's: those that the compiler has for a device."""
+"""Device-specific loops over sequences, in place of XLA's, provided by the compiler."""
 
 import contextlib
 import contextvars
@@ -26,13 +26,13 @@ class LstmArrays(NamedTuple):
 
 
 class LstmForm(NamedTuple):
-    """How an LSTM runs.
+    """Configuration of an LSTM loop.
 
     Attributes:
         acts: activations of gates, cell and candidate.
-        backwards: whether it begins at the ends of sequences.
-        time_major: whether the rows of a step of all sequences, which are of one length, follow
-            each other, in place of the rows of a sequence.
+        backwards: True to begin at the ends of sequences.
+        time_major: True if all sequences have one length and the rows are ordered by time step, not by
+            sequence.
     """
 
     acts: tuple[str, str, str]
@@ -57,12 +57,12 @@ class GruArrays(NamedTuple):
 
 
 class GruForm(NamedTuple):
-    """How a GRU runs.
+    """Configuration of a GRU loop.
 
     Attributes:
         acts: activations of gates and candidate.
-        backwards: whether it begins at the ends of sequences.
-        origin: whether the update gate says what stays of the state, and not what is new.
+        backwards: True to begin at the ends of sequences.
+        origin: True if the update gate weighs the old state, False if it weighs the new state.
     """
 
     acts: tuple[str, str]
@@ -71,9 +71,9 @@ class GruForm(NamedTuple):
 
 
 class SequenceLoops(Protocol):
-    """Loops over the rows of sequences where they lie, which `level` groups.
+    """Interface of loops over the ragged rows of sequences, grouped by `level`.
 
-    Each gives None for arrays that it is not made for.
+    A method returns None for arrays that it does not support.
     """
 
     def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:
@@ -83,8 +83,9 @@ class SequenceLoops(Protocol):
         """Return hidden states [rows, width]."""
 
     def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
-        """Return the largest number of each column of each sequence and int32 its row, the first of
-        several, [number, columns]; any number and -1 of a sequence without rows.
+        """Return the maximum of each column of each sequence and its first row, int32: [number, columns].
+
+        A sequence without rows gives any number and row -1.
 
         Args:
             x: [rows, columns].
@@ -111,7 +112,7 @@ _current: contextvars.ContextVar[SequenceLoops] = contextvars.ContextVar("sequen
 
 @contextlib.contextmanager
 def using(loops: SequenceLoops) -> Iterator[None]:
-    """A context in which operators are traced with these loops where they are made for."""
+    """Trace operators in this context with `loops` for the arrays that it supports."""
     token = _current.set(loops)
     try:
         yield

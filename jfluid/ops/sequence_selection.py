@@ -1,5 +1,6 @@
-"""Sequences of any number of levels, brought into another order, selected, cut into steps and joined
-again: what rank tables, DynamicRNN and IfElse do with them.
+"""Reordering, selection, splitting and joining of sequences with any number of levels.
+
+Rank tables, DynamicRNN and IfElse use these functions.
 """
 
 from typing import Any
@@ -44,7 +45,7 @@ _permute.defvjp(_permute_forward, _permute_backward)
 
 
 def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
-    """Bring the sequences of the first level of x into another order, with all that is in them."""
+    """Permute the sequences of the first level of x, together with their nested sequences."""
     levels = []
     for at, old in enumerate(x.levels):
         below = x.levels[at + 1].number if at + 1 < len(x.levels) else x.capacity
@@ -55,15 +56,16 @@ def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
 
 
 def _entries(target: Level, origin: Level, order: Array, number: int) -> Array:
-    """Return for each of `number` entries where it was, when sequence i of `target` is sequence
-    order[i] of `origin`; padding entries stay.
+    """Return the source index of each of `number` entries; padding entries keep their index.
+
+    Sequence i of `target` is sequence order[i] of `origin`.
     """
     sequence, position, real = positions(target, number)
     return jnp.where(real, origin.starts[order[sequence]] + position, jnp.arange(number, dtype=jnp.int32))
 
 
 def first_sequences(levels: tuple[Level, ...], count: Array) -> tuple[Level, ...]:
-    """Return the levels with the first `count` sequences of the first only; all others become empty."""
+    """Truncate the levels to the first `count` sequences of the first level; all later sequences become empty."""
     found: list[Level] = []
     kept = count
     for level in levels:
@@ -129,13 +131,14 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
 
 
 def _step_rows(rows: int, sequences: int, longest: int) -> int:
-    """The room for the rows of one step: a sub-sequence of each sequence."""
+    """Return the capacity for the rows of one step: a sub-sequence of each sequence."""
     return min(rows, sequences * longest)
 
 
 def steps_of(x: Ragged, table: RankTable) -> TensorArray:
-    """Cut sequences of sequences into steps: element t has sub-sequence t of each sequence that has
-    so many, in the order of the table.
+    """Split nested sequences into steps: element t has sub-sequence t of each sequence longer than t.
+
+    The order is the order of the rank table.
     """
     top, inner = x.levels
     times = jnp.arange(top.longest, dtype=jnp.int32)[:, None]
@@ -161,7 +164,7 @@ def steps_of(x: Ragged, table: RankTable) -> TensorArray:
 
 
 def joined_steps(array: TensorArray, table: RankTable) -> Ragged:
-    """Return sequences of sequences, in their own order, from what `steps_of` has cut apart."""
+    """Join the steps of `steps_of` to nested sequences in their original order."""
     top = table.level
     buffer = jax.tree.map(lambda leaf: leaf[: top.longest], array.stacked(top.longest).buffer)
     inner, room = buffer.levels[0], buffer.values.shape[1]

@@ -16,7 +16,7 @@ from jfluid.ops.registry import Int, Ints, Longs, op
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """Return the module to compute with: NumPy where all arrays are NumPy's (the result stays known), else jax.numpy."""
+    """Return NumPy if all arrays are NumPy arrays, which keeps the result static, else jax.numpy."""
     return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
 
 
@@ -94,7 +94,7 @@ def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | 
     rows=row_rules.reshape,
 )
 def reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> Array:
-    """Give x another shape: 0 copies a dimension, -1 follows from the others."""
+    """Reshape x: 0 copies a dimension, -1 is inferred."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
 
@@ -109,7 +109,7 @@ def reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | N
 def reshape2(
     x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
 ) -> tuple[Array, Array]:
-    """Do what reshape does, and keep the shape of x."""
+    """Compute `reshape`, and return the shape of x as XShape."""
     return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
 
 
@@ -127,7 +127,7 @@ def transpose(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> Array:
 
 @op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.transpose)
 def transpose2(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> tuple[Array, Array]:
-    """Do what transpose does, and keep the shape of x."""
+    """Compute `transpose`, and return the shape of x as XShape."""
     return _transpose(x, axis), _x_shape(x)
 
 
@@ -147,7 +147,7 @@ def squeeze(x: Array, *, axes: Ints = ()) -> Array:
 
 @op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze2(x: Array, *, axes: Ints = ()) -> tuple[Array, Array]:
-    """Do what squeeze does, and keep the shape of x."""
+    """Compute `squeeze`, and return the shape of x as XShape."""
     return _squeeze(x, axes), _x_shape(x)
 
 
@@ -173,7 +173,7 @@ def _unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | 
     rows=row_rules.new_axes,
 )
 def unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> Array:
-    """Insert dimensions of size 1 at axes, one after another."""
+    """Insert dimensions of size 1 at axes, in sequence."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
 
@@ -188,7 +188,7 @@ def unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | N
 def unsqueeze2(
     x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
 ) -> tuple[Array, Array]:
-    """Do what unsqueeze does, and keep the shape of x."""
+    """Compute `unsqueeze`, and return the shape of x as XShape."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
 
 
@@ -206,7 +206,7 @@ def flatten(x: Array, *, axis: int = 1) -> Array:
 
 @op("flatten2", ins=("X",), outs=("Out", "XShape~"), rows=row_rules.flatten)
 def flatten2(x: Array, *, axis: int = 1) -> tuple[Array, Array]:
-    """Do what flatten does, and keep the shape of x."""
+    """Compute `flatten`, and return the shape of x as XShape."""
     return _flatten(x, axis), _x_shape(x)
 
 
@@ -258,7 +258,7 @@ def split(
     num: int = 0,
     sections: Ints = (),
 ) -> list[Array]:
-    """Divide x along axis into num equal parts, or into sections, one of which may be -1 (the rest)."""
+    """Split x along axis into num equal parts or into sections; a section of -1 takes the rest."""
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
@@ -281,7 +281,7 @@ def split(
 
 @op("stack", ins=("X*",), outs=("Y",), fold=True, rows=row_rules.stack)
 def stack(xs: list[Array], *, axis: int = 0) -> Array:
-    """Join the arrays, all of the same shape, along a new dimension."""
+    """Join arrays of one shape along a new dimension."""
     common = unified([x.shape for x in xs], "stack")
     return numpy_of(*xs).stack([shaped(x, common) for x in xs], axis)
 
@@ -357,7 +357,7 @@ def roll(x: Array, *, shifts: Longs = (), dims: Longs = ()) -> Array:
 
 @op("meshgrid", ins=("X*",), outs=("Out*",))
 def meshgrid(xs: list[Array]) -> list[Array]:
-    """Return an array for each vector, with one dimension for each of them, that varies along its own only."""
+    """Broadcast each vector along all other vectors' dimensions."""
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
@@ -387,7 +387,7 @@ def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
 
 @op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
 def shuffle_channel(x: Array, *, group: int = 1) -> Array:
-    """Interleave the channels of [N, C, H, W], which are divided into `group` groups."""
+    """Interleave the `group` groups of channels of [N, C, H, W]."""
     n, c, h, w = x.shape
     return x.reshape(n, group, c // group, h, w).swapaxes(1, 2).reshape(x.shape)
 

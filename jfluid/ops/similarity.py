@@ -1,4 +1,4 @@
-"""Which elements of a plane stand out."""
+"""Similarity focus: a mask of the salient elements of a plane."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,8 +9,10 @@ from jfluid.ops.registry import Ints, op
 
 @op("similarity_focus", ins=("X",), outs=("Out",), grad=False, rows="map")
 def similarity_focus(x: Array, *, axis: int, indexes: Ints) -> Array:
-    """Return a mask of x [N, A, B, C]: of each plane x[:, index] along `axis`, the largest elements
-    that share no row and no column with a larger one, for all elements along the axis.
+    """Return a mask of x [N, A, B, C] with the salient elements of the planes x[:, index] along `axis`.
+
+    They are the largest elements of a plane that share no row and no column with a larger selected element. The
+    mask is the same for all planes along the axis.
     """
     if x.ndim != 4 or axis not in (1, 2, 3):
         raise errors.ShapeError(

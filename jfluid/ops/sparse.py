@@ -8,7 +8,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 @op("merge_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
 def merge_selected_rows(x: Array) -> SelectedRows | Array:
-    """Return the rows of x, each once, with the sum of its values."""
+    """Merge duplicate rows of x by summing their values."""
     return x.merged() if isinstance(x, SelectedRows) else x
 
 

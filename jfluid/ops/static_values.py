@@ -40,7 +40,7 @@ class Unknown(errors.OpError):
 
 @dataclass
 class Inference:
-    """One evaluation of an operator for its shapes: the number that unknown ones read as, and whether one was read."""
+    """Evaluation of an operator for shape inference: the placeholder, and True once it was read."""
 
     placeholder: int
     was_read: bool = False
@@ -51,7 +51,7 @@ _inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar("i
 
 @contextlib.contextmanager
 def inferring(placeholder: int) -> Iterator[Inference]:
-    """A context in which unknown numbers read as `placeholder`."""
+    """Read unknown numbers as `placeholder` in this context."""
     current = Inference(placeholder)
     token = _inference.set(current)
     try:
@@ -80,10 +80,9 @@ def is_static(value: object) -> bool:
 
 
 def ints(value: Any, what: str) -> tuple[int, ...]:
-    """Return the integers of a tensor, or of a list of tensors of one element, which must be known;
-    `what` names it in errors.
+    """Return the static integers of a tensor, or of a list of one-element tensors; raise for unknown values.
 
-    While shapes are inferred, unknown entries are `placeholder()`.
+    `what` names the tensor in errors. While shapes are inferred, unknown entries are `placeholder()`.
     """
     if isinstance(value, (list, tuple)):
         return tuple(n for v in value for n in ints(v, what))
@@ -96,7 +95,7 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
 
 
 def unknown(value: Any, what: str) -> Unknown:
-    """Return the error for a traced value that must be known; `what` names it."""
+    """Return the error for a traced value that must be static; the text begins with `what`."""
     found = Unknown(
         f"{what} depends on data, but XLA needs it when the program is compiled. Compute it from shapes and "
         f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number."
@@ -106,5 +105,5 @@ def unknown(value: Any, what: str) -> Unknown:
 
 
 def flag(value: float, what: str) -> bool:
-    """Return whether a tensor of one element, which must be known, is true; `what` names it in errors."""
+    """Return the truth value of a static one-element tensor; `what` names it in errors."""
     return bool(ints(value, what)[0])

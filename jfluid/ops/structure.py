@@ -1,4 +1,4 @@
-"""Operators that the lowering treats by their structure: they have slots and attributes, but no function."""
+"""Declarations of operators that the lowering handles by structure: slots and attributes, no function."""
 
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare

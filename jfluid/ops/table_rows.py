@@ -1,4 +1,4 @@
-"""Other ways to read and update rows of tables than XLA's: those that the compiler has for a device."""
+"""Device-specific gathers and updates of table rows, in place of XLA's, provided by the compiler."""
 
 import contextlib
 import contextvars
@@ -27,12 +27,14 @@ class TableRows(Protocol):
         values: Array,
         tables: Sequence[Array],
     ) -> tuple[Array, ...] | None:
-        """Return tables of one shape with what `function` gives in place of those rows that they have.
+        """Return tables of one shape with the given rows replaced by the results of `function`.
 
         Args:
-            function: of some rows of the first table, the sums of the values of each, and the rows of
-                other tables; each number follows from those in its place.
-            values: [n, width], added up where a row occurs several times.
+            function: maps rows of the first table, the summed values of each row, and the rows of all other
+                tables to new rows, elementwise.
+            rows: integers [n]: table rows; duplicates are allowed.
+            values: [n, width], summed over duplicate rows.
+            tables: tables of one shape.
         """
 
 
@@ -55,7 +57,7 @@ _current: contextvars.ContextVar[TableRows] = contextvars.ContextVar("table_rows
 
 @contextlib.contextmanager
 def using(rows: TableRows) -> Iterator[None]:
-    """A context in which operators are traced with these where they are made for."""
+    """Trace operators in this context with `rows` for the arrays that it supports."""
     token = _current.set(rows)
     try:
         yield
@@ -64,5 +66,5 @@ def using(rows: TableRows) -> Iterator[None]:
 
 
 def current() -> TableRows:
-    """Return what to ask before XLA's gathers and scatters are made."""
+    """Return the current implementation, tried before XLA's gathers and scatters."""
     return _current.get()

@@ -1,7 +1,7 @@
-"""Arrays of tensors, which loops read and write, and the rank tables that order sequences for them.
+"""Tensor arrays, which loops read and write, and rank tables, which order sequences for loops.
 
-An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and
-one stacked buffer inside a compiled loop, where they are not.
+An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and one
+stacked buffer inside a compiled loop, where indices are traced.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=
 
 @contextlib.contextmanager
 def writing_where(active: Any) -> Iterator[None]:
-    """A context in which arrays are written only where `active`, a traced boolean, holds."""
+    """Write arrays in this context only if `active`, a traced boolean, is true."""
     token = _active.set(active)
     try:
         yield
@@ -139,7 +139,7 @@ class TensorArray:
 
 
 def _widen(missing: int, buffer: Any) -> Any:
-    """Add places to a buffer, with copies of the last element, which are finite where it is."""
+    """Extend a buffer with copies of the last element, so that padding is finite."""
     return jnp.concatenate([buffer, jnp.broadcast_to(buffer[-1:], (missing, *buffer.shape[1:]))])
 
 

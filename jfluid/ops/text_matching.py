@@ -1,8 +1,7 @@
-"""Matrices of how well the words of two texts match, and convolutions over them.
+"""Match matrices of the words of two texts, and convolutions over match matrices.
 
-A row of sequence i of such rows is an entry of [channels, heights of i, widths of i]: pictures of
-different sizes, flattened one after the other. Between the rows and an array in which all pictures
-have the size of the largest, entries are moved by index.
+Sequence i holds an image [channels, heights of i, widths of i], flattened to rows of one number. Entries
+are moved by index between these rows and a dense array, in which all images have the size of the largest.
 """
 
 from typing import Any
@@ -17,12 +16,14 @@ from jfluid.ops.registry import op
 
 
 class Pictures:
-    """Where the entries of pictures of different sizes lie in rows, and where in a dense array.
+    """Index maps between flattened images of different sizes and a dense array.
 
     Args:
-        channels: of every picture.
-        heights, widths: int32 [number].
-        highest, widest: bounds on them, known while tracing.
+        channels: number of channels of every image.
+        heights: int32 [number].
+        widths: int32 [number].
+        highest: a bound on the heights, known while tracing.
+        widest: a bound on the widths, known while tracing.
     """
 
     def __init__(self, channels: int, heights: Array, widths: Array, highest: int, widest: int):
@@ -86,8 +87,9 @@ def _paired(op_type: str, *given: tuple[Value, str]) -> list[Ragged]:
 
 @op("match_matrix_tensor", ins=("X", "Y", "W"), outs=("Out", "Tmp"), rows="sequence")
 def match_matrix_tensor(x: Value, y: Value, w: Array, *, dim_t: int = 1) -> tuple[Value, Value]:
-    """Return, of each pair of texts, x W y for every channel of W and every word x of the one and
-    y of the other: pictures [channels, words of X, words of Y]; and x W of all words, flattened.
+    """Return x W y for each pair of words of two texts and each channel: images [channels, words, words].
+
+    Also return x W of all words, flattened.
     """
     x, y = _paired("match_matrix_tensor", (x, "X"), (y, "Y"))
     if w.shape != (x.shape[1], dim_t, y.shape[1]):
@@ -128,7 +130,7 @@ def var_conv_2d(
     StrideH: int = 1,
     StrideW: int = 1,
 ) -> tuple[Value, Value | None]:
-    """Convolve pictures of different sizes, which ROW and COLUMN tell, with zeros around each.
+    """Convolve images of different sizes, given by ROW and COLUMN, with zeros around each.
 
     W is [output channels, input channels * kernel]. Of n rows (columns) (n - 1) // stride + 1 are
     left. `Col`, in which Fluid unfolds pictures for a matrix product, is not made.

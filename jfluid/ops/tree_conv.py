@@ -16,9 +16,11 @@ from jfluid.ops.registry import op
     rows="map",
 )
 def tree_conv(nodes: Array, edges: Array, weight: Array, *, max_depth: int = 2) -> Array:
-    """Return [N, nodes, output size, filters]: for each node the sum over its subtree, less deep
-    than max_depth, of vectors [N, nodes, features] times the filter's left, right and top matrices
-    [features, 3, output size, filters], mixed by depth and by place among siblings.
+    """Return the tree-based convolution [N, nodes, output size, filters] of node vectors [N, nodes, features].
+
+    A node's result is the sum over its subtree, less deep than max_depth, of vectors times the filter. The
+    filter's left, right and top matrices [features, 3, output size, filters] are mixed by depth and by position
+    among siblings.
 
     Edges [N, edges, 2] lead from parents to children, which are numbered from 1 and have one parent
     each; those from the first (0, 0) on do not count. Rows without a node are zero.
@@ -38,7 +40,7 @@ def tree_conv(nodes: Array, edges: Array, weight: Array, *, max_depth: int = 2) 
 
 
 def _shares(edges: Array, number: int, max_depth: int, dtype: jnp.dtype) -> Array:
-    """[nodes, nodes, 3]: with what share of the left, right and top matrix node v is in the sum of node u."""
+    """Return the weights [nodes, nodes, 3] of the left, right and top matrix of node v in the sum of node u."""
     real = jnp.cumprod((edges != 0).all(1)).astype(bool)
     parent, child = edges[:, 0] - 1, edges[:, 1] - 1
     outside = jnp.where(real, 0, number + 1)  # an edge that does not count leads nowhere

@@ -1,7 +1,7 @@
-"""Trees over items, by which a retrieval model descends to those that a user may want (TDM).
+"""Tree-based deep models (TDM): index trees over items for retrieval.
 
-Nodes are numbered; 0 stands for none. TreeInfo [nodes, 3 + children] has a row for each node: its
-item (0 where it is no leaf), its layer, its parent, its children.
+Nodes are numbered; 0 is no node. TreeInfo [nodes, 3 + children] has a row for each node: its item (0 for an
+inner node), layer, parent, children.
 Source: Zhu et al., "Learning Tree-based Deep Model for Recommender Systems", KDD 2018.
 """
 
@@ -22,9 +22,9 @@ from jfluid.ops.registry import Ints, op
 
 @op("tdm_child", ins=("X", "TreeInfo"), outs=("Child", "LeafMask"), grad=False, rows="map")
 def tdm_child(x: Array, tree: Array, *, child_nums: int, dtype: int = 2) -> tuple[Array, Array]:
-    """Return the children of nodes, and which of them are items: two tensors X.shape + [child_nums].
+    """Return the children of nodes, and the mask of leaves: two tensors X.shape + [child_nums].
 
-    A node that the tree does not have gets children -1.
+    An unknown node has children -1.
     """
     integer_ids("tdm_child", x)
     if tree.ndim != 2 or tree.shape[1] != 3 + child_nums:
@@ -54,7 +54,7 @@ def _hashed(key: Array, value: Array, limit: Array) -> Array:
 
 
 def _scattered(key: Array, rows: int, totals: np.ndarray, index: np.ndarray) -> Array:
-    """Return [rows, columns]: where permutations of 0 ... totals[column] - 1 put index[column].
+    """Apply permutations of 0 ... totals[column] - 1 to index[column]: [rows, columns].
 
     Each row has a random permutation for each run of columns that `index` counts up from 0.
 
@@ -87,7 +87,7 @@ def _scattered(key: Array, rows: int, totals: np.ndarray, index: np.ndarray) -> 
 
 
 def _shuffled(key: Array, rows: int, sizes: Sequence[int], counts: Sequence[int]) -> list[Array]:
-    """Return for each size [rows, count]: the first places of a random order of all of them."""
+    """Return the first `count` entries of a random permutation of each size: [rows, count]."""
     begins = np.cumsum([0, *sizes])
     group = np.repeat(np.arange(len(sizes), dtype=np.float32), sizes)
     order = jnp.argsort(jax.random.uniform(key, (rows, len(group))) + group, axis=1)
@@ -117,9 +117,7 @@ def _places(key: Array, rows: int, sizes: Sequence[int], counts: Sequence[int]) 
 
 
 def _negatives(key: Array, layer: Array, way: Array, counts: Sequence[int], offsets: Sequence[int]) -> list[Array]:
-    """Return for each layer [rows, count]: nodes drawn evenly without replacement among those that
-    are not on the row's way.
-    """
+    """Sample nodes of each layer uniformly without replacement, except the node on the row's path: [rows, count]."""
     sizes = np.diff(offsets).tolist()
     # One more than needed, which stands in for that of the way where it was drawn.
     widths = [count + 1 if count else 0 for count in counts]
@@ -170,9 +168,10 @@ def tdm_sampler(
     dtype: int = 2,
     key: Array,
 ) -> tuple[Value, Value, Value]:
-    """Return for each leaf, and each layer of the tree, the node on the way to the leaf and others
-    of the layer: nodes, labels (1 for the former) and a mask that is 0 in layers which the way
-    does not reach. Each is [leaves, samples of all layers].
+    """Sample a positive node and negative nodes in each layer of the tree for each leaf.
+
+    The positive node is on the path to the leaf. Returns nodes, labels (1 for positive nodes) and a mask that
+    is 0 in layers below the path's end. Each is [leaves, samples of all layers].
     """
     ids = rows_of(x).reshape(-1)
     integer_ids("tdm_sampler", ids)

@@ -6,9 +6,9 @@ MOST = 1024
 
 
 def times(op_type: str, name: str, value: int) -> int:
-    """Return an attribute that says how often something is repeated.
+    """Return `value`, the repetition count in attribute `name`.
 
-    Raises ProgramError for more than `MOST`: tracing takes time for each, whatever the program's size.
+    Raises ProgramError for more than `MOST`: each repetition takes tracing time, for any program size.
     """
     if value > MOST:
         raise errors.ProgramError(f"{op_type}: {name} is {value}, expected at most {MOST}")

@@ -14,8 +14,9 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def channels_last(data_format: str) -> bool:
-    """Return whether channels are the last dimension; all names but Fluid's "NHWC" and "NDHWC" mean
-    that they are the second.
+    """Return True if channels are the last dimension: "NHWC" or "NDHWC".
+
+    Raises ProgramError for an unknown format.
     """
     if data_format not in ("NCHW", "NHWC", "NCDHW", "NDHWC", "AnyLayout"):
         raise errors.ProgramError(
@@ -87,7 +88,7 @@ def output_sizes(
 
 
 def pad(x: jax.Array, axes: Sequence[int], pads: Pairs, value: float) -> jax.Array:
-    """Pad `x` (or crop it, where a number is negative) at both ends of `axes`."""
+    """Pad `x` at both ends of `axes`; a negative number crops."""
     config = [(0, 0, 0)] * x.ndim
     for axis, (low, high) in zip(axes, pads):
         config[axis] = (low, high, 0)

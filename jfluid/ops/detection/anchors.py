@@ -15,7 +15,7 @@ from jfluid.ops.registry import Floats, Ints, op
 
 
 def _feature_map(op_type: str, slot: str, x: Array) -> tuple[int, int]:
-    """Return the height and width of x [N, C, H, W]. Raises ShapeError for another rank."""
+    """Return the height and width of x [N, C, H, W], or raise ShapeError."""
     if x.ndim != 4:
         raise errors.ShapeError(f"{op_type}: expected {slot} [N, C, H, W], found {list(x.shape)}")
     return x.shape[2], x.shape[3]
@@ -31,8 +31,9 @@ def _four_variances(op_type: str, variances: Sequence[float]) -> None:
 def _over_cells(
     sizes: Sequence[tuple[float, float, float, float]], x: Array, y: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the sides (left, top, right, bottom), each [H, W, boxes], of boxes whose sides lie at
-    `sizes` from the centres of the cells: x [W], y [H].
+    """Return the sides (left, top, right, bottom) of boxes in all cells, each [H, W, boxes].
+
+    `sizes` are the distances of the sides from the cells' centres x [W], y [H].
     """
     left, top, right, bottom = (jnp.asarray(s, x.dtype) for s in zip(*sizes))
     shape = (y.shape[0], x.shape[0], len(sizes))
@@ -47,7 +48,7 @@ def _with_variances(boxes: Array, variances: Sequence[float]) -> tuple[Array, Ar
 
 
 def _all_ratios(ratios: Sequence[float], flip: bool) -> list[float]:
-    """Return 1, the ratios that differ from those before, and after each its inverse with `flip`."""
+    """Return 1 and the distinct ratios, each followed by its inverse with `flip`."""
     found = [1.0]
     for ratio in ratios:
         if all(abs(ratio - other) >= 1e-6 for other in found):
@@ -88,8 +89,9 @@ def prior_box(
     offset: float = 0.5,
     min_max_aspect_ratios_order: bool = False,
 ) -> tuple[Array, Array]:
-    """Return boxes [H, W, priors, 4] around the cells of a feature map, as shares of the image's
-    width and height, and their variances (Liu et al., SSD, 2016).
+    """Return prior boxes [H, W, priors, 4] of a feature map's cells, and their variances.
+
+    Coordinates are fractions of the image's width and height (Liu et al., SSD, 2016).
     """
     (height, width), (image_h, image_w) = (_feature_map("prior_box", s, v) for s, v in (("Input", x), ("Image", image)))
     _four_variances("prior_box", variances)
@@ -128,8 +130,9 @@ def density_prior_box(
     fixed_ratios: Floats = (),
     densities: Ints = (),
 ) -> tuple[Array, Array]:
-    """Return boxes as `prior_box` does, but densities[i] x densities[i] of fixed_sizes[i] in a cell,
-    shifted against each other (Zhang et al., FaceBoxes, 2017); [H * W * priors, 4] where flattened.
+    """Return density prior boxes: densities[i] x densities[i] shifted boxes of fixed_sizes[i] in a cell.
+
+    The result is [H * W * priors, 4] with `flatten_to_2d` (Zhang et al., FaceBoxes, 2017).
     """
     (height, width), (image_h, image_w) = (
         _feature_map("density_prior_box", s, v) for s, v in (("Input", x), ("Image", image))
@@ -182,8 +185,9 @@ def anchor_generator(
     stride: Floats,
     offset: float = 0.5,
 ) -> tuple[Array, Array]:
-    """Return anchors [H, W, ratios * sizes, 4] in pixels, of whole numbers of strides at each
-    aspect ratio (Ren et al., Faster R-CNN, 2015), and their variances.
+    """Return anchors [H, W, ratios * sizes, 4] in pixels, and their variances.
+
+    Sides are whole numbers of strides at each aspect ratio (Ren et al., Faster R-CNN, 2015).
     """
     height, width = _feature_map("anchor_generator", "Input", x)
     _four_variances("anchor_generator", variances)

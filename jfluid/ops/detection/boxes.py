@@ -18,16 +18,14 @@ from jfluid.ops.registry import Floats, op
 
 
 def need_boxes(op_type: str, slot: str, x: Array, rank: int = 2) -> None:
-    """Raise ShapeError where x is not [..., 4] of that rank."""
+    """Raise ShapeError if x is not [..., 4] of that rank."""
     if x.ndim != rank or x.shape[-1] != 4:
         wanted = ", ".join(["rows", "columns"][: rank - 1] + ["4"])
         raise errors.ShapeError(f"{op_type}: expected {slot} [{wanted}], found {list(x.shape)}")
 
 
 def overlaps(a: Array, b: Array, normalized: bool) -> Array:
-    """Return the intersections over unions of boxes a [..., 4] and b [..., 4], broadcast against
-    each other; 0 where both are empty.
-    """
+    """Return the IoU of boxes a [..., 4] and b [..., 4], broadcast; 0 if both are empty."""
     more = 0 if normalized else 1
     width = jnp.minimum(a[..., 2], b[..., 2]) - jnp.maximum(a[..., 0], b[..., 0]) + more
     height = jnp.minimum(a[..., 3], b[..., 3]) - jnp.maximum(a[..., 1], b[..., 1]) + more
@@ -38,9 +36,9 @@ def overlaps(a: Array, b: Array, normalized: bool) -> Array:
 
 
 def _exact_rows(op_type: str, slot: str, x: Value) -> Array:
-    """Return the rows of a slot that every row of another reads.
+    """Return the rows of a slot that every output row reads in full.
 
-    Raises NeedsExactRows where some may be padding.
+    Raises NeedsExactRows if some rows may be padding.
     """
     if isinstance(x, Ragged) and not x.exact and static_values.placeholder() is None:
         raise NeedsExactRows(f"{op_type} reads all rows of {slot} for each row of its result")
@@ -65,13 +63,13 @@ def centres(boxes: Array, normalized: bool) -> tuple[Array, Array, Array, Array]
 
 
 def from_centres(x: Array, y: Array, width: Array, height: Array, normalized: bool) -> Array:
-    """Return boxes [..., 4] from what `centres` gives."""
+    """Return boxes [..., 4] from centres, widths and heights, the inverse of `centres`."""
     less = 0 if normalized else 1
     return jnp.stack([x - width / 2, y - height / 2, x + width / 2 - less, y + height / 2 - less], axis=-1)
 
 
 def encode(boxes: Array, priors: Array, normalized: bool) -> Array:
-    """Return [..., 4], what `decode` makes boxes [..., 4] of again (Girshick et al., R-CNN, 2014, appendix C)."""
+    """Encode boxes [..., 4] relative to priors, the inverse of `decode`."""
     # Fluid takes the middle of the sides for the centre of what it encodes, in pixels too.
     x, y = (boxes[..., 0] + boxes[..., 2]) / 2, (boxes[..., 1] + boxes[..., 3]) / 2
     _, _, width, height = centres(boxes, normalized)
@@ -88,9 +86,10 @@ def encode(boxes: Array, priors: Array, normalized: bool) -> Array:
 
 
 def decode(codes: Array, priors: Array, normalized: bool, limit: float | None = None) -> Array:
-    """Return boxes [..., 4] that lie to their priors as `codes` say: shifts of the centre in
-    widths and heights of the prior, logarithms of the ratios of widths and heights, which `limit`
-    bounds.
+    """Decode boxes [..., 4] from codes relative to priors.
+
+    Codes are shifts of the centre in widths and heights of the prior, and logarithms of the ratios of widths
+    and heights, which `limit` bounds.
     """
     prior_x, prior_y, prior_w, prior_h = centres(priors, normalized)
     scale = codes[..., 2:] if limit is None else jnp.minimum(codes[..., 2:], limit)
@@ -120,8 +119,9 @@ def box_coder(
     axis: int = 0,
     variance: Floats = (),
 ) -> Value:
-    """Return the codes [rows, priors, 4] of each target box [rows, 4] against each prior; or the
-    boxes of codes [rows, columns, 4], whose priors go by columns (axis 0) or by rows (axis 1).
+    """Encode target boxes [rows, 4] against each prior, or decode codes [rows, columns, 4].
+
+    Encoding returns [rows, priors, 4]. Decoding takes priors by columns (axis 0) or by rows (axis 1).
     """
     encodes = _is_encoder(code_type)
     by_rows = not encodes and axis == 1
@@ -179,8 +179,9 @@ def _check_coder(
 
 @op("box_clip", ins=("Input", "ImInfo"), outs=("Output",), grad=False, rows="sequence")
 def box_clip(x: Value, info: Value) -> Value:
-    """Clip boxes [rows, ..., 4] to their images, of which ImInfo [images, 3] has the height and
-    width, both times the third number.
+    """Clip boxes [rows, ..., 4] to their images.
+
+    ImInfo [images, 3] has the scaled height and width, and the scale.
     """
     rows, info = rows_of(x), rows_of(info)
     if rows.shape[-1] != 4 or info.ndim != 2 or info.shape[1] != 3:
@@ -197,8 +198,9 @@ def box_clip(x: Value, info: Value) -> Value:
 
 @op("polygon_box_transform", ins=("Input",), outs=("Output",), grad=False, rows="map")
 def polygon_box_transform(x: Array) -> Array:
-    """Turn offsets of corners [N, 2 * corners, H, W] on a map of a quarter of the image's size into
-    their places: x from the even channels, y from the odd ones (Zhou et al., EAST, 2017).
+    """Convert corner offsets [N, 2 * corners, H, W] on a quarter-size map to image coordinates.
+
+    Even channels hold x, odd channels y (Zhou et al., EAST, 2017).
     """
     if x.ndim != 4 or x.shape[1] % 2:
         raise errors.ShapeError(
@@ -226,8 +228,10 @@ def box_decoder_and_assign(
     *,
     box_clip: float = 4.135000228881836,
 ) -> tuple[Array, Array]:
-    """Return the boxes [rows, classes * 4] of each class, and [rows, 4] those of the class with the
-    highest score above -1 that is not class 0, or the prior where there is none.
+    """Decode the boxes of each class [rows, classes * 4], and select the box of the best class [rows, 4].
+
+    The best class has the highest score above -1 and is not class 0. Without a best class, the box is the
+    prior.
     """
     need_boxes("box_decoder_and_assign", "PriorBox", prior)
     rows, classes = score.shape

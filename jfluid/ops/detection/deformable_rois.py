@@ -1,4 +1,4 @@
-"""Pooling of regions of interest whose bins move by learnt offsets (arXiv:1703.06211)."""
+"""Deformable region-of-interest pooling: bins move by learnt offsets (arXiv:1703.06211)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +33,7 @@ def deformable_psroi_pooling(
     sample_per_part: int,
     trans_std: float,
 ) -> tuple[Value, Value]:
-    """Average the samples of each bin of each box that lie in the image, and count them.
+    """Average the samples inside the image in each bin of each box, and return their count.
 
     Bins move by offsets [boxes, 2 * classes, *part_size] (across, then down), times trans_std and
     the size of the box. Each place of a grid of group_size has channels of its own, of which a bin

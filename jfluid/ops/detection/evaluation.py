@@ -1,4 +1,4 @@
-"""Mean average precision of detections, which runs on the host: its state grows with every batch.
+"""Mean average precision of detections, run on the host: its state grows with every batch.
 
 A mark is a row (score, 1 or 0) for a detection that counts.
 """
@@ -37,9 +37,9 @@ def detection_map(
     evaluate_difficult: bool = True,
     ap_type: str = "integral",
 ) -> tuple[np.ndarray, LoDTensor | np.ndarray, LoDTensor | np.ndarray, np.ndarray]:
-    """Return the number of boxes of the truth of each class, the marks of detections that are
-    right and of those that are wrong, by class, and the mean average precision [1]: of this batch
-    and, with HasState, of those before (Everingham et al., PASCAL VOC, 2010).
+    """Return class counts, true and false positives by class, and the mean average precision [1].
+
+    With HasState, the results include all earlier batches (Everingham et al., PASCAL VOC, 2010).
     """
     if ap_type not in _AVERAGES:
         raise errors.AttributeTypeError(f"detection_map: ap_type: expected one of {list(_AVERAGES)}, found {ap_type!r}")
@@ -115,7 +115,10 @@ def _kept(state: LoDTensor, slot: str, classes: int, ctx: SimpleNamespace) -> li
 
 
 def _by_class(marks: list[np.ndarray], ctx: SimpleNamespace, slot: str) -> LoDTensor | np.ndarray:
-    """Return the marks with a LoD; those of a state as an array, since the Scope keeps its LoD."""
+    """Concatenate the marks of all classes to a tensor with a LoD by class.
+
+    A state is returned as an array, since the Scope keeps its LoD.
+    """
     rows = np.concatenate(marks).astype(np.float32)
     lod = [[0, *np.cumsum([len(m) for m in marks]).tolist()]]
     variable = ctx.scope.find_var(ctx.op.output(slot)[0])
@@ -130,9 +133,10 @@ def _by_class(marks: list[np.ndarray], ctx: SimpleNamespace, slot: str) -> LoDTe
 def _judged(
     rows: np.ndarray, boxes: np.ndarray, threshold: float, difficult: bool
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield for each class of an image's detections (label, score, box) its number, and for those
-    that count their scores and whether they are right: each box of the truth is found once, by the
-    detection with the highest score of those that overlap it most.
+    """Yield (class, scores, True for true positives) for each class of an image's detections.
+
+    Detections are (label, score, box). Each ground truth box is found once, by the detection with the highest
+    score of all detections that overlap it most. Ignored detections are left out.
     """
     for label in np.unique(rows[:, 0].astype(np.int64)):
         own = rows[rows[:, 0].astype(np.int64) == label]

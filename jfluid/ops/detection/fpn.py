@@ -71,8 +71,9 @@ def collect_fpn_proposals(
 def distribute_fpn_proposals(
     rois: Value, *, min_level: Int, max_level: Int, refer_level: Int, refer_scale: Int
 ) -> tuple[list[Value], Value]:
-    """Return the proposals of each level of the pyramid, those of twice the side one level up, and
-    the place of each proposal in the levels one after the other.
+    """Distribute proposals over the pyramid's levels by size; each level has twice the side of the level before.
+
+    Also return the index of each proposal in the concatenated levels.
     """
     if not 0 < min_level <= max_level or refer_scale <= 0:
         raise errors.AttributeTypeError(

@@ -46,8 +46,9 @@ def generate_mask_labels(
     num_classes: Int,
     resolution: Int,
 ) -> tuple[Value, ...]:
-    """Return the rois of objects, their places among the image's rois, and the masks of the objects
-    in them; for an image without any, its first roi and a mask to be ignored.
+    """Return the foreground rois, their indices among the image's rois, and the object masks.
+
+    An image without objects has its first roi and an ignored mask.
     """
     if num_classes < 1 or resolution < 1:
         raise errors.AttributeTypeError(
@@ -84,9 +85,7 @@ def generate_mask_labels(
 
 
 def _of_image(boxes: Array, classes: Array, drawn: Array, bounds: Array) -> tuple[Array, Array, Array, Array]:
-    """Return of one image: the boxes that get a mask, their places, the objects that they overlap
-    most, and how many boxes there are.
-    """
+    """Return an image's boxes with masks, their indices, their most overlapping objects, and their count."""
     most = boxes.shape[0]
     objects = classes > 0
     count = jnp.sum(objects, dtype=jnp.int32)
@@ -97,8 +96,9 @@ def _of_image(boxes: Array, classes: Array, drawn: Array, bounds: Array) -> tupl
 
 
 def _bounds(outlines: Ragged, like: Array) -> Array:
-    """Return [images, most, 4]: the smallest box around the polygons of each object, with the
-    objects of `like` [images, most].
+    """Return the bounding box of each object's polygons, [images, most, 4].
+
+    The objects are ordered as in `like` [images, most].
     """
     _, objects, polygons = outlines.levels
     own = segments(objects, polygons.number)[jnp.minimum(segments(polygons, outlines.capacity), polygons.number - 1)]
@@ -113,7 +113,7 @@ def _bounds(outlines: Ragged, like: Array) -> Array:
 
 
 def _drawn(outlines: Ragged, objects: Array, boxes: Array, size: int) -> Array:
-    """Return bool [n, size, size]: which pixels of a grid over each box [n, 4] are in a polygon of its object."""
+    """Rasterise the polygons of each box's object on a grid over the box [n, 4]: bool [n, size, size]."""
     polygons, points = outlines.levels[1:]
     most = min(polygons.longest * points.longest, outlines.capacity)
     start = points.offsets[polygons.offsets[objects]]
@@ -131,8 +131,9 @@ def _drawn(outlines: Ragged, objects: Array, boxes: Array, size: int) -> Array:
 
 
 def _inside(starts: Array, ends: Array, polygon: Array, real: Array, box: Array, *, size: int, most: int) -> Array:
-    """Return bool [size, size] (rows, columns): which pixels of the grid over a box are inside of
-    one of `most` polygons, whose edges go from starts [n, 2] to ends [n, 2].
+    """Rasterise up to `most` polygons on a grid over a box: bool [size, size] (rows, columns).
+
+    The polygons' edges go from starts [n, 2] to ends [n, 2].
     """
     sides = jnp.maximum(box[2:] - box[:2], 1)
 
@@ -149,10 +150,10 @@ def _inside(starts: Array, ends: Array, polygon: Array, real: Array, box: Array,
 
 
 def _crossings(start: Array, end: Array, size: int) -> tuple[Array, Array]:
-    """Return for each edge [n] and each column of pixels whether the edge crosses its middle, and
-    the first row below the crossing: [n, size] both.
+    """Return the crossings of each edge [n] with the middle of each pixel column, and the first row below.
 
-    An edge is walked in whole steps along its longer side, from its left or upper end.
+    Both are [n, size]; the first is a mask. An edge is stepped in whole steps along its longer side, from its
+    left or upper end.
     """
     flat = jnp.abs(end - start)
     wide = flat[:, 0] >= flat[:, 1]
@@ -166,7 +167,7 @@ def _crossings(start: Array, end: Array, size: int) -> tuple[Array, Array]:
     left = (_FINER * jnp.arange(size) + _FINER // 2).astype(start.dtype)  # the last step before
 
     def across(step: Array) -> Array:
-        """Return the place on the shorter side after so many steps on the longer one."""
+        """Return the position on the shorter side after `step` steps on the longer side."""
         return jnp.trunc(jnp.where(wide, y, x) + slope * step + 0.5)
 
     # On a steep edge: the last step on this side of the middle, found within one of the exact one.

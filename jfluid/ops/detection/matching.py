@@ -1,8 +1,7 @@
-"""Which box of the truth each prior answers for, what it then has to predict, and which of the
-others count as negative examples.
+"""Matching of priors to ground truth boxes, their regression targets, and hard negative mining.
 
-The boxes of the truth are rows with a LoD: sequence i holds those of image i. A match index is the
-number of a box within its image, -1 where a prior has none.
+Ground truth boxes are rows with a LoD: sequence i holds the boxes of image i. A match index is the number
+of a box within its image, -1 for a prior without a match.
 """
 
 from typing import Any
@@ -21,16 +20,15 @@ MANY_ROWS = 130
 
 
 def _pairs(distances: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return (match indices, distances), [images, columns] each: pairs of rows and columns by
-    falling distance, each row and column once; of equal distances the first column, then the first
-    row.
+    """Match rows and columns greedily by falling distance, and return (match indices, distances).
 
-    A row gets one of its best columns: of the columns before that, each went to another row. So as
-    many as there are rows are enough of each.
+    Both are [images, columns]. Each row and column is matched once. Ties are broken by the first column, then
+    the first row. A row is matched with one of its best columns: each better column went to another row. So the
+    `rows` best columns of each row suffice.
 
     Args:
         distances: [images, rows, columns].
-        lengths: int32 [images], how many of the rows there are.
+        lengths: int32 [images], the number of rows.
     """
     images, rows, columns = distances.shape
     least = jnp.where(lengths >= MANY_ROWS, jnp.finfo(distances.dtype).tiny, LEAST_DISTANCE)
@@ -72,9 +70,9 @@ def _pairs(distances: Array, lengths: Array) -> tuple[Array, Array]:
 def bipartite_match(
     distances: Value, *, match_type: str = "bipartite", dist_threshold: float = 0.5
 ) -> tuple[Array, Array]:
-    """Return for each image and column the row that it is matched with and their distance, greedily
-    by falling distance; "per_prediction" then matches the columns left with their best rows of at
-    least `dist_threshold`.
+    """Match each column greedily with a row by falling distance; return the rows and distances.
+
+    "per_prediction" then matches each remaining column with its best row of at least `dist_threshold`.
     """
     if match_type not in ("", "bipartite", "per_prediction"):
         raise errors.AttributeTypeError(
@@ -112,9 +110,11 @@ def bipartite_match(
     rows="sequence",
 )
 def target_assign(x: Value, match: Value, negatives: Value | None, *, mismatch_value: int = 0) -> tuple[Array, Array]:
-    """Return [images, priors, width] with the row of x [rows, priors, width] (or [rows, 1, width])
-    that each prior is matched with, and weights [images, priors, 1] of 1 there; elsewhere
-    `mismatch_value` and 0, but 1 for the priors that NegIndices [rows, 1] lists for each image.
+    """Gather the row of x that each prior is matched with, and return weights.
+
+    x is [rows, priors, width] or [rows, 1, width]. The result is [images, priors, width], the weights [images,
+    priors, 1] are 1 for matched priors. An unmatched prior has `mismatch_value` and weight 0, but weight 1 if
+    NegIndices [rows, 1] lists it.
     """
     x, match = need(x, "target_assign", "X"), rows_of(match)
     if x.ndim != 3 or match.ndim != 2:
@@ -140,8 +140,9 @@ def target_assign(x: Value, match: Value, negatives: Value | None, *, mismatch_v
 
 
 def _largest(values: Array, allowed: Array, count: Array) -> Array:
-    """Return bool [rows, columns]: the `count` [rows] largest of the allowed values of each row; of
-    equal ones the first. NaN is the largest.
+    """Return a mask [rows, columns] of the `count` [rows] largest allowed values of each row.
+
+    Ties are broken by the first column. NaN is the largest value.
     """
     values = jnp.where(jnp.isnan(values), jnp.inf, values)
     ranked = -jnp.sort(-jnp.where(allowed, values, -jnp.inf), axis=1)
@@ -170,9 +171,10 @@ def mine_hard_examples(
     sample_size: int = 0,
     mining_type: str = "max_negative",
 ) -> tuple[Ragged, Array]:
-    """Return for each image the priors [rows, 1] with the highest losses: of those without a match
-    `neg_pos_ratio` times as many as there are matches ("max_negative"); or `sample_size` of all, so
-    that matches that are not among them are undone ("hard_example").
+    """Return the priors [rows, 1] with the highest losses as negative examples of each image.
+
+    "max_negative" selects `neg_pos_ratio` negatives for each match. "hard_example" selects `sample_size` of all
+    priors, and undoes matches that are not selected.
     """
     if mining_type not in ("max_negative", "hard_example"):
         raise errors.AttributeTypeError(

@@ -38,8 +38,9 @@ def _check_dense(op_type: str, boxes: Array, scores: Array) -> None:
 
 
 def _by_class(op_type: str, boxes: Value, scores: Value) -> tuple[Array, Array, Array]:
-    """Return boxes [images, 1 or classes, boxes, size], scores [images, classes, boxes], and where
-    each image's boxes start, for the two forms that suppression takes. Raises ShapeError.
+    """Return boxes by class, scores by class, and the first row of each image; raise ShapeError.
+
+    Boxes are [images, 1 or classes, boxes, size], scores [images, classes, boxes].
     """
     if scores.ndim != 2:
         boxes, scores = rows_of(boxes), rows_of(scores)
@@ -89,13 +90,13 @@ def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple
 
 
 def _kept(found: Array, scores: Array, at: _Limits, by_row: bool) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the boxes of each image that are kept: row of `scores`, score, number, box, and which
-    of them there are; [images, most] each.
+    """Return the kept boxes of each image: row of `scores`, score, number, box, and mask; [images, most] each.
 
     Args:
         found: [images, 1 or classes, boxes, size].
         scores: [images, classes, boxes].
-        by_row: whether those of a class are in the order of their numbers, not of their scores.
+        at: thresholds and limits.
+        by_row: True to order the boxes of a class by number, False to order them by score.
     """
     images, classes, _ = scores.shape
     values, order, candidate = best(scores, at.score_threshold, at.nms_top_k)
@@ -132,8 +133,9 @@ def multiclass_nms(
     keep_top_k: Int,
     normalized: bool = True,
 ) -> Ragged:
-    """Return the boxes of each image that no better one of the same class overlaps, [rows, 2 + size]
-    (class, score, box) by image and class; a single -1 where no image has one.
+    """Apply non-maximum suppression by class, and return rows [rows, 2 + size] (class, score, box).
+
+    Rows are ordered by image and class. If no image has a box, the result is a single -1.
     """
     at = _Limits(
         background_label,
@@ -160,8 +162,9 @@ def multiclass_nms2(
     keep_top_k: Int,
     normalized: bool = True,
 ) -> tuple[Ragged, Ragged]:
-    """Do what `multiclass_nms` does, with no rows where nothing is found, and return the numbers of
-    the boxes in the batch, too.
+    """Apply `multiclass_nms`, and also return the indices of the boxes in the batch.
+
+    Without a box, the result has no rows.
     """
     at = _Limits(
         background_label,
@@ -189,8 +192,9 @@ def matrix_nms(
     use_gaussian: bool = False,
     gaussian_sigma: float = 2.0,
 ) -> tuple[Ragged, Ragged]:
-    """Return the boxes of each image with scores that fall with how much better ones of the class
-    overlap them, [rows, 6] (class, score, box), the best first; and their numbers in the batch.
+    """Apply matrix NMS: scores decay with the overlap of better boxes of the class.
+
+    Returns rows [rows, 6] (class, score, box), the best first, and their indices in the batch.
     """
     boxes, scores = rows_of(boxes), rows_of(scores)
     _check_dense("matrix_nms", boxes, scores)
@@ -231,11 +235,10 @@ def locality_aware_nms(
     keep_top_k: Int,
     normalized: bool = True,
 ) -> Ragged:
-    """Do what `multiclass_nms` does after neighbours that overlap were merged, weighted by their
-    scores, which add up (Zhou et al., EAST, 2017).
+    """Merge overlapping neighbours, weighted by their scores, and apply `multiclass_nms`.
 
-    As in Fluid a class finds the boxes as those before it have merged them, and the boxes that are
-    returned are those after the last one.
+    Scores of merged boxes are summed (Zhou et al., EAST, 2017). As in Fluid, a class starts from the boxes
+    merged by earlier classes, and the returned boxes are the boxes merged by the last class.
     """
     boxes, scores = rows_of(boxes), rows_of(scores)
     _check_dense("locality_aware_nms", boxes, scores)
@@ -265,8 +268,9 @@ def locality_aware_nms(
 
 
 def _merge_neighbours(boxes: Array, scores: Array, threshold: float, normalized: bool) -> tuple[Array, Array]:
-    """Return boxes [size, images, boxes] of which each first one of neighbours that overlap has
-    their mean, and the sums of scores [images, boxes]: NaN for all but the first ones.
+    """Merge runs of overlapping neighbours: the first box of a run gets the mean box and the summed score.
+
+    Boxes are [size, images, boxes], scores [images, boxes]; all further boxes of a run get the score NaN.
     """
 
     def step(state: tuple[Array, Array], own: tuple[Array, Array]) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""How much boxes and polygons overlap, as Fluid's suppression measures it.
+"""Overlap (IoU) of boxes and polygons, as Fluid's suppression measures it.
 
-Their coordinates come first here, [size, ...], so that each is an array of its own in loops.
+Coordinates come first here, [size, ...], so that each coordinate is a separate array in loops.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ WIDTHS = (4, 8, 16, 24, 32)
 
 
 def check_boxes(op_type: str, boxes: Any) -> None:
-    """Raise ShapeError where the last dimension describes neither boxes nor polygons."""
+    """Raise ShapeError if the last dimension describes neither boxes nor polygons."""
     if boxes.shape[-1] not in WIDTHS:
         raise errors.ShapeError(
             f"{op_type}: the last dimension of BBoxes must be 4 (corners) or 8, 16, 24 or 32 (points "
@@ -33,7 +33,7 @@ def overlap(a: Array, b: Array, normalized: bool) -> Array:
 
 
 def _area(boxes: Array, extra: int) -> Array:
-    """Return the areas of boxes [4, ...]: [...]; 0 for those turned inside out."""
+    """Return the areas [...] of boxes [4, ...]; 0 for inverted boxes."""
     width, height = boxes[2] - boxes[0], boxes[3] - boxes[1]
     return jnp.where((width < 0) | (height < 0), 0, (width + extra) * (height + extra))
 
@@ -47,7 +47,7 @@ def _boxes(a: Array, b: Array, extra: int) -> Array:
 
 
 def _polygons(a: Array, b: Array) -> Array:
-    """Return the intersection over union of simple polygons [2 * points, ...]; 0 where one has no area.
+    """Return the IoU of simple polygons [2 * points, ...]; 0 if a polygon has no area.
 
     The region below each edge, down to a base line, counts positively or negatively by the
     direction of the edge; so do the regions below pairs of edges, whose sum is the common area.
@@ -91,9 +91,7 @@ def _common_area(p: Array, q: Array) -> Array:
 
 
 def _edges(points: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Return for each edge its least and greatest x, its slope, its y at the least x, and its
-    direction: [points, ...] each.
-    """
+    """Return the least and greatest x, slope, y at the least x, and direction of each edge: [points, ...] each."""
     after = jnp.roll(points, -1, axis=0)
     x0, y0, x1, y1 = points[:, 0], points[:, 1], after[:, 0], after[:, 1]
     run = x1 - x0

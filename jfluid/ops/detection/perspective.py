@@ -48,7 +48,7 @@ def _matrix(x: Array, y: Array, height: int, width: int) -> Array:
 
 
 def _in_quadrangle(at: Array, down: Array, x: Array, y: Array) -> Array:
-    """Whether points [boxes, places] lie in or on quadrangles with the corners [boxes, 4]."""
+    """Return True for points [boxes, places] in or on quadrangles with corners [boxes, 4]."""
     edge, crossings = jnp.zeros(at.shape, bool), jnp.zeros(at.shape, jnp.int32)
     for i in range(4):
         (xs, ys), (xe, ye) = ([v[:, j, None] for v in (x, y)] for j in (i, (i + 1) % 4))
@@ -83,8 +83,9 @@ def roi_perspective_transform(
     transformed_height: int = 1,
     transformed_width: int = 1,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Sample each quadrangle [boxes, 8] of its image as [channels, transformed_height,
-    transformed_width]; what lies outside of quadrangle or image is 0 in result and mask.
+    """Warp each quadrangle [boxes, 8] of its image to [channels, transformed_height, transformed_width].
+
+    Pixels outside of quadrangle or image are 0 in result and mask.
     """
     x, corners = rows_of(x), rows_of(boxes).astype(rows_of(x).dtype)
     if x.ndim != 4 or corners.ndim != 2 or corners.shape[1] != 8:

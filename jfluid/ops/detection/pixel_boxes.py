@@ -1,5 +1,6 @@
-"""What operators on boxes in pixels share: a box [x0, y0, x1, y1] holds its last row and column, so
-its width is x1 - x0 + 1.
+"""Helpers for boxes in pixels: a box [x0, y0, x1, y1] includes its last row and column.
+
+Its width is x1 - x0 + 1.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ _BLOCK = 256
 
 
 def areas(boxes: Array) -> Array:
-    """Return the pixels of boxes [..., 4]; 0 where the corners are swapped."""
+    """Return the areas of boxes [..., 4] in pixels; 0 for swapped corners."""
     sides = boxes[..., 2:] - boxes[..., :2]
     return jnp.where(jnp.all(sides >= 0, -1), jnp.prod(sides + 1, -1), 0)
 
@@ -37,8 +38,9 @@ def overlaps(a: Array, b: Array) -> Array:
 
 
 def deltas(boxes: Array, targets: Array) -> Array:
-    """Return what moves boxes [n, 4] to targets [n, 4]: the way of the centres in widths and
-    heights, and the logarithms of the ratios of the sides (Girshick, 2014).
+    """Return the regression targets from boxes [n, 4] to targets [n, 4].
+
+    These are centre shifts in widths and heights, and logarithms of the ratios of the sides (Girshick, 2014).
     """
     sides, wanted = (x[:, 2:] - x[:, :2] + 1 for x in (boxes, targets))
     way = targets[:, :2] + 0.5 * wanted - (boxes[:, :2] + 0.5 * sides)
@@ -46,8 +48,9 @@ def deltas(boxes: Array, targets: Array) -> Array:
 
 
 def per_image(x: Value, op_type: str, slot: str, most: int | None = None) -> tuple[Array, Array]:
-    """Return rows with a LoD of one level as [images, most, ...], and which of them are there, bool
-    [images, most]; `most` is at least 1, and that of the level where it is not given.
+    """Pad rows with a LoD of one level to [images, most, ...], and return the mask [images, most].
+
+    `most` is at least 1; by default it is the bound of the level.
     """
     x = need(x, op_type, slot)
     if len(x.levels) != 1:
@@ -65,8 +68,9 @@ def per_image(x: Value, op_type: str, slot: str, most: int | None = None) -> tup
 
 
 def per_object(x: Value, op_type: str, slot: str, like: Array) -> Array:
-    """Return one number for each object, from rows [objects] or [objects, 1] with a LoD, in the
-    shape of `like` [images, most].
+    """Pad one number per object, from rows [objects] or [objects, 1] with a LoD, to the shape of `like`.
+
+    `like` is [images, most].
     """
     values, _ = per_image(x, op_type, slot, like.shape[1])
     if len(values) != len(like) or values.size != like.size:
@@ -107,7 +111,7 @@ def running_count(mask: Array) -> Array:
 
 
 def first_true(mask: Array, size: int) -> Array:
-    """Return int32 [size]: where `mask` [n] is true, in order; then n - 1."""
+    """Return the indices of true entries of `mask` [n] in order, padded with n - 1: int32 [size]."""
     number = mask.shape[0]
     if 4 * size < number < 1 << 24:  # few of many: places as floats, which XLA ranks fast
         places = lax.top_k(jnp.where(mask, -jnp.arange(number, dtype=jnp.float32), -number), size)[0]
@@ -126,8 +130,9 @@ def joined(first: Array, count: Array, second: Array, size: int) -> Array:
 
 
 def sampled(mask: Array, number: Array | int, most: int, key: Array | None) -> Array:
-    """Return `mask` [n] with at most `number` (at most `most`) entries left true: the first ones, or
-    such that a random `key` draws.
+    """Subsample `mask` [n] to at most `number` true entries (at most `most`).
+
+    The entries are the first ones, or with `key` a random sample.
     """
     if key is None:
         return mask & (running_count(mask) <= number)
@@ -138,8 +143,9 @@ def sampled(mask: Array, number: Array | int, most: int, key: Array | None) -> A
 
 
 def rows_of_images(counts: Array, *values: Array) -> tuple[Ragged, ...]:
-    """Return the first `counts[i]` rows of each image of values [images, most, ...], as rows with
-    a LoD; they are finite for images without any.
+    """Return the first `counts[i]` rows of each image of values [images, most, ...], as rows with a LoD.
+
+    The rows are finite for images without any.
     """
     number, most = values[0].shape[:2]
     level = Level(offsets_of(counts), most)
@@ -151,6 +157,6 @@ def rows_of_images(counts: Array, *values: Array) -> tuple[Ragged, ...]:
 
 
 def inferred_rows(x: Ragged) -> Ragged:
-    """Return `x`; while shapes are inferred, so many rows of it as stand for an unknown number."""
+    """Return `x`, or rows of placeholder length while shapes are inferred."""
     unknown = static_values.placeholder()
     return x if unknown is None else x.like(jnp.zeros((unknown, *x.shape[1:]), x.dtype))

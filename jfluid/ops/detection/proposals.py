@@ -1,6 +1,4 @@
-"""Proposals of a region proposal network: anchors that the network moved, the best of which are kept
-(Ren et al., Faster R-CNN, 2015).
-"""
+"""Proposals of a region proposal network: the best regressed anchors (Ren et al., Faster R-CNN, 2015)."""
 
 import functools
 import math
@@ -41,9 +39,7 @@ def generate_proposals(
     min_size: Float,
     eta: Float,
 ) -> tuple[Value, ...]:
-    """Return the moved anchors of each image that are left after suppression, best first, their
-    scores, and where each image's rows end.
-    """
+    """Return the proposals of each image after suppression, best first, their scores, and row offsets."""
     scores, deltas, im_info = rows_of(scores), rows_of(deltas), rows_of(im_info)
     anchors, variances = (rows_of(x).reshape(-1, 4) for x in (anchors, variances))
     _check(scores, deltas, im_info, anchors, variances)
@@ -104,7 +100,7 @@ def _of_image(
     smallest: float,
     eta: float,
 ) -> tuple[Array, Array, Array]:
-    """Return boxes [kept, 4], their scores [kept], and how many of them there are."""
+    """Return an image's boxes [kept, 4], their scores [kept], and their count."""
     # Of equal scores Fluid's suppression takes the later one first.
     later_first = threshold > 0
     ranked = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
@@ -123,7 +119,7 @@ def _of_image(
 
 
 def _moved(anchors: Array, deltas: Array, variances: Array) -> Array:
-    """Return boxes [n, 4]: anchors moved and scaled by what the network says."""
+    """Move and scale anchors by the network's deltas: boxes [n, 4]."""
     sides = anchors[:, 2:] - anchors[:, :2] + 1
     steps = variances * deltas
     centres = anchors[:, :2] + 0.5 * sides + steps[:, :2] * sides
@@ -132,19 +128,17 @@ def _moved(anchors: Array, deltas: Array, variances: Array) -> Array:
 
 
 def _large_enough(boxes: Array, size: Array, scale: Array, smallest: float) -> Array:
-    """Return bool [n]: which boxes have sides of at least `smallest` pixels of the image before it
-    was scaled, and their centre inside.
-    """
+    """Return a mask [n] of boxes with sides of at least `smallest` unscaled pixels and a centre in the image."""
     sides = boxes[:, 2:] - boxes[:, :2]
     inside = boxes[:, :2] + (sides + 1) / 2 <= size
     return jnp.all((sides / scale + 1 >= smallest) & inside, -1)
 
 
 def suppressed(boxes: Array, usable: Array, threshold: float, eta: float, most: int) -> tuple[Array, Array]:
-    """Go through boxes [n, 4] from the first, and keep each that overlaps no kept one by more than
-    the threshold, up to `most` of them. Returns their places, int32 [most], and how many there are.
+    """Apply greedy suppression to boxes [n, 4] in order; return indices, int32 [most], and their count.
 
-    A threshold above 0.5 shrinks by the factor `eta` with each box that is kept.
+    A box is kept if it overlaps no kept box by more than the threshold. A threshold above 0.5 shrinks by the
+    factor `eta` with each kept box.
     """
     number, sizes = boxes.shape[0], areas(boxes)
     order = jnp.arange(number, dtype=jnp.int32)

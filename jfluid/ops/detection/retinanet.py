@@ -1,4 +1,4 @@
-"""RetinaNet's boxes from the anchors of its feature maps."""
+"""RetinaNet's box decoding and suppression."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -28,8 +28,9 @@ def retinanet_detection_output(
     nms_eta: float = 1.0,
     keep_top_k: Int,
 ) -> Ragged:
-    """Return the objects of each image, [rows, 6] (class from 1 on, score, box in pixels of the
-    original image), the best first (Lin et al., 2017).
+    """Return the detected objects of each image: rows [rows, 6], the best first (Lin et al., 2017).
+
+    A row is (class from 1 on, score, box in pixels of the original image).
 
     `nms_top_k` candidates of each level count; on the last level those of any score above 0.
     """
@@ -55,7 +56,7 @@ def retinanet_detection_output(
 
 
 def _check(deltas: list[Array], scores: list[Array], anchors: list[Array], image_info: Array) -> None:
-    """Raise ShapeError where the levels do not fit each other."""
+    """Raise ShapeError if the levels do not match each other."""
     if not len(deltas) == len(scores) == len(anchors):
         raise errors.ShapeError(
             "retinanet_detection_output: expected as many BBoxes as Scores and Anchors, found "
@@ -80,8 +81,9 @@ def _check(deltas: list[Array], scores: list[Array], anchors: list[Array], image
 def _candidates(
     delta: Array, scores: Array, anchors: Array, image_info: Array, least: float, most: int
 ) -> tuple[Array, Array, Array]:
-    """Return the best of one level: scores (NaN for none), classes and boxes, [images, most] each
-    and [images, most, 4].
+    """Return the best candidates of one level: scores (NaN for none), classes and boxes.
+
+    Scores and classes are [images, most], boxes [images, most, 4].
     """
     images, _, classes = scores.shape
     score, order, candidate = best(scores.reshape(images, -1), least, most)

@@ -48,7 +48,7 @@ def _weighted(x: Array, down: Array, across: Array, image: Array, learn_boxes: b
 
 
 class _Visit:
-    """The pixels of all bins, one of each bin a step."""
+    """Iterator over the pixels of all bins, one pixel of each bin per step."""
 
     def __init__(self, x: Array, down: Array, across: Array, image: Array):
         self.x, self.down, self.across, self.image = x, down, across, image
@@ -78,9 +78,7 @@ def _at(weights: Array, place: Array) -> Array:
 
 
 def _extent(weights: Array) -> tuple[Array, Array]:
-    """Return the first pixel of each bin that has a weight, and how many there are up to the last:
-    int32 [boxes, bins] both.
-    """
+    """Return the first pixel with a weight of each bin, and the length up to the last: int32 [boxes, bins]."""
     some = weights != 0
     first = jnp.argmax(some, -1).astype(jnp.int32)
     last = weights.shape[-1] - jnp.argmax(some[..., ::-1], -1).astype(jnp.int32)
@@ -147,7 +145,7 @@ def images_of(op_type: str, x: Array, boxes: Value, offsets: Any, counts: Any = 
 
 
 def check_boxes(op_type: str, x: Array, boxes: Value, height: int, width: int, scale: float) -> Array:
-    """Return the corners [boxes, 4] in the dtype of x. Raises errors for what does not fit."""
+    """Return the corners [boxes, 4] in the dtype of x; raise ShapeError or DtypeError for bad input."""
     corners = rows_of(boxes)
     if x.ndim != 4 or corners.ndim != 2 or corners.shape[1] != 4:
         raise errors.ShapeError(
@@ -164,7 +162,7 @@ def check_boxes(op_type: str, x: Array, boxes: Value, height: int, width: int, s
 
 
 def of_boxes(boxes: Value, out: Array) -> Value:
-    """Return `out`, one row for each box, with as many real rows as there are boxes."""
+    """Return `out`, one row for each box, with the row count of `boxes`."""
     if isinstance(boxes, Ragged) and not boxes.exact:
         return Ragged(out, (), boxes.count())
     return out
@@ -196,7 +194,7 @@ def _product(a: Array, b: Any) -> Array:
 
 
 def _share(length: Array, bins: int) -> Array:
-    """Return the length of one of so many bins."""
+    """Return the length of a bin: `length` divided by `bins`, rounded as Fluid's kernels round."""
     return _as_kernels_round(length.astype(jnp.float64) / bins, length.dtype)
 
 
@@ -206,7 +204,7 @@ def _scaled(corners: Array, scale: float) -> tuple[Array, ...]:
 
 
 def _sampled(start: Array, length: Array, bins: int, ratio: int, size: int) -> Array:
-    """Weights [boxes, bins, size] of the mean over samples between pixels, which are interpolated.
+    """Return weights [boxes, bins, size] of the mean over bilinear samples.
 
     Each of the equal bins has `ratio` samples, or one for each pixel begun where that is not
     positive. Samples up to one pixel outside take the pixel at the edge; those beyond are zero.
@@ -283,7 +281,7 @@ def roi_align(
 
 
 def _overlap(begin: Array, end: Array) -> Array:
-    """The integral of the triangle max(1 - |t|, 0) from begin to end, each half by its mean."""
+    """Integrate the triangle max(1 - |t|, 0) from begin to end, each half by its mean."""
     left, right = jnp.clip(begin, -1, 0), jnp.clip(end, -1, 0)
     rising = (right - left) * (1 + (left + right) / 2)
     left, right = jnp.clip(begin, 0, 1), jnp.clip(end, 0, 1)
@@ -291,7 +289,7 @@ def _overlap(begin: Array, end: Array) -> Array:
 
 
 def _integrated(start: Array, length: Array, bins: int, size: int) -> Array:
-    """Weights [boxes, bins, size] of the mean of the interpolated image, which is zero outside."""
+    """Return weights [boxes, bins, size] of the integral of the bilinear image, which is zero outside."""
     bin_length = _share(length, bins)[:, None, None]
     begin = start[:, None, None] + jnp.arange(bins, dtype=start.dtype)[:, None] * bin_length
     pixel = jnp.arange(size, dtype=start.dtype)
@@ -358,7 +356,7 @@ def psroi_pool(
     pooled_height: int = 1,
     pooled_width: int = 1,
 ) -> Value:
-    """Average pixels over the bins of each box, each bin over channels of its own (R-FCN, arXiv:1605.06409)."""
+    """Average pixels over the bins of each box; each bin reads separate channels (R-FCN, arXiv:1605.06409)."""
     x, bins = rows_of(x), pooled_height * pooled_width
     corners = check_boxes("psroi_pool", x, boxes, pooled_height, pooled_width, spatial_scale)
     if x.shape[1] != output_channels * bins:
@@ -399,9 +397,7 @@ def roi_pool(
     pooled_height: int = 1,
     pooled_width: int = 1,
 ) -> tuple[Value, Value]:
-    """Return the maximum of each bin of each box (Fast R-CNN, arXiv:1504.08083), and its place
-    y * width + x; an empty bin gives 0 and -1.
-    """
+    """Return the maximum of each bin of each box, and its index y * width + x; an empty bin gives 0 and -1."""
     x, offsets = rows_of(x), rows_of(offsets)
     corners = check_boxes("roi_pool", x, boxes, pooled_height, pooled_width, spatial_scale)
     image = images_of("roi_pool", x, boxes, offsets)
@@ -426,8 +422,9 @@ def roi_pool(
 
 @jax.custom_vjp
 def _maxima(x: Array, down: Array, across: Array, image: Array) -> tuple[Array, Array]:
-    """Return the maximum of each bin [boxes, rows, columns, channels], and where in its plane it is
-    first; the lowest number and -1 in a bin in which nothing is larger than that.
+    """Return the maximum of each bin [boxes, rows, columns, channels], and its first index in the plane.
+
+    A bin without a value above the lowest number gives the lowest number and -1.
     """
     visit = _Visit(x, down, across, image)
     pixels = x.reshape(-1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""What all kinds of non-maximum suppression share: sorted candidates, the greedy choice, the rows of what was found."""
+"""Shared parts of non-maximum suppression: sorted candidates, greedy selection, result rows."""
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +39,21 @@ def greedy(
     kind: Array | None = None,
     kinds: int = 1,
 ) -> Array:
-    """Return which candidates stay when each is dropped that overlaps one that stays before it by
-    more than `threshold`: bool [lanes, k].
+    """Return the mask [lanes, k] of candidates kept by greedy suppression.
+
+    A candidate is dropped if it overlaps an earlier kept candidate by more than `threshold`.
 
     Args:
         boxes: [size, lanes, k], the best first.
-        candidate: bool [lanes, k]; in each lane they come first.
-        eta: what a threshold above 0.5 is multiplied by whenever a candidate stays.
-        kind: int32 [lanes, k], below `kinds`: only those of one kind overlap, and each kind has its
-            own threshold. None: all are of one.
+        candidate: bool [lanes, k]; in each lane candidates come first.
+        threshold: the largest allowed overlap.
+        eta: factor that a threshold above 0.5 is multiplied by with each kept candidate.
+        normalized: True if coordinates are fractions of the image, False if they are pixels.
+        kind: int32 [lanes, k], below `kinds`: only boxes of one kind suppress each other, and each kind
+            has a separate threshold. None: all boxes are of one kind.
+        kinds: number of kinds.
 
-    The loop ends with the last candidate of the batch; all lanes go through it together.
+    The loop ends with the last candidate of the batch; all lanes run in lockstep.
     """
     lanes, k = candidate.shape
     together = _TOGETHER if k >= _MANY else 1
@@ -95,16 +99,16 @@ def greedy(
 
 
 def decays(boxes: Array, candidate: Array, sigma: float | None, normalized: bool) -> Array:
-    """Return what the score of each candidate is multiplied by, since better ones overlap it:
-    [lanes, k] (Wang et al., SOLOv2, 2020).
+    """Return the decay factors [lanes, k] of scores by overlap with better boxes (Wang et al., SOLOv2, 2020).
 
     Args:
         boxes: [size, lanes, k], the best first.
-        candidate: bool [lanes, k]; in each lane they come first.
-        sigma: of a Gaussian decay; None for a linear one.
+        candidate: bool [lanes, k]; in each lane candidates come first.
+        sigma: of a Gaussian decay; None for a linear decay.
+        normalized: True if coordinates are fractions of the image, False if they are pixels.
 
-    How much each overlaps those before it is known when its turn comes, so that one pass is
-    enough. What is not a number changes nothing.
+    The overlaps of a candidate with all earlier boxes are known at its step, so that one pass is enough. NaN
+    overlaps are ignored.
     """
     number = jnp.max(candidate.sum(axis=1, dtype=jnp.int32), initial=0)
     place = jnp.arange(candidate.shape[1], dtype=jnp.int32)
@@ -126,12 +130,13 @@ def decays(boxes: Array, candidate: Array, sigma: float | None, normalized: bool
 
 
 def chosen(kept: Array, scores: Array, limit: int) -> tuple[Array, Array]:
-    """Return the places of at most `limit` kept entries of each row, those with the best scores, in
-    order of place: int32 [rows, most], and which of them there are.
+    """Return the indices, int32 [rows, most], of at most `limit` best kept entries of each row, and a mask.
+
+    Indices are in ascending order.
 
     Args:
         kept: bool [rows, n].
-        scores: [rows, n]; of equal ones the first is the better.
+        scores: [rows, n]; the first of equal scores is the better.
         limit: -1 for all.
     """
     n = kept.shape[1]
@@ -147,18 +152,14 @@ def chosen(kept: Array, scores: Array, limit: int) -> tuple[Array, Array]:
 
 
 def in_sequences(entries: Array, real: Array) -> Ragged:
-    """Return entries [sequences, most, ...] as ragged rows: those that are `real`
-    [sequences, most], which come first in each sequence.
-    """
+    """Return ragged rows of the `real` entries [sequences, most, ...], which come first in each sequence."""
     level = Level(offsets_of(real.sum(axis=1)), real.shape[1])
     capacity = static_values.placeholder() or real.size
     return Ragged(unpad(entries, level, capacity), (level,))
 
 
 def nothing(rows: Ragged) -> Ragged:
-    """Return the rows, or where there are none a single sequence with a single number, -1: Fluid's
-    sign that nothing was found.
-    """
+    """Return the rows, or a single sequence with a single -1 if there are none: Fluid's empty result."""
     offsets, sequences = rows.last.offsets, rows.last.number
     none = offsets[-1] == 0
     levels = (

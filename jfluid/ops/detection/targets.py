@@ -1,5 +1,6 @@
-"""Which anchors and proposals a detector learns from, and what they should become (Ren et al.,
-Faster R-CNN, 2015; Lin et al., Focal Loss for Dense Object Detection, 2017).
+"""Sampling of anchors and proposals for detectors, and their training targets.
+
+Sources: Ren et al., Faster R-CNN, 2015; Lin et al., Focal Loss for Dense Object Detection, 2017.
 """
 
 import functools
@@ -35,9 +36,7 @@ def share(number: int, fraction: float) -> int:
 
 
 def _objects(op_type: str, gt_boxes: Value, is_crowd: Value, im_info: Value) -> tuple[Array, Array, Array]:
-    """Return the objects of each image in its pixels after scaling [images, most, 4], which of them
-    are no crowd, and the scales.
-    """
+    """Return each image's objects in scaled pixels [images, most, 4], the mask of non-crowd objects, and ImInfo."""
     boxes, real = per_image(gt_boxes, op_type, "GtBoxes")
     im_info = rows_of(im_info)
     check_images(op_type, GtBoxes=len(boxes), ImInfo=len(im_info))
@@ -46,8 +45,9 @@ def _objects(op_type: str, gt_boxes: Value, is_crowd: Value, im_info: Value) -> 
 
 
 def _shared(anchors: Array, inside: Array, boxes: Array, real: Array) -> tuple[Array, Array]:
-    """Return the overlap of each object with each anchor, [most, n], -1 where one of them does not
-    count, and for each anchor whether no other overlaps some object more.
+    """Return the overlaps of objects and anchors [most, n], and the mask of each object's best anchors.
+
+    An overlap is -1 if the object or the anchor is ignored.
     """
     shared = jnp.where(real[:, None] & inside, overlaps(boxes, anchors), -1)
     best = jnp.where(real, jnp.max(shared, 1), 2)[:, None]
@@ -66,12 +66,11 @@ def _assigned(
     batch: int,
     foreground: int,
 ) -> dict[str, Array]:
-    """Return what one image's anchors learn: rows of fixed number, of which `located` (places and
-    targets of boxes) and `scored` (labels) count.
+    """Return the training targets of one image's anchors, in rows of fixed number.
 
-    `batch` anchors are drawn, at most `foreground` of them for objects; 0: all. An anchor that is
-    drawn for an object and for the background is of the background; its row of a box stays, with
-    weight 0, in front.
+    `located` is the number of valid rows of places and box targets, `scored` of labels. `batch` anchors are
+    drawn, at most `foreground` of them for objects; 0 takes all. An anchor that is drawn for an object and for
+    the background counts as background. Its box row stays, with weight 0, in front.
     """
     number = anchors.shape[0]
     shared, closest = _shared(anchors, inside, objects, real)
@@ -137,8 +136,9 @@ def rpn_target_assign(
     use_random: Bool = True,
     key: Array,
 ) -> tuple[Value, ...]:
-    """Draw anchors of objects (label 1) and of the background (0); return their rows among all
-    images' anchors, what moves them to their objects, and the labels.
+    """Sample anchors of objects (label 1) and of the background (0).
+
+    Returns their rows among all images' anchors, the regression targets to their objects, and the labels.
     """
     if rpn_batch_size_per_im < 1 or not 0 < rpn_fg_fraction <= 1:
         raise errors.AttributeTypeError(
@@ -166,7 +166,7 @@ def rpn_target_assign(
 
 
 def _inside(anchors: Array, im_info: Array, beyond: float) -> Array:
-    """Return bool [n]: which anchors leave the image by no more than `beyond` pixels; all where that is negative."""
+    """Return the mask [n] of anchors that exceed the image by at most `beyond` pixels; all if that is negative."""
     if beyond < 0:
         return jnp.ones(anchors.shape[0], bool)
     size = im_info[1::-1].astype(anchors.dtype)
@@ -197,8 +197,9 @@ def retinanet_target_assign(
     positive_overlap: Float = 0.5,
     negative_overlap: Float = 0.4,
 ) -> tuple[Value, ...]:
-    """Return all anchors of objects, with the objects' labels, and of the background (label 0) as
-    rpn_target_assign does, and one more than the anchors of objects of each image.
+    """Assign anchors like rpn_target_assign without sampling, with class labels for objects (0: background).
+
+    Also return each image's number of object anchors plus one.
     """
     anchors = rows_of(anchors)
     check_boxes("retinanet_target_assign", Anchor=anchors, GtBoxes=rows_of(gt_boxes))
@@ -251,8 +252,9 @@ def generate_proposal_labels(
     is_cascade_rcnn: Bool = False,
     key: Array,
 ) -> tuple[Value, ...]:
-    """Draw proposals of objects and of the background; return them, their classes, and for the
-    columns of each one's class what moves it to its object.
+    """Sample proposals of objects and of the background.
+
+    Returns the proposals, their classes, and regression targets in the columns of each proposal's class.
     """
     check_boxes("generate_proposal_labels", RpnRois=rows_of(rois), GtBoxes=rows_of(gt_boxes))
     if batch_size_per_im < 1 or class_nums < 2 or len(bbox_reg_weights) != 4:
@@ -306,8 +308,9 @@ def generate_proposal_labels(
 def _with_objects(
     proposals: Array, there: Array, objects: Array, real: Array, crowd: Array, scale: Array
 ) -> tuple[Array, Array]:
-    """Return the objects, then the proposals, of each image before it was scaled, and which may be
-    drawn: 1, no crowd; 0, crowd; -1, no box at all.
+    """Return each image's objects and proposals in unscaled pixels, and their state.
+
+    A state is 1 for no crowd, 0 for crowd, -1 for no box.
     """
     boxes = jnp.concatenate([objects, proposals / scale], 1)
     state = jnp.concatenate([jnp.where(crowd, 0, 1), jnp.ones_like(there, jnp.int32)], 1)
@@ -317,8 +320,9 @@ def _with_objects(
 def _cascaded(
     proposals: Array, there: Array, objects: Array, real: Array, crowd: Array, scale: Array
 ) -> tuple[Array, Array]:
-    """Do the same for a later stage of Cascade R-CNN, where as many proposals as there are objects
-    come first and were not scaled, and boxes that have become empty are left out.
+    """Compute `_with_objects` for a later stage of Cascade R-CNN.
+
+    The first proposals are the objects, unscaled, and empty boxes are dropped.
     """
     rows = jnp.arange(proposals.shape[1])
     first = rows < jnp.sum(real, 1, keepdims=True)
@@ -342,9 +346,7 @@ def _drawn(
     thresholds: tuple[float, float, float],
     weights: Any,
 ) -> tuple[Array, ...]:
-    """Return boxes [most, 4] of one image, those of objects first, their classes, what moves them
-    to their objects, and how many there are.
-    """
+    """Return one image's boxes [most, 4], objects first, their classes, regression targets and count."""
     fg_thresh, low, high = thresholds
     shared = jnp.where(real, overlaps(boxes, objects), -1)
     overlap = jnp.max(shared, 1, initial=0)

@@ -61,9 +61,10 @@ def yolo_box(
     clip_bbox: bool = True,
     scale_x_y: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Return boxes [images, boxes, 4] (corners in pixels of images of the sizes [images, 2], height
-    and width) and scores [images, boxes, classes]; zeros where the confidence is below
-    `conf_thresh`.
+    """Return YOLO boxes [images, boxes, 4] and scores [images, boxes, classes].
+
+    Boxes are corners in pixels of images of the sizes [images, 2], height and width. Both are zero if the
+    confidence is below `conf_thresh`.
     """
     sizes = _anchor_sizes("yolo_box", anchors)
     maps = _feature_map("yolo_box", x, len(sizes), class_num)
@@ -94,7 +95,7 @@ def _cross_entropy(logits: Array, target: Array | float) -> Array:
 
 
 def _share(width: Array, height: Array, area: Array) -> Array:
-    """Return the intersection over union of what is shared, [...], with areas that are added up."""
+    """Return the IoU of boxes from the size of the intersection and the sum of both areas."""
     common = jnp.where((width < 0) | (height < 0), 0, width * height)
     return common / (area - common)
 
@@ -132,9 +133,10 @@ def yolov3_loss(
     use_label_smooth: bool = True,
     scale_x_y: float = 1.0,
 ) -> tuple[Array, Array, Array]:
-    """Return the loss of each image [images]; the weight of each predicted box as an object, 0 for
-    none and -1 for one that is left out; and the anchor of the map that each ground truth belongs
-    to, or -1 (Redmon and Farhadi, 2018).
+    """Return the YOLOv3 loss [images], the objectness mask and the matched anchors (Redmon and Farhadi, 2018).
+
+    The mask has the weight of each predicted box as an object, 0 for none, -1 for an ignored box. A ground
+    truth's matched anchor is -1 if it is not on this map.
 
     Ground truth is x, y of the centre, width and height in shares of the image; centres outside
     count as in the last cell. Where several have one cell and anchor all are in the loss, but, as
@@ -175,8 +177,9 @@ def yolov3_loss(
 
 
 def _matches(truth: Array, sizes: np.ndarray, chosen: list[int], side: int) -> tuple[Array, Array]:
-    """Return where the anchor that each ground truth is most like stands in `chosen`, or -1, and
-    the anchor: int32 [images, truths] each.
+    """Return the place in `chosen` of each ground truth's best anchor, or -1, and the anchor.
+
+    Both are int32 [images, truths].
     """
     base = jnp.asarray(sizes / side, truth.dtype)
     shared = jnp.minimum(truth[..., None, 2:], base)
@@ -190,7 +193,7 @@ def _matches(truth: Array, sizes: np.ndarray, chosen: list[int], side: int) -> t
 
 
 def _check_truth(x: Array, truth: Array, label: Array, weight: Array | None, anchors: int, chosen: list[int]) -> None:
-    """Raise ShapeError where ground truth and anchors do not fit."""
+    """Raise ShapeError if ground truth and anchors do not match."""
     if not chosen or not all(0 <= i < anchors for i in chosen):
         raise errors.ShapeError(
             f"yolov3_loss: expected anchor_mask to number some of {anchors} anchors, found {chosen}"
