@@ -1,16 +1,16 @@
-"""What users call: functions that append operators to the default main program.
+"""Layers: functions that append operators to the default main program.
 
-Nothing is computed here.
+Layers compute nothing.
 
-Shapes in docstrings are those of the program's variables; -1 is a dimension that is known when the
-program runs. "Rows with a LoD" are the rows of all sequences, one after the other, in one tensor
-[rows, ...] that knows where each sequence ends. A parameter `name` names the result, or is the
-prefix of its parameters' names; None generates a name.
+Shapes in docstrings are the shapes of the program's variables; -1 is a dimension that is known when the
+program runs. "Rows with a LoD" are the rows of all sequences, concatenated in one tensor [rows, ...] with
+the offsets of the sequences. A parameter `name` names the result, or is the prefix of its parameters'
+names; None generates a name.
 
-While a program is built every layer raises TypeError for an argument of a type or dtype that Fluid
-refuses (`argument_types`), and always for one that is no Variable where one is expected. Where
-shapes, dtypes or attributes do not fit, it raises a ProgramError, such as ShapeError or
-AttributeTypeError, that names the operator and the user's line.
+While a program is built, every layer raises TypeError for an argument of a type or dtype that Fluid
+refuses (`argument_types`), and for a value in place of a Variable. For wrong shapes, dtypes or attributes
+it raises a ProgramError, such as ShapeError or AttributeTypeError, that names the operator and the user's
+line.
 """
 
 from jfluid.layers import argument_types, math_op_patch

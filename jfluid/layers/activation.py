@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element: activations and others.
+"""Activations and further elementwise functions of a tensor.
 
 Results have the shape and dtype of `x`.
 """
@@ -301,12 +301,13 @@ def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, a
 def log_softmax(
     input: Variable, axis: int | None = None, dtype: str | None = None, name: str | None = None
 ) -> Variable:
-    """Return the logarithm of softmax along a dimension. As in Fluid it is never less than about
-    -64.
+    """Return the logarithm of softmax along a dimension; as in Fluid it is never less than about -64.
 
     Args:
+        input: float tensor.
         axis: the dimension; the last when None.
-        dtype: the input is converted to it first; None leaves it as it is.
+        dtype: dtype that the input is converted to first; None keeps its dtype.
+        name: see `jfluid.layers`.
     """
     helper = LayerHelper("log_softmax", name=name)
     x: Variable = hold(input, FLOATS, "log_softmax", "input")

@@ -37,7 +37,7 @@ _MISSING = object()
 
 
 class _Rule:
-    """What one argument of a layer may be; no types or no dtypes: any."""
+    """Allowed types and dtypes of a layer's argument; an empty list allows any."""
 
     def __init__(self, layer: str, argument: str, each: bool, types: Sequence[str], dtypes: Sequence[str]) -> None:
         self.layer = layer
@@ -82,7 +82,7 @@ def _either(names: Sequence[str]) -> str:
 
 @functools.cache
 def _table() -> dict[str, list[_Rule]]:
-    """The rules of each layer."""
+    """Return the rules of each layer."""
     found: dict[str, list[_Rule]] = {}
     text = (Path(__file__).parent / "argument_types.txt").read_text(encoding="ascii")
     for line in text.splitlines():
@@ -94,11 +94,11 @@ def _table() -> dict[str, list[_Rule]]:
 
 
 def _checked(function: Callable[..., Any], rules: Sequence[_Rule]) -> Callable[..., Any]:
-    """`function`, whose arguments are held to rules, the first argument first."""
+    """Wrap `function` with checks of its arguments, in the order of its parameters."""
 
     @functools.cache  # when the layer is first used
     def wanted() -> list[tuple[int, str, bool, _Rule]]:
-        """The place and the name of each argument, whether None stands for no argument, a rule."""
+        """Return the position and name of each checked argument, True if None is allowed, and the rule."""
         known = inspect.signature(function).parameters
         places = {name: place for place, name in enumerate(known)}
         found = [(places[r.argument], r.argument, known[r.argument].default is None, r) for r in rules]
@@ -117,9 +117,7 @@ def _checked(function: Callable[..., Any], rules: Sequence[_Rule]) -> Callable[.
 
 
 def install(names: MutableMapping[str, Any]) -> None:
-    """Replace the layers among `names`, here and in the modules that define them, by ones that hold
-    their arguments to the table.
-    """
+    """Wrap the layers among `names` with argument checks, in `names` and in the layers' modules."""
     for name, rules in _table().items():
         function = names.get(name)
         if inspect.isfunction(function):

@@ -119,9 +119,9 @@ def tensor_array_to_tensor(
 
 
 def is_array(inputs: list[Any], layer: str) -> bool:
-    """Return whether the only input of a layer that joins tensors is an array of them.
+    """Return True if the only input of a layer that joins tensors is a tensor array.
 
-    Raises TypeError where it is one of several.
+    Raises TypeError for a tensor array among several inputs.
     """
     arrays = [isinstance(v, Variable) and v.type == VarType.LOD_TENSOR_ARRAY for v in inputs]
     if any(arrays) and len(inputs) > 1:
@@ -132,7 +132,7 @@ def is_array(inputs: list[Any], layer: str) -> bool:
 
 
 def lod_rank_table(x: Variable, level: int = 0) -> Variable:
-    """Return a table that ranks the sequences of `x`, on this level of its LoD, from the longest to the shortest."""
+    """Return the rank table of the sequences of `x` on a level of its LoD: longest sequence first."""
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
     table.lod_level = level  # its arrays have the levels below
@@ -164,7 +164,7 @@ def array_to_lod_tensor(x: Variable, table: Variable) -> Variable:
 
 
 def shrink_memory(x: Variable, i: Variable, table: Variable) -> Variable:
-    """Return the leading rows of `x`, whose order is that of the table: those of sequences that have a step `i`."""
+    """Return the leading rows of `x`, in the order of `table`, for sequences longer than step `i`."""
     return emit("shrink_rnn_memory", {"X": x, "I": i, "RankTable": table}, layer="shrink_memory")
 
 
@@ -174,8 +174,9 @@ def reorder_lod_tensor_by_rank(x: Variable, rank_table: Variable) -> Variable:
 
 
 def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[Variable, Variable]:
-    """Return (the rows of `input` for which `mask` [rows, 1] holds, the other rows); where `input`
-    has a LoD, sequences instead of rows.
+    """Split `input` by `mask` [rows, 1]: (rows where it is true, rows where it is false).
+
+    If `input` has a LoD, sequences are split instead of rows.
     """
     true, false = emit(
         "split_lod_tensor",
@@ -187,12 +188,14 @@ def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[V
 
 
 def merge_lod_tensor(in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0) -> Variable:
-    """Join what `split_lod_tensor` has split.
+    """Merge two results of `split_lod_tensor`.
 
     Args:
-        in_true, in_false: the rows for which `mask` holds, and the others.
-        x: what was split.
+        in_true: the rows for which `mask` is true.
+        in_false: the rows for which `mask` is false.
+        x: the input of `split_lod_tensor`.
         mask: bool [rows, 1].
+        level: the level of the LoD that was split.
     """
     return emit(
         "merge_lod_tensor",

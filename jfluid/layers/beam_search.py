@@ -21,26 +21,26 @@ def beam_search(
     name: str | None = None,
     return_parent_idx: bool = False,
 ) -> Any:
-    """Do one step of beam search: choose the best `beam_size` of all words that may follow the
-    prefixes of a source sentence.
+    """Do one step of beam search: select the best `beam_size` continuations of each source sentence.
 
     It runs on the host, between two compiled parts of the step.
 
     Args:
         pre_ids: the last word of each prefix, int64 [prefixes, 1].
         pre_scores: the score of each prefix, [prefixes, 1].
-        ids: the words that may follow each prefix, int64 [prefixes, k]; None means 0 .. k - 1.
-        scores: their scores [prefixes, k], with the LoD source -> prefixes at `level`.
-        beam_size: how many words each source sentence keeps.
-        end_id: the word that ends a hypothesis; it is followed by itself only, at the same score.
-        level: which level of the LoD groups prefixes by source sentence.
-        is_accumulated: whether `scores` are those of whole hypotheses. Otherwise they are
-            probabilities of the next word, whose logarithms are added to `pre_scores`.
-        return_parent_idx: also return, int32, the prefix that each chosen word follows.
+        ids: candidate words of each prefix, int64 [prefixes, k]; None means 0 .. k - 1.
+        scores: scores of the candidates [prefixes, k], with the LoD source -> prefixes at `level`.
+        beam_size: number of words that each source sentence keeps.
+        end_id: the word that ends a hypothesis; its only continuation is itself, at the same score.
+        level: the level of the LoD that groups prefixes by source sentence.
+        is_accumulated: True if `scores` are scores of whole hypotheses. False if they are probabilities of
+            the next word; their logarithms are then added to `pre_scores`.
+        name: see `jfluid.layers`.
+        return_parent_idx: also return the prefix of each selected word, int32.
 
     Returns:
-        (the chosen words, their scores), each [chosen, 1] with the LoD source -> prefixes -> words.
-            A sentence all of whose hypotheses have ended has none.
+        (the selected words, their scores), each [selected, 1] with the LoD source -> prefixes -> words.
+            A sentence without unfinished hypotheses has no rows.
     """
     check_variable(pre_ids, "beam_search", "pre_ids")
     helper = LayerHelper("beam_search", name=name)
@@ -72,12 +72,14 @@ def beam_search(
 def beam_search_decode(
     ids: Variable, scores: Variable, beam_size: int, end_id: int, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """Return the whole hypotheses, best first, from arrays of what `beam_search` chose in each step.
+    """Return the whole hypotheses, best first, from arrays of the words and scores of each step.
 
     Args:
-        ids, scores: the arrays of words and of scores.
-        beam_size: that of `beam_search`.
+        ids: array of the words that `beam_search` selected in each step.
+        scores: array of their scores.
+        beam_size: the `beam_size` of `beam_search`.
         end_id: the word that ends a hypothesis.
+        name: see `jfluid.layers`.
 
     Returns:
         (words int64 [words], scores [words]), with the LoD source -> hypotheses -> words.

@@ -53,8 +53,9 @@ def bilinear_tensor_product(
 
 
 def fsp_matrix(x: Variable, y: Variable) -> Variable:
-    """Return the flow of a solution procedure between two feature maps [N, A, H, W] and
-    [N, B, H, W]: [N, A, B], products of channels averaged over the pixels. Raises ShapeError where
+    """Return the flow of a solution procedure (FSP) between feature maps [N, A, H, W] and [N, B, H, W].
+
+    The result [N, A, B] has the products of all channel pairs, averaged over the pixels. Raises ShapeError if
     height or width differ. Source: Yim et al., A Gift from Knowledge Distillation (CVPR 2017).
     """
     return emit("fsp", {"X": x, "Y": y}, layer="fsp_matrix")

@@ -10,9 +10,7 @@ from jfluid.ir.variable import Variable
 
 
 def captured(block: Block) -> tuple[list[str], list[str]]:
-    """Return (the names that a block reads before it writes them, the names that it writes), both
-    of variables of the blocks around it.
-    """
+    """Return the outer variables of a block: (names read before they are written, names written)."""
     reads: set[str] = set()
     written: set[str] = set()
     for op in block.ops:

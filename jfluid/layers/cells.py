@@ -36,7 +36,7 @@ class RNNCell:
 
     @property
     def state_shape(self) -> Any:
-        """The shapes of the states, without the batch: a list of integers, or a structure of them.
+        """Return the shapes of the states, without the batch: a list of integers, or a nested structure.
 
         Raises NotImplementedError here.
         """
@@ -126,16 +126,17 @@ def _halves(x: Variable, parts: int) -> list[Variable]:
 
 
 class GRUCell(RNNCell):
-    """A gated recurrent unit (Cho et al. 2014), whose new state is h' = u h + (1 - u) c.
+    """Gated recurrent unit (Cho et al. 2014) with the state update h' = u h + (1 - u) c.
 
     Args:
         hidden_size: the width of the state.
         param_attr: ParamAttr of the weights: [inputs + hidden, 2 hidden] of the gates, and [inputs
             + hidden, hidden] of the candidate.
-        bias_attr: ParamAttr of their biases; False for none.
-        gate_activation, activation: functions of a Variable; sigmoid and tanh when None.
-        dtype: of the parameters.
-        name: prefix of their names.
+        bias_attr: ParamAttr of the biases; False for none.
+        gate_activation: function of a Variable; sigmoid when None.
+        activation: function of a Variable; tanh when None.
+        dtype: dtype of the parameters.
+        name: prefix of the parameters' names.
     """
 
     def __init__(

@@ -12,14 +12,12 @@ __all__ = ["continuous_value_model", "data_norm"]
 
 
 def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True) -> Variable:
-    """Process features whose first two columns are the counts of shows and of clicks.
+    """Transform features with show and click counts in the first two columns.
 
     Args:
-        input: [rows, width], or rows with a LoD whose sequences are the rows of `cvm`.
-        cvm: the counts of each example, [batch, 2]. The first two columns get them as their
-            gradient.
-        use_cvm: replace the counts by log(show + 1) and log(click + 1) - log(show + 1); otherwise
-            leave them out.
+        input: [rows, width], or rows with a LoD that has a sequence for each row of `cvm`.
+        cvm: the counts of each example, [batch, 2]. The gradient of the first two columns is `cvm`.
+        use_cvm: replace the counts by log(show + 1) and log(click + 1) - log(show + 1); False drops them.
 
     Returns:
         [rows, width], or [rows, width - 2] without the counts.

@@ -1,8 +1,7 @@
-"""Of `paddle.complex`: arithmetic with complex variables, in programs and in imperative mode.
+"""Complex arithmetic of `paddle.complex`, in programs and in imperative mode.
 
-A complex variable is a pair of real ones (`ComplexVariable`), so each function here is a few layers
-on real numbers, and gradients flow through the parts. Where a function takes two operands, one of
-them may be real.
+A complex variable is a pair of real variables (`ComplexVariable`). Each function here is a few layers on
+real numbers, and gradients flow through the parts. In functions of two operands, one operand may be real.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ def is_real(x: Any) -> bool:
 
 
 def complex_variable_exists(inputs: Sequence[Any], layer_name: str) -> None:
-    """Raise TypeError unless one of some variables is complex; `layer_name` is for the message."""
+    """Raise TypeError unless a variable in `inputs` is complex; the message names `layer_name`."""
     if not any(map(is_complex, inputs)):
         raise TypeError(
             f"complex.{layer_name}: expected a ComplexVariable, found "
@@ -50,19 +49,19 @@ def complex_variable_exists(inputs: Sequence[Any], layer_name: str) -> None:
 
 
 def _of_one(name: str, x: Operand, part: Callable[[Variable], Variable]) -> ComplexVariable:
-    """Return what a linear function of one operand makes of both parts."""
+    """Apply a linear function of one operand to both parts."""
     complex_variable_exists([x], name)
     assert isinstance(x, ComplexVariable)
     return ComplexVariable(part(x.real), part(x.imag))
 
 
 def _parts(x: Operand) -> tuple[Variable, Variable | None]:
-    """Return the parts of an operand; None for the imaginary one of a real variable."""
+    """Return the real and imaginary part of an operand; None for the imaginary part of a real variable."""
     return (x.real, x.imag) if isinstance(x, ComplexVariable) else (x, None)
 
 
 def _sum(name: str, x: Operand, y: Operand, part: Callable[[Variable, Variable], Variable]) -> ComplexVariable:
-    """Return what `part`, a sum or a difference, makes of both parts of two operands."""
+    """Apply `part`, a sum or a difference, to both parts of two operands."""
     complex_variable_exists([x, y], name)
     (a, b), (c, d) = _parts(x), _parts(y)
     # zeros for what is missing: the operands may be broadcast against each other
@@ -98,17 +97,17 @@ def elementwise_add(x: Operand, y: Operand, axis: int = -1, name: str | None = N
 
 
 def elementwise_sub(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
-    """Subtract element by element; `axis` and errors are those of `elementwise_add`."""
+    """Subtract elementwise; for `axis` and errors see `elementwise_add`."""
     return _sum("elementwise_sub", x, y, lambda p, q: math.elementwise_sub(p, q, axis, name=name))
 
 
 def elementwise_mul(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
-    """Multiply element by element; `axis` and errors are those of `elementwise_add`."""
+    """Multiply elementwise; for `axis` and errors see `elementwise_add`."""
     return _product("elementwise_mul", x, y, lambda p, q: math.elementwise_mul(p, q, axis, name=name))
 
 
 def elementwise_div(x: Operand, y: Operand, axis: int = -1, name: str | None = None) -> ComplexVariable:
-    """Divide element by element, x / y = x conj(y) / |y|^2; `axis` and errors are those of `elementwise_add`."""
+    """Divide elementwise, x / y = x conj(y) / |y|^2; for `axis` and errors see `elementwise_add`."""
     complex_variable_exists([x, y], "elementwise_div")
     if not isinstance(y, ComplexVariable):
         return _of_one("elementwise_div", x, lambda p: math.elementwise_div(p, y, axis, name=name))
@@ -138,8 +137,9 @@ def kron(x: Operand, y: Operand, name: str | None = None) -> ComplexVariable:
 
 
 def reshape(x: Operand, shape: Any, inplace: bool = False, name: str | None = None) -> ComplexVariable:
-    """Give `x` another shape, with the arguments of `fluid.layers.reshape`; with `inplace` the
-    parts of `x` have it, too. Raises TypeError where `x` is real.
+    """Reshape both parts of `x`; for the arguments see `fluid.layers.reshape`.
+
+    Raises TypeError for a real `x`.
     """
     return _of_one("reshape", x, lambda part: reshaped(part, shape, inplace=inplace, name=name))
 

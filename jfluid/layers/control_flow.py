@@ -60,7 +60,7 @@ class While:
         self.status, self.cond_var, self.is_test = While.BEFORE_WHILE_BLOCK, cond, is_test
 
     def block(self) -> "_WhileBlock":
-        """A context in which the operators of the loop's block are made."""
+        """Return the context in which the operators of the loop's body are built."""
         return _WhileBlock(self)
 
 
@@ -191,18 +191,18 @@ def cond(
     false_fn: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Run `true_fn` where `pred` holds, else `false_fn`, and return what it returns.
+    """Run `true_fn` if `pred` is true, else `false_fn`, and return the result.
 
-    A step runs only one of them.
+    A step runs only the selected branch.
 
     Args:
         pred: a boolean Variable of one element.
-        true_fn, false_fn: functions that make the operators of a branch. Both return Variables of
-            the same (nested) structure, shapes and dtypes, or nothing. None stands for a branch
-            that does nothing.
+        true_fn: function that builds the operators of a branch and returns Variables or None. Both
+            functions return the same (nested) structure, shapes and dtypes. None is an empty branch.
+        false_fn: see `true_fn`.
+        name: no effect.
 
-    Raises TypeError for arguments of other kinds, ProgramError when the branches differ in
-    structure.
+    Raises TypeError for arguments of wrong types, ProgramError if the branches differ in structure.
     """
     _check_condition("cond", "pred", pred)
     for argument, function in (("true_fn", true_fn), ("false_fn", false_fn)):
@@ -235,14 +235,15 @@ def case(
     default: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Run the first function whose condition holds, and return what it returns.
+    """Run the function of the first true condition, and return the result.
 
     Args:
-        pred_fn_pairs: pairs of a boolean Variable of one element and a function; `cond` says what
-            functions return.
-        default: runs when no condition holds; the last function of the pairs when None.
+        pred_fn_pairs: pairs of a boolean Variable of one element and a function; see `cond` for results of
+            functions.
+        default: function that runs if no condition is true; the last function of the pairs when None.
+        name: no effect.
 
-    Raises TypeError for arguments of other kinds.
+    Raises TypeError for arguments of wrong types.
     """
     if not isinstance(pred_fn_pairs, (list, tuple)) or not pred_fn_pairs:
         raise TypeError("case, pred_fn_pairs: expected a list of (condition, function) pairs")
@@ -271,15 +272,16 @@ def switch_case(
     default: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Run the function that `branch_index` names, and return what it returns.
+    """Run the function with the index `branch_index`, and return its result.
 
     Args:
         branch_index: an integer Variable of one element.
         branch_fns: a dict from integers to functions, or a list of functions or of (integer,
-            function) pairs; `cond` says what functions return.
-        default: runs when no function has the index; the function of the largest index when None.
+            function) pairs; see `cond` for results of functions.
+        default: function that runs if no index matches; the function of the largest index when None.
+        name: no effect.
 
-    Raises TypeError for arguments of other kinds, ProgramError when an index occurs twice.
+    Raises TypeError for arguments of wrong types, ProgramError for a duplicate index.
     """
     if not isinstance(branch_index, Variable) or branch_index.dtype not in (
         VarType.INT32,
@@ -333,9 +335,9 @@ class ConditionalBlock:
 
 
 def select_input(inputs: Sequence[Variable], mask: Variable) -> Variable:
-    """Return the Variable of `inputs` whose number `mask`, int32 of one element, holds.
+    """Return the Variable of `inputs` at the index `mask`, an int32 Variable of one element.
 
-    Raises TypeError for other kinds.
+    Raises TypeError for arguments of wrong types.
     """
     if not isinstance(inputs, (list, tuple)):
         raise TypeError(f"select_input, inputs: expected a list, found {type(inputs).__name__}")
@@ -346,7 +348,7 @@ def select_input(inputs: Sequence[Variable], mask: Variable) -> Variable:
 
 
 class Switch:
-    """Cases of which the first whose condition holds is run, else the default.
+    """Conditional branches: the first case with a true condition runs, else the default.
 
         with layers.Switch() as switch:
             with switch.case(step < warmup):
@@ -355,8 +357,8 @@ class Switch:
                 layers.assign(large, rate)
 
     Conditions are boolean Variables of one element. A case writes its results by `layers.assign` to
-    variables that were made before. Raises ProgramError outside of `with`, and where `default`
-    comes before any case.
+    variables that were created before. Raises ProgramError outside of `with`, and for a `default`
+    before the first case.
     """
 
     def __init__(self, name: str | None = None):
@@ -372,7 +374,7 @@ class Switch:
         self.inside_scope = False
 
     def case(self, condition: Variable) -> conditional:
-        """A context for the operators that run if `condition` holds and that of no earlier case does."""
+        """Return a context for operators that run if `condition` is the first true condition."""
         if not self.inside_scope:
             raise errors.ProgramError("Switch.case: use it inside of `with Switch() as switch:`")
         if not isinstance(condition, Variable) or condition.dtype != VarType.BOOL:
@@ -387,7 +389,7 @@ class Switch:
         return conditional(condition)
 
     def default(self) -> conditional:
-        """A context for the operators that run if no condition holds."""
+        """Return a context for operators that run if no condition is true."""
         if not self.pre_not_conditions:
             raise errors.ProgramError("Switch.default: there must be a case before it")
         return conditional(self.pre_not_conditions[-1])

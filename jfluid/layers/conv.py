@@ -23,9 +23,9 @@ def _groups(layer: str, groups: int | None) -> int:
 
 
 def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
-    """Return (the number of channels of x, whether they are its last dimension).
+    """Return (the number of channels of x, True if channels are the last dimension).
 
-    Raises ShapeError or ProgramError where x or its format is not one of this layer's.
+    Raises ShapeError for a wrong rank or an unknown number of channels, ProgramError for a wrong format.
     """
     check_variable(x, layer, "input")
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
@@ -278,23 +278,29 @@ def conv2d_transpose(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Apply a two-dimensional transposed convolution: what the gradient of `conv2d` with respect to its input computes.
+    """Apply a two-dimensional transposed convolution, the gradient of `conv2d` for its input.
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.
         num_filters: the number of output channels.
-        output_size: height and width of the output; where `filter_size` is None it follows from
-            this.
-        filter_size, stride, dilation: one number, or one for each of height and width.
+        output_size: height and width of the output; without `filter_size` the filter's size follows from it.
+        filter_size: one number, or one for each of height and width.
+        padding: see `conv2d`.
+        stride: see `filter_size`.
+        dilation: see `filter_size`.
+        groups: see `conv2d`.
         param_attr: ParamAttr of the filters, [C, num_filters / groups, height, width].
-        padding, groups, bias_attr, use_cudnn, act, name, data_format: as those of `conv2d`.
+        bias_attr: see `conv2d`.
+        use_cudnn: see `conv2d`.
+        act: see `conv2d`.
+        name: see `conv2d`.
+        data_format: see `conv2d`.
 
     Returns:
-        [N, num_filters, H', W'] in the same format, where H' is `output_size`, else (H - 1) *
-            stride - top - bottom + dilation * (height - 1) + 1, and W' likewise.
+        [N, num_filters, H', W'] in the same format. H' is `output_size`, or without it (H - 1) * stride -
+            top - bottom + dilation * (height - 1) + 1, and W' likewise.
 
-    Raises ProgramError where neither `output_size` nor `filter_size` is given; otherwise as
-    `conv2d`.
+    Raises ProgramError without `output_size` and `filter_size`; for further errors see `conv2d`.
     """
     return _conv_transpose(
         2,
@@ -331,8 +337,9 @@ def conv3d_transpose(
     name: str | None = None,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Apply a three-dimensional transposed convolution to [N, C, D, H, W], or to [N, D, H, W, C]
-    with data_format "NDHWC". Otherwise it is as `conv2d_transpose`.
+    """Apply a three-dimensional transposed convolution; see `conv2d_transpose`.
+
+    The input is [N, C, D, H, W], or [N, D, H, W, C] with data_format "NDHWC".
     """
     return _conv_transpose(
         3,

@@ -41,17 +41,17 @@ Integers = Sequence[int | Variable] | Variable
 def integers(
     value: Integers, attr: str, tensor_slot: str, list_slot: str, what: str, dtype: str = "int32"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs and attributes by which an operator gets a list of integers, some or all of
-    which may be Variables.
+    """Return the inputs and attributes of an operator for a list of integers and Variables.
 
     Args:
+        value: a list of integers and Variables, or a Variable.
         attr: the attribute for a list of integers alone.
-        tensor_slot: the input for a Variable that holds all of them.
+        tensor_slot: the input for a Variable with all integers.
         list_slot: the input for a list with Variables in it.
         what: the layer and its argument, for errors.
-        dtype: of the constants that stand for integers in `list_slot`.
+        dtype: dtype of the constants for integers in `list_slot`.
 
-    Raises AttributeTypeError where an entry is neither an integer nor a Variable.
+    Raises AttributeTypeError for an entry that is neither an integer nor a Variable.
     """
     if isinstance(value, Variable):
         return {tensor_slot: value}, {}
@@ -66,7 +66,7 @@ def integers(
 
 
 def integer(value: Any, what: str) -> int:
-    """Return `value` as an integer. Raises AttributeTypeError where it is none; `what` names it."""
+    """Return `value` as an integer, or raise AttributeTypeError; the message begins with `what`."""
     try:
         return as_integer(value)
     except TypeError:
@@ -100,7 +100,7 @@ def into(
 
 
 def cast(x: Variable, dtype: Any) -> Variable:
-    """Convert `x` to another element type; its gradient is converted back."""
+    """Convert `x` to `dtype`; the gradient is converted back."""
     check_variable(x, "cast", "x")
     return emit("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
@@ -194,17 +194,18 @@ def fill_constant_batch_size_like(
     output_dim_idx: int = 0,
     force_cpu: bool = False,
 ) -> Variable:
-    """Make a tensor with one value everywhere, one of whose dimensions is a dimension of `input`.
+    """Return a constant tensor with one dimension taken from `input`.
 
     It gets no gradient.
 
     Args:
-        input: where the dimension is taken from.
-        shape: integers; the one at `output_dim_idx` is replaced.
-        dtype: the element type.
-        input_dim_idx: which dimension of `input` is taken.
-        output_dim_idx: which dimension of the result it becomes.
-        force_cpu: stays in the program without effect: XLA places values by itself.
+        input: the tensor that the dimension is taken from.
+        shape: integers; the integer at `output_dim_idx` is replaced.
+        dtype: dtype of the result.
+        value: value of all elements.
+        input_dim_idx: index of the dimension of `input`.
+        output_dim_idx: index of the dimension of the result.
+        force_cpu: stays in the program without effect: XLA places values itself.
     """
     attrs = {
         "shape": list(shape),
@@ -285,12 +286,12 @@ def full_like(
 
 
 def zeros(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
-    """Make a tensor of zeros. The arguments are those of `fill_constant`."""
+    """Return a tensor of zeros; for the arguments see `fill_constant`."""
     return fill_constant(shape, dtype, 0.0, force_cpu)
 
 
 def ones(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
-    """Make a tensor of ones. The arguments are those of `fill_constant`."""
+    """Return a tensor of ones; for the arguments see `fill_constant`."""
     return fill_constant(shape, dtype, 1.0, force_cpu)
 
 
@@ -311,15 +312,17 @@ def _as_tensor(value: float | Variable, dtype: Any) -> Variable:
 
 
 def range(start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any) -> Variable:
-    """Return the numbers from `start` up to `end`, without `end`, by `step`: a vector, whose size
-    must be known before the run. It gets no gradient.
+    """Return the vector of numbers from `start` up to `end`, exclusive, by `step`.
+
+    The size must be known before the run. It gets no gradient.
 
     Args:
-        start, end, step: numbers, or Variables of one element that follow from shapes and
-            constants. `step` may be negative.
-        dtype: of the result.
+        start: a number, or a Variable of one element that is computed from shapes and constants.
+        end: see `start`.
+        step: see `start`; it may be negative.
+        dtype: dtype of the result.
 
-    Raises OpError when the program runs, where `end` is not reached or a bound depends on fed data.
+    Raises OpError when the program runs, if `end` is not reached or a bound depends on fed data.
     """
     inputs = {
         "Start": _as_tensor(start, dtype),

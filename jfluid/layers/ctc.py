@@ -17,27 +17,27 @@ def warpctc(
     input_length: Variable | None = None,
     label_length: Variable | None = None,
 ) -> Variable:
-    """Return the CTC loss of each sequence: minus the log-probability that a path through its steps
-    spells its label (Graves et al., "Connectionist Temporal Classification", 2006).
+    """Return the CTC loss of each sequence (Graves et al., "Connectionist Temporal Classification", 2006).
+
+    The loss is the negative log-probability of all paths through the sequence's steps that spell the label.
 
     Args:
         input: logits, before softmax: rows [rows, classes] with a LoD of one level, or [longest
-            sequence, batch, classes] with `input_length`. The blank is one of the classes.
+            sequence, batch, classes] with `input_length`. The classes include the blank.
         label: integers below `classes`: rows [rows, 1] with a LoD of one level, or [batch, longest
             label] with `label_length`.
-        blank: which class is the blank.
+        blank: the index of the blank class.
         norm_by_times: divide the gradient (not the loss) of each sequence by its number of steps;
-            not needed where the mean of the losses is taken.
-        input_length, label_length: int64 [batch]: how many steps and symbols count. Both or
-            neither.
+            not needed for a mean of the losses.
+        input_length: int64 [batch]: lengths of the sequences. Give both lengths or neither.
+        label_length: int64 [batch]: lengths of the labels.
 
     Returns:
-        [number of sequences, 1], of the dtype of `input`. The loss of a sequence with too few steps
+        [number of sequences, 1], in the dtype of `input`. The loss of a sequence with too few steps
         for its label (equal neighbours need a blank between them) is 0, without a gradient, as in
         Fluid.
 
-    Raises AttributeTypeError where `blank` is no class, and ShapeError where the numbers of
-    sequences differ.
+    Raises AttributeTypeError if `blank` is no class, ShapeError if the numbers of sequences differ.
     """
     inputs: dict[str, Any] = {"Logits": input, "Label": label}
     if input_length is not None and label_length is not None:
@@ -90,16 +90,18 @@ def edit_distance(
     input_length: Variable | None = None,
     label_length: Variable | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return how many symbols must be put in, left out or replaced to turn each sequence into its
-    label (Levenshtein, 1966).
+    """Return the edit distance of each sequence to its label (Levenshtein, 1966).
+
+    The distance is the number of insertions, deletions and substitutions.
 
     Args:
-        input, label: int64 rows [rows, 1] with a LoD of one level, or [batch, longest] with
-            lengths.
-        normalized: divide by the length of the label; an empty label then gives NaN or infinity,
-            where Fluid stops.
-        ignored_tokens: symbols that are removed from both first, of rows with a LoD.
-        input_length, label_length: int64 [batch]: how many symbols count. Both or neither.
+        input: int64 rows [rows, 1] with a LoD of one level, or [batch, longest] with lengths.
+        label: see `input`.
+        normalized: divide by the length of the label; an empty label then gives NaN or infinity, where Fluid
+    stops.
+        ignored_tokens: symbols that are removed from both first, for rows with a LoD.
+        input_length: int64 [batch]: lengths of `input`. Give both lengths or neither.
+        label_length: int64 [batch]: lengths of `label`.
 
     Returns:
         (float32 [number of sequences, 1], the number of sequences, int64 [1]).

@@ -19,7 +19,7 @@ __all__ = ["BeamSearchDecoder", "Decoder", "dynamic_decode"]
 
 
 class Decoder:
-    """What `dynamic_decode` runs: how decoding begins, what a step does, and what becomes of the outputs."""
+    """Interface of decoders for `dynamic_decode`: initialization, step, finalization."""
 
     def initialize(self, inits: Any) -> tuple[Any, Any, Variable]:
         """Return (the inputs of the first step, the states, which sequences are finished: bool).
@@ -44,7 +44,7 @@ class Decoder:
 
     @property
     def tracks_own_finished(self) -> bool:
-        """Whether `step` returns all sequences that are finished, not only those that end in this step."""
+        """Return True if `step` returns all finished sequences, not only sequences that end in this step."""
         return False
 
 
@@ -78,7 +78,7 @@ class BeamSearchDecoder(Decoder):
 
     @staticmethod
     def tile_beam_merge_with_batch(x: Variable, beam_size: int) -> Variable:
-        """Repeat each example once for each of its beams: [batch, ...] becomes [batch * beam_size, ...]."""
+        """Repeat each example for each of `beam_size` beams: [batch, ...] becomes [batch * beam_size, ...]."""
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
         times = emit("expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)})
         if -1 not in x.shape[1:]:
@@ -111,7 +111,7 @@ class BeamSearchDecoder(Decoder):
         )
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
-        """Make beams of which only the first may win in the first step."""
+        """Create beams with one live beam each, the only candidate of the first step."""
         reference = _flat(initial_cell_states)[0]
         states = _map(self._beams, initial_cell_states)
         ids = self._like_batch(reference, self.start_token, "INT64")

@@ -1,4 +1,4 @@
-"""Decoding with one output a step: helpers say what is sampled from it, and what the next step gets."""
+"""Decoding with one output per step: helpers sample from the output and provide the next input."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class DecodeHelper:
-    """What `BasicDecoder` asks: how decoding begins, what is sampled, what the next step gets."""
+    """Interface of helpers for `BasicDecoder`: initialization, sampling, next inputs."""
 
     def initialize(self) -> tuple[Any, Variable]:
         """Return (the inputs of the first step, which sequences are finished: bool [batch]).
@@ -50,12 +50,14 @@ def _best(outputs: Variable) -> Variable:
 
 
 class TrainingHelper(DecodeHelper):
-    """Gives each step the true input (teacher forcing); the sampled ids are the best of its outputs and go nowhere.
+    """Helper for teacher forcing: each step gets the true input.
+
+    The sampled ids are the argmax of the outputs and are not fed back.
 
     Args:
         inputs: [batch, time, ...], or a structure of such Variables.
-        sequence_length: integers [batch]: how many steps of each count.
-        time_major: whether inputs are [time, batch, ...].
+        sequence_length: integers [batch]: the number of steps of each sequence.
+        time_major: True if inputs are [time, batch, ...].
     """
 
     def __init__(self, inputs: Any, sequence_length: Variable, time_major: bool = False):
@@ -88,7 +90,7 @@ class TrainingHelper(DecodeHelper):
         return _best(outputs)
 
     def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
-        """Return which sequences end before the next step, its inputs, and the states as they are."""
+        """Return the mask of sequences that end before the next step, its inputs, and the unchanged states."""
         following = emit("increment", {"X": time}, {"step": 1.0})
         lengths = cast(self.sequence_length, "int64")
         finished = emit("less_equal", {"X": lengths, "Y": following})
@@ -120,19 +122,22 @@ class GreedyEmbeddingHelper(DecodeHelper):
         return _best(outputs)
 
     def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
-        """Return which sequences got the end token, the embeddings of the ids, and the states as they are."""
+        """Return the mask of sequences with the end token, the embeddings of the ids, and the unchanged states."""
         finished = emit("equal", {"X": sample_ids, "Y": self.end_token})
         return finished, self.embedding_fn(sample_ids), states
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """Gives each step the embedding of an id that is drawn by softmax(outputs / temperature) of the
-    one before, until the end token.
+    """Helper that samples each id from softmax(outputs / temperature), until the end token.
+
+    The next step gets the embedding of the id.
 
     Args:
-        embedding_fn, start_tokens, end_token: as those of GreedyEmbeddingHelper.
+        embedding_fn: see GreedyEmbeddingHelper.
+        start_tokens: see GreedyEmbeddingHelper.
+        end_token: see GreedyEmbeddingHelper.
         softmax_temperature: above 0: above 1 makes rare ids likelier, below 1 rarer. None means 1.
-        seed: a fixed seed draws the same numbers in each step; None draws others.
+        seed: a fixed seed draws the same numbers in each step; None draws new numbers.
 
     Raises ProgramError for a temperature that is not above 0.
     """
@@ -167,13 +172,13 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 
 
 class BasicDecoder(Decoder):
-    """Decoding of which a helper says what is sampled and what follows.
+    """Decoder with a helper that samples and provides the next inputs.
 
     Args:
         cell: an RNNCell.
         helper: a DecodeHelper.
-        output_fn: a function from the cell's outputs to what is sampled from; None takes them as
-            they are.
+        output_fn: function of the cell's outputs that returns the logits to sample from; None samples
+            from the outputs.
     """
 
     OutputWrapper = namedtuple("OutputWrapper", ("cell_outputs", "sample_ids"))
@@ -182,13 +187,14 @@ class BasicDecoder(Decoder):
         self.cell, self.helper, self.output_fn = cell, helper, output_fn
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
-        """Return (the helper's first inputs, the states as they are, what is finished)."""
+        """Return (the helper's first inputs, the unchanged states, the mask of finished sequences)."""
         inputs, finished = self.helper.initialize()
         return inputs, initial_cell_states, finished
 
     def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
-        """Run the cell, sample from its outputs, and return ((outputs, sampled ids), the states, the
-        inputs of the next step, which sequences are finished).
+        """Run the cell and sample from its outputs.
+
+        Returns ((outputs, sampled ids), the states, the inputs of the next step, the mask of finished sequences).
         """
         outputs, states = self.cell(inputs, states, **kwargs)
         if self.output_fn is not None:

@@ -32,29 +32,31 @@ def deformable_conv(
     modulated: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """Apply a convolution whose taps are moved by offsets that are computed, and add a bias.
+    """Apply a deformable convolution: filter taps move by computed offsets, and a bias is added.
 
     Args:
         input: float [N, C, H, W]; C must be known.
-        offset: [N, 2 * deformable_groups * height * width of the filter, H', W']: for each tap how
-            far it moves down and across, in pixels. Between pixels values are interpolated; outside
-            they are zero.
-        mask: [N, deformable_groups * height * width of the filter, H', W'], by which taps are
-            multiplied; None where `modulated` is False.
+        offset: [N, 2 * deformable_groups * height * width of the filter, H', W']: the shift of each tap down
+            and across, in pixels. Between pixels values are interpolated; outside they are zero.
+        mask: [N, deformable_groups * height * width of the filter, H', W'], factors of the taps; None with
+            `modulated=False`.
         num_filters: the number of output channels.
-        filter_size, stride, padding, dilation: one number, or one for each of height and width.
-        groups: into how many groups channels are divided, each convolved by itself; 1 when None.
-        deformable_groups: into how many groups of equal offsets channels are divided; 1 when None.
+        filter_size: one number, or one for each of height and width.
+        stride: see `filter_size`.
+        padding: see `filter_size`.
+        dilation: see `filter_size`.
+        groups: number of groups of channels, each convolved separately; 1 when None.
+        deformable_groups: number of groups of channels with equal offsets; 1 when None.
         im2col_step: no effect: XLA computes the whole batch.
         param_attr: ParamAttr of the filters, [num_filters, C / groups, height, width].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
-        modulated: whether there is a mask (version 2).
+        modulated: True to use `mask` (version 2).
         name: prefix of the names of the parameters.
 
     Returns:
         [N, num_filters, H', W'], of the size that `conv2d` gives.
 
-    Raises ShapeError for other shapes; ProgramError for a missing mask. Source: Dai et al.,
+    Raises ShapeError for wrong shapes; ProgramError for a missing mask. Source: Dai et al.,
     Deformable Convolutional Networks (arXiv:1703.06211); Zhu et al., version 2 (arXiv:1811.11168).
     """
     for what, value in (("input", input), ("offset", offset), ("mask", mask)):

@@ -51,9 +51,7 @@ class Distribution:
         self._missing("entropy")
 
     def kl_divergence(self, other: Any) -> Variable:
-        """Return the Kullback-Leibler divergence, in nats, from this distribution to `other`, which
-        must be of the same class.
-        """
+        """Return the Kullback-Leibler divergence, in nats, from this distribution to `other` of the same class."""
         self._missing("kl_divergence")
 
     def log_prob(self, value: Variable) -> Variable:
@@ -77,7 +75,7 @@ def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
 
 
 class _TwoParameters(Distribution):
-    """The base of distributions with two parameters of the same shape, which draw values for each pair of them."""
+    """Base class of distributions with two parameters of the same shape; draws values for each pair."""
 
     def __init__(self, first: Values, second: Values):
         (self._first, self._second), self._plain = _parameters(type(self).__name__, first, second)
@@ -86,10 +84,11 @@ class _TwoParameters(Distribution):
         raise NotImplementedError
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
-        """Draw values of shape `shape` + the shape of the parameters (`shape` alone where those are numbers).
+        """Draw values of shape `shape` + the parameters' shape (`shape` alone for parameters that are numbers).
 
         Args:
-            seed: 0 draws other values in each step.
+            shape: leading dimensions of the result.
+            seed: 0 draws new values in each step.
         """
         size = [*shape, *_dimensions(_add(self._first, self._second))]
         drawn = self._standard(size, seed)
@@ -194,7 +193,7 @@ class Categorical(Distribution):
         (self.logits,), _ = _parameters("Categorical", logits)
 
     def _parts(self) -> tuple[Variable, Variable, Variable]:
-        """Return (logits shifted so that the largest is 0, their exponentials, the sums of those)."""
+        """Return logits with maximum 0, their exponentials, and the sums of the exponentials."""
         shifted = _sub(self.logits, _reduced("reduce_max", self.logits))
         exponentials = emit("exp", {"X": shifted})
         return shifted, exponentials, _reduced("reduce_sum", exponentials)

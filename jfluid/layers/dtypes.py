@@ -1,4 +1,4 @@
-"""Which element types a layer takes."""
+"""Checks of the dtypes of a layer's arguments."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ BOOLS = (VarType.BOOL,)
 
 
 def hold(value: Any, kinds: tuple[VarType, ...], layer: str, what: str) -> Any:
-    """Return `value`, a Variable or a list of them.
+    """Return `value`, a Variable or a list of Variables, after a check of the dtypes.
 
-    Raises TypeError where it is something else, or its dtype is not one of `kinds`.
+    Raises TypeError for a value of another type, or for a dtype that is not in `kinds`.
     """
     check_variable(value, layer, what)
     for v in value if isinstance(value, (list, tuple)) else (value,):

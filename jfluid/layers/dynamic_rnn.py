@@ -76,12 +76,13 @@ class DynamicRNN:
         return self._parent().create_var(name=unique_name.generate(name), type=type, dtype=dtype)
 
     def step_input(self, x: Variable, level: int = 0) -> Variable:
-        """Return one step of the sequences `x`: a row (or sub-sequence) for each sequence that has
-        one, the longest first. The first call also decides how many steps there are.
+        """Return a step of the sequences `x`: a row (or sub-sequence) of each sequence, longest first.
+
+        Sequences that have ended are left out. The first call also sets the number of steps.
 
         Args:
             x: rows [rows, ...] with a LoD of one level below `level`, or of two.
-            level: of the sequences whose steps these are.
+            level: the level of the sequences that are stepped through.
         """
         self._only_inside("step_input")
         if not isinstance(x, Variable):
@@ -105,9 +106,7 @@ class DynamicRNN:
         return array_read(array, self._step())
 
     def static_input(self, x: Variable) -> Variable:
-        """Return in each step row (or sequence) i of `x` as a whole, for each sequence i of the
-        step inputs that has the step.
-        """
+        """Return row (or sequence) i of `x` as a whole in each step of sequence i of the step inputs."""
         self._only_inside("static_input")
         if not isinstance(x, Variable):
             raise TypeError(f"DynamicRNN.static_input, x: expected a Variable, found {type(x).__name__}")
@@ -118,7 +117,7 @@ class DynamicRNN:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """A context in which the operators of one step are made."""
+        """Build the operators of one step in this context."""
         if self.status != DynamicRNN.BEFORE_RNN:
             raise errors.ProgramError("DynamicRNN.block: it can be entered once")
         self.step_idx = fill_constant(shape=[1], dtype="int64", value=0, force_cpu=True)
@@ -137,7 +136,7 @@ class DynamicRNN:
             self.outputs.append(array_to_lod_tensor(array, self._table("block")))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results: a Variable with the LoD of the step input, or a list of them."""
+        """Return the results: a Variable with the LoD of the step input, or a list of Variables."""
         if self.status != DynamicRNN.AFTER_RNN:
             raise errors.ProgramError("DynamicRNN: the results are there after `with rnn.block():`")
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs

@@ -1,6 +1,6 @@
-"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1.
+"""Embedding lookups and one-hot vectors for ids [..., 1].
 
-`jfluid.input` has those for ids of any shape.
+`jfluid.input` has the functions for ids of any shape.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def hot(
     allow_out_of_range: bool,
     stop_gradient: bool,
 ) -> Variable:
-    """Append the one-hot operator `op_type`. The other arguments are those of `one_hot`."""
+    """Append the one-hot operator `op_type`; for the other arguments see `one_hot`."""
     inputs = {"X": input, "depth_tensor": depth if isinstance(depth, Variable) else None}
     attrs = {
         "depth": None if isinstance(depth, Variable) else int(depth),
@@ -123,24 +123,27 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
 
 
 def hash(input: Variable, hash_size: int, num_hash: int = 1, name: str | None = None) -> Variable:
-    """Hash each row of integers to numbers below `hash_size`, by xxHash with the seeds 0, 1 and so
-    on (https://github.com/Cyan4973/xxHash).
+    """Hash each row of integers to `num_hash` numbers below `hash_size` by xxHash, with seeds 0, 1, ...
+
+    Source: https://github.com/Cyan4973/xxHash.
 
     Args:
         input: int32 or int64 [rows, width]; the bytes of a row are hashed together.
         hash_size: a number above 0.
-        num_hash: how many hashes of each row.
+        num_hash: number of hashes of each row.
+        name: see `jfluid.layers`.
 
     Returns:
-        [rows, num_hash, 1] of the dtype and LoD of `input`.
+        [rows, num_hash, 1] with the dtype and LoD of `input`.
     """
     attrs = {"num_hash": num_hash, "mod_by": hash_size}
     return emit("hash", {"X": input}, attrs, name=name, stop_gradient=True)
 
 
 def merge_selected_rows(x: Variable, name: str | None = None) -> Variable:
-    """Sum the values of equal rows of a SelectedRows, such as the gradient of an embedding with
-    `is_sparse`; each row then occurs once.
+    """Merge duplicate rows of a SelectedRows by summing their values.
+
+    A SelectedRows is, for instance, the gradient of an embedding with `is_sparse`.
     """
     return emit("merge_selected_rows", {"X": x}, name=name)
 

@@ -1,4 +1,4 @@
-"""What every layer needs: names, parameters, appending operators, bias and activation."""
+"""Helper for layers: names, parameters, operators, bias and activation."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +178,10 @@ class LayerHelper:
         return values[0]
 
     def input_dtype(self, input_param_name: str = "input") -> VarType:
-        """Return the dtype that all inputs share. Raises ProgramError when they differ."""
+        """Return the common dtype of all inputs.
+
+        Raises ProgramError for different dtypes.
+        """
         dtypes = {v.dtype for v in self.multiple_input(input_param_name)}
         if len(dtypes) != 1:
             raise errors.ProgramError(
@@ -244,7 +247,7 @@ class LayerHelper:
     def create_variable_for_type_inference(
         self, dtype: Any = None, stop_gradient: bool = False, shape: Sequence[int] | None = None
     ) -> Variable:
-        """Make a variable of the current block, whose shape and dtype come from the operator that writes it."""
+        """Create a variable of the current block; its operator determines the shape and dtype."""
         return self.block.create_var(
             name=unique_name.generate(f"{self.name}.tmp"),
             dtype=dtype,
@@ -284,9 +287,7 @@ class LayerHelper:
 
     # Tails
     def append_bias_op(self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None) -> Variable:
-        """Add a bias over the dimensions from `dim_start` to `dim_end`; return `input_var` itself
-        where `bias_attr` is False.
-        """
+        """Add a bias over the dimensions `dim_start` to `dim_end`; return `input_var` if `bias_attr` is False."""
         attr = self.bias_attr
         if attr is False:
             return input_var
@@ -306,8 +307,9 @@ class LayerHelper:
         return out
 
     def append_activation(self, input_var: Variable) -> Variable:
-        """Apply the activation that `act` names (a name, or {"type": name, attribute: value});
-        return `input_var` itself without one.
+        """Apply the activation `act`, a name or {"type": name, attribute: value}.
+
+        Without `act`, return `input_var`.
         """
         return self._activated(input_var, self.kwargs.get("act"))
 
@@ -338,7 +340,7 @@ class LayerHelper:
         return value
 
     def is_instance(self, param_name: str, cls: Any) -> None:
-        """Raise TypeError where an argument has another type."""
+        """Raise TypeError for an argument that is not an instance of `cls`."""
         value = self.kwargs.get(param_name)
         if not isinstance(value, cls):
             raise TypeError(f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}")

@@ -66,14 +66,13 @@ def py_func(
     backward_func: Callable[..., Any] | None = None,
     skip_vars_in_backward_input: Variables = None,
 ) -> Variables:
-    """Call `func` on the values of `x` when the program runs, and take what it returns as the values of `out`.
+    """Call `func` on the values of `x` when the program runs, and store its results in `out`.
 
     Args:
-        func: takes one NumPy array for each variable of `x`, and returns one array (or a tuple of
-            them) for `out`.
+        func: takes one NumPy array for each variable of `x`, and returns an array (or a tuple of
+            arrays) for `out`.
         x: the inputs.
-        out: variables made by `create_var`, with shape and dtype; None where `func` returns
-            nothing.
+        out: variables made by `create_var`, with shape and dtype; None if `func` returns nothing.
         backward_func: takes the values of `x` and `out` and the gradients of `out`, and returns the
             gradients of `x` (None for no gradient). Without it no gradient flows to `x`.
         skip_vars_in_backward_input: variables of `x` and `out` that `backward_func` does not take.

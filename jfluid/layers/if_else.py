@@ -14,7 +14,7 @@ __all__ = ["IfElse"]
 
 
 class IfElse:
-    """Two blocks of operators: rows for which a condition holds go through one, the others through the other.
+    """Row-wise branches: rows with a true condition go through one block, all other rows through a second.
 
         choice = layers.IfElse(condition)  # bool [batch, 1]
         with choice.true_block():
@@ -23,14 +23,14 @@ class IfElse:
             choice.output(choice.input(x))
         result, = choice()
 
-    Inside, both blocks have as many rows as the batch, with their own rows first; sums and means
-    see only these.
+    Inside, both blocks have the row count of the batch, with the selected rows first; sums and means
+    see only the selected rows.
 
     Args:
         cond: a boolean Variable [batch, 1].
+        name: see `jfluid.layers`.
 
-    Raises TypeError for a condition that is no Variable, ProgramError when its methods are called
-    in another order.
+    Raises TypeError for a condition that is no Variable, ProgramError for methods called in a wrong order.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = range(3)
@@ -70,15 +70,18 @@ class IfElse:
         return block
 
     def true_block(self) -> "_Branch":
-        """A context for the rows for which the condition holds."""
+        """Return a context for the rows with a true condition."""
         return _Branch(self, True)
 
     def false_block(self) -> "_Branch":
-        """A context for the rows for which the condition does not hold."""
+        """Return a context for the rows with a false condition."""
         return _Branch(self, False)
 
     def output(self, *outs: Variable) -> None:
-        """Set the results of this block. The other block must have as many, of the same dtypes."""
+        """Set the results of this block.
+
+        Both blocks need the same number of results, of the same dtypes.
+        """
         if self.status == IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse.output: call it inside of true_block or false_block")
         table = self.output_table[0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]

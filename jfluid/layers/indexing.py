@@ -34,7 +34,7 @@ __all__ = [
 
 
 def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integers) -> Variable:
-    """Append a slicing operator whose bounds may be integers, Variables, or both."""
+    """Append a slicing operator with bounds that are integers, Variables, or a mix."""
     inputs: dict[str, Any] = {"Input": input}
     attrs: dict[str, Any] = {"axes": list(axes), "infer_flags": [1] * len(axes)}
     for attr, values in given.items():
@@ -103,10 +103,12 @@ def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable
 
 
 def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
-    """Return slices of `input` at coordinates of its leading dimensions.
+    """Gather slices of `input` at coordinates of its leading dimensions.
 
     Args:
+        input: tensor.
         index: integers [..., k]: each last dimension is a coordinate.
+        name: see `jfluid.layers`.
 
     Returns:
         A tensor of shape `index.shape[:-1] + input.shape[k:]`.
@@ -240,9 +242,7 @@ def where(condition: Variable) -> Variable:
 
 
 def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variable, ...]:
-    """Return the coordinates of the elements that are not zero: [n, rank]; with `as_tuple` a tensor
-    [n, 1] for each dimension.
-    """
+    """Return the coordinates [n, rank] of nonzero elements; with `as_tuple` a tensor [n, 1] per dimension."""
     found = where(input)
     if not as_tuple:
         return found
@@ -257,14 +257,14 @@ def _index_type(op_type: str, dtype: Any) -> VarType:
 
 
 def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
-    """Return (the different values of the vector `x`, in the order of their first occurrence; the
-    place of each element of `x` among them).
+    """Return the unique values of the vector `x` in order of first occurrence, and each element's index.
 
-    The number of values depends on values, so this runs on the host in NumPy, between two compiled
+    The number of values depends on data, so this runs on the host in NumPy, between two compiled
     parts of the step.
 
     Args:
-        dtype: of the places: int32 or int64.
+        x: vector.
+        dtype: dtype of the indices: int32 or int64.
     """
     kind = _index_type("unique", dtype)
     values, places = emit("unique", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index"))
@@ -274,7 +274,7 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 
 
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
-    """Return what `unique` does, and how often each value occurs."""
+    """Return the results of `unique`, and the count of each value."""
     kind = _index_type("unique_with_counts", dtype)
     values, places, counts = emit("unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count"))
     values.set_shape_dtype((-1,), x.dtype)
@@ -284,13 +284,18 @@ def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Var
 
 
 def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1) -> Variable:
-    """Turn indices into those of one shard: `index_num` indices are divided into `nshards` equal
-    ranges, and those of shard `shard_id` count from its beginning.
+    """Map global indices to local indices of shard `shard_id`.
+
+    The range of `index_num` indices is divided into `nshards` equal parts.
 
     Args:
-        ignore_value: what indices of other shards become.
+        input: integers.
+        index_num: size of the range.
+        nshards: number of shards.
+        shard_id: the shard.
+        ignore_value: the result for indices of all other shards.
 
-    Raises AttributeTypeError where `shard_id` is not between 0 and `nshards` - 1.
+    Raises AttributeTypeError if `shard_id` is not between 0 and `nshards` - 1.
     """
     if not 0 <= shard_id < nshards:
         raise errors.AttributeTypeError(f"shard_index: expected shard_id from 0 to {nshards - 1}, found {shard_id}")

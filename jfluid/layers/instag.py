@@ -1,4 +1,4 @@
-"""Choosing the instances of a batch that have one of some tags."""
+"""Filter of a batch's instances by tags."""
 
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -13,21 +13,21 @@ def filter_by_instag(
     is_lod: bool,
     out_val_if_empty: int = 0,
 ) -> list[Variable]:
-    """Return the instances of a batch that have at least one of the wanted tags.
+    """Keep the instances of a batch that have at least one tag of `filter_tag`.
 
     Args:
-        ins: the instances: sequences of rows [rows, ...] with a LoD of one level where `is_lod`,
+        ins: the instances: sequences of rows [rows, ...] with a LoD of one level if `is_lod`,
             else rows [batch, ...].
         ins_tag: the tags of each instance, int64 rows [tags, 1] with a LoD.
-        filter_tag: the wanted tags, int64 [number].
-        is_lod: whether instances are sequences.
-        out_val_if_empty: what the one row holds that is returned where no instance has such a tag.
+        filter_tag: the tags to keep, int64 [number].
+        is_lod: True if instances are sequences.
+        out_val_if_empty: value of the single row that is returned without a match.
 
     Returns:
-        [the instances, as sequences with a LoD; the weight of each in the loss, float32 [instances,
-            1]: 1, or 0 where none has such a tag].
+        [the instances, as sequences with a LoD; loss weights, float32 [instances, 1]: 1, or 0 for the row
+            that is returned without a match].
 
-    Raises ShapeError where there are not as many lists of tags as instances.
+    Raises ShapeError if the numbers of tag lists and instances differ.
     """
     out, weight, _ = emit(
         "filter_by_instag",

@@ -165,7 +165,7 @@ def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | No
 
 
 def double_buffer(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
-    """Make a reader that brings the next batch of another one to the device while the program runs.
+    """Return a reader that transfers the next batch of `reader` to the device while the program runs.
 
     Args:
         reader: made by `py_reader`.

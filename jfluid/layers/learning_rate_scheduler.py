@@ -128,14 +128,15 @@ def polynomial_decay(
 
 @_schedule
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Variable:
-    """Use constant rates between given steps: values[i] while step < boundaries[i], for the first
-    such i, and values[-1] after the last boundary.
+    """Use a constant rate in each range of steps: values[i] for steps from boundaries[i - 1] to boundaries[i].
+
+    Step boundaries[i] belongs to the next range; values[-1] follows the last boundary.
 
     Args:
         boundaries: numbers of steps, in rising order.
         values: the rates, one more than boundaries.
 
-    Raises ValueError for another number of rates.
+    Raises ValueError for a wrong number of rates.
     """
     if len(values) != len(boundaries) + 1:
         raise ValueError(
@@ -161,12 +162,15 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
 def noam_decay(
     d_model: float | Variable, warmup_steps: float | Variable, learning_rate: float | Variable = 1.0
 ) -> Variable:
-    """Rise and fall as in Vaswani et al. (2017): learning_rate * d_model ** -0.5 * min(step **
-    -0.5, step * warmup_steps ** -1.5).
+    """Increase the rate linearly, then decrease it with the inverse square root of the step.
+
+    The rate is learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5) (Vaswani et
+    al., 2017).
 
     Args:
         d_model: the width of the model.
-        warmup_steps: for how many steps the rate rises.
+        warmup_steps: the number of steps of the increase.
+        learning_rate: factor of the rate.
     """
     with default_main_program()._lr_schedule_guard():
         step = _decay_step_counter(begin=1)
@@ -184,11 +188,12 @@ def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: 
 
 @_schedule
 def linear_lr_warmup(learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float) -> Variable:
-    """Go linearly from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`,
-    which may itself be a schedule.
+    """Interpolate from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`.
 
-    Raises TypeError where `learning_rate` is neither a number nor a Variable, ProgramError where
-    `warmup_steps` is not positive.
+    `learning_rate` may be a schedule.
+
+    Raises TypeError if `learning_rate` is neither a number nor a Variable, ProgramError if `warmup_steps` is
+    not positive.
     """
     if not isinstance(learning_rate, (int, float, Variable)):
         raise TypeError(

@@ -179,8 +179,9 @@ def smooth_l1(
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
-    """Return 0.5 * r² for the residual r = label - input where |r| <= delta, else delta * (|r| -
-    0.5 * delta), element by element.
+    """Return the elementwise Huber loss of the residual r = label - input.
+
+    It is 0.5 * r² for |r| <= delta, else delta * (|r| - 0.5 * delta).
     """
     return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[1]
 
@@ -355,17 +356,15 @@ def center_loss(
     param_attr: Any,
     update_center: bool = True,
 ) -> Variable:
-    """Return half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al., 2016).
+    """Return half the squared distance of each row to its class's centre: [rows, 1] (Wen et al., 2016).
 
     Args:
         input: features [rows, size].
         label: class numbers (int64) [rows, 1].
-        num_classes: the number of centres, a parameter [num_classes, size] that no optimizer
-            updates.
-        alpha: how far a step moves centres towards the mean of their rows: a number or a Variable
-            [1].
+        num_classes: the number of centres, a parameter [num_classes, size] that no optimizer updates.
+        alpha: update rate of centres towards the mean of their rows: a number or a Variable [1].
         param_attr: name and initializer of the centres.
-        update_center: whether steps move the centres.
+        update_center: True if steps update the centres.
     """
     check_variable(input, "center_loss", "input")
     helper = LayerHelper("center_loss", input=input, param_attr=param_attr)

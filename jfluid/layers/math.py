@@ -127,14 +127,16 @@ def logsumexp(
     out: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Return log(sum(exp(x))) along the dimensions `dim`, or along all of them.
+    """Return log(sum(exp(x))) along the dimensions `dim`, or along all dimensions.
 
-    The exponentials are summed as they are: elements above 88 (float32) overflow, as in Fluid.
+    There is no shift by the maximum: elements above 88 (float32) overflow, as in Fluid.
 
     Args:
+        x: float tensor.
         dim: one dimension or several; None is all.
         keepdim: keep the reduced dimensions with size 1.
-        out: the variable to write; a new one when None.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     powers = activation.exp(hold(x, FLOATS, "logsumexp", "x"), name)
     total = emit("reduce_sum", {"X": powers}, _dimensions(dim, keepdim), name=name)
@@ -242,7 +244,7 @@ def clamp(
 
 
 def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
-    """Scale `x` to the Euclidean norm `max_norm` where its own is larger."""
+    """Scale `x` to the Euclidean norm `max_norm` if its norm is larger."""
     return emit(
         "clip_by_norm",
         {"X": hold(x, FLOATS, "clip_by_norm", "x")},
@@ -347,10 +349,9 @@ def addmm(
     beta: float = 1.0,
     name: str | None = None,
 ) -> Variable:
-    """Return beta * input + alpha * x @ y for matrices `x` [m, k], `y` [k, n] and `input`, which is
-    broadcast to [m, n].
+    """Return beta * input + alpha * x @ y for matrices `x` [m, k] and `y` [k, n].
 
-    Raises ShapeError where the shapes do not fit.
+    `input` is broadcast to [m, n]. Raises ShapeError for shapes that do not match.
     """
     hold([input, x, y], FLOATS, "addmm", "input, x, y")
     return emit(

@@ -1,4 +1,4 @@
-"""What the arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`, `x[0, :]`)."""
+"""Arithmetic, comparison and indexing methods of Variables (`x + 1`, `x < y`, `x[0, :]`)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) 
 
 
 def _of_python(value: Any) -> Any:
-    """Return Python's number for one of NumPy or an array of one element, and anything else as it is."""
+    """Convert a NumPy scalar or an array of one element to a Python number; return other values unchanged."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         return value.item()
     return value
@@ -100,9 +100,9 @@ def binary(op_type: str, x: Variable, y: Any, reverse: bool = False) -> Variable
 
 
 def compare(op_type: str, x: Variable, y: Any) -> Variable:
-    """Append `x (op) y`, whose result is boolean, of a Variable and a Variable or number.
+    """Append the comparison `x (op) y` of a Variable with a Variable or number; the result is boolean.
 
-    Raises AttributeTypeError where `y` is neither.
+    Raises AttributeTypeError if `y` is neither.
     """
     y = _of_python(y)
     if isinstance(y, (int, float)):
@@ -118,7 +118,7 @@ def negate(x: Variable) -> Variable:
 
 
 def astype(x: Variable, dtype: Any) -> Variable:
-    """Convert `x` to another element type."""
+    """Convert `x` to `dtype`."""
     return _result("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
 

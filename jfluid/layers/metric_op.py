@@ -16,12 +16,14 @@ def accuracy(
     correct: Variable | None = None,
     total: Variable | None = None,
 ) -> Variable:
-    """Return the share of rows whose label is among the `k` highest scores: float32 [1].
+    """Return the fraction of rows with the label among the `k` highest scores: float32 [1].
 
     Args:
         input: scores [rows, classes].
         label: class numbers (int64) [rows, 1].
-        correct, total: int32 Variables that get the number of such rows and of all rows.
+        k: number of highest scores.
+        correct: int32 Variable that gets the number of these rows.
+        total: int32 Variable that gets the number of all rows.
     """
     values, indices = emit("top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True)
     helper = LayerHelper("accuracy")

@@ -358,12 +358,18 @@ def lrn(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Return x / (k + alpha * sum over n neighbouring channels of x²) ** beta: local response
-    normalisation (Krizhevsky et al. 2012).
+    """Apply local response normalisation (Krizhevsky et al. 2012).
+
+    The result is x / (k + alpha * sum over n neighbouring channels of x²) ** beta.
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
-        n: over how many channels the sum goes.
+        n: number of channels in the sum.
+        k: see the formula.
+        alpha: see the formula.
+        beta: see the formula.
+        name: see `jfluid.layers`.
+        data_format: "NCHW" or "NHWC".
     """
     check_variable(input, "lrn", "input")
     if len(input.shape) != 4:

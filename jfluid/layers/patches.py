@@ -1,4 +1,4 @@
-"""Layers that rearrange the pixels of images, or mark some of them."""
+"""Layers that rearrange or mark the pixels of images."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
-"""Look-ups in tables without a number of rows, whose ids are any 64-bit numbers: Fluid's layers for
-its PSLib and BoxPS, which were never published, on this package's parameter servers.
+"""Lookups in distributed tables with any 64-bit ids: Fluid's layers for PSLib and BoxPS.
 
-A table is a distributed parameter (see `embedding`): its rows are made on the servers when their
-ids are first shown, and the program's optimizer updates them. Such a program runs after
-DistributeTranspiler.
+PSLib and BoxPS were never published; here the layers run on this package's parameter servers.
+
+A table is a distributed parameter (see `embedding`): the servers create a row when its id is first
+pulled, and the program's optimizer updates it. Such a program runs after DistributeTranspiler.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def _pull_sparse_v2(
     dtype: str = "float32",
     scale_sparse_grad: bool = True,
 ) -> Any:
-    """As `_pull_sparse`, of ids of any shape, to which the result appends `size`."""
+    """Look up ids of any shape like `_pull_sparse`; the result appends `size` to the shape."""
     _check_fields("_pull_sparse_v2", dtype, ctr_label_name)
     table = f"table_{table_id}"
     return _pulled("lookup_table_v2", "_pull_sparse_v2", input, size, table, padding_id)

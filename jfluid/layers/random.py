@@ -91,12 +91,17 @@ def uniform_random_batch_size_like(
     max: float = 1.0,
     seed: int = 0,
 ) -> Variable:
-    """Draw numbers evenly from [min, max), in a tensor one of whose dimensions is a dimension of `input`.
+    """Draw numbers uniformly from [min, max), with one dimension of the shape taken from `input`.
 
     Args:
-        shape: integers; the one at `output_dim_idx` is replaced.
-        input_dim_idx: which dimension of `input` is taken.
-        output_dim_idx: which dimension of the result it becomes.
+        input: the tensor that the dimension is taken from.
+        shape: integers; the integer at `output_dim_idx` is replaced.
+        dtype: dtype of the result.
+        input_dim_idx: index of the dimension of `input`.
+        output_dim_idx: index of the dimension of the result.
+        min: lower bound.
+        max: upper bound.
+        seed: 0 draws new numbers in each step.
     """
     attrs = {
         "shape": list(shape),
@@ -120,13 +125,17 @@ def gaussian_random_batch_size_like(
     seed: int = 0,
     dtype: Any = "float32",
 ) -> Variable:
-    """Draw normally distributed numbers, in a tensor one of whose dimensions is a dimension of `input`.
+    """Draw normally distributed numbers, with one dimension of the shape taken from `input`.
 
     Args:
-        shape: integers; the one at `output_dim_idx` is replaced.
-        input_dim_idx: which dimension of `input` is taken.
-        output_dim_idx: which dimension of the result it becomes.
+        input: the tensor that the dimension is taken from.
+        shape: integers; the integer at `output_dim_idx` is replaced.
+        input_dim_idx: index of the dimension of `input`.
+        output_dim_idx: index of the dimension of the result.
+        mean: the mean.
         std: the standard deviation.
+        seed: 0 draws new numbers in each step.
+        dtype: dtype of the result.
     """
     attrs = {
         "shape": list(shape),
@@ -240,12 +249,13 @@ def sampling_id(x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, 
 
 
 def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None = None) -> Variable:
-    """Cut a window out of the last dimensions of `x`, at another random place for each instance.
+    """Crop a random window from the last dimensions of `x`, a different window for each instance.
 
     Args:
-        shape: of the window.
+        x: tensor.
+        shape: shape of the window.
         seed: an integer, or an int64 Variable that the layer also overwrites with the next seed;
-            None draws one when the program is built.
+            None draws a seed when the program is built.
     """
     check_variable(x, "random_crop", "x")
     helper = LayerHelper("random_crop")

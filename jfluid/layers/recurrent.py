@@ -1,4 +1,4 @@
-"""Recurrent layers over sequences, and single steps of them."""
+"""Recurrent layers over sequences, and their single steps."""
 
 from typing import Any
 
@@ -133,22 +133,32 @@ def dynamic_lstmp(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
 ) -> tuple[Variable, Variable]:
-    """Run an LSTM over each sequence whose recurrent state is a projection of the hidden one (Sak et al. 2014).
+    """Run an LSTM with a projected recurrent state over each sequence (Sak et al. 2014).
 
     Args:
-        input, size, use_peepholes, is_reverse, gate_activation, cell_activation,
-            candidate_activation, bias_attr, c_0: as those of `dynamic_lstm`.
+        input: see `dynamic_lstm`.
+        size: see `dynamic_lstm`.
         proj_size: the width of the projection.
         param_attr: ParamAttr of the recurrent weight, [proj_size, size], and of the projection,
             [size / 4, proj_size].
-        proj_activation: as `cell_activation`, of the projection.
+        bias_attr: see `dynamic_lstm`.
+        use_peepholes: see `dynamic_lstm`.
+        is_reverse: see `dynamic_lstm`.
+        gate_activation: see `dynamic_lstm`.
+        cell_activation: see `dynamic_lstm`.
+        candidate_activation: see `dynamic_lstm`.
+        proj_activation: activation of the projection.
+        dtype: dtype of the parameters.
+        name: see `jfluid.layers`.
         h_0: the initial projected state [number of sequences, proj_size]; zeros when None.
-        cell_clip, proj_clip: bounds on the magnitude of cells and of projections; None for none.
+        c_0: see `dynamic_lstm`.
+        cell_clip: bound on the magnitude of cells; None for none.
+        proj_clip: bound on the magnitude of projections; None for none.
 
     Returns:
         (projections [rows, proj_size], cells [rows, size / 4]), with the LoD of `input`.
 
-    Raises what `dynamic_lstm` raises.
+    For errors see `dynamic_lstm`.
     """
     check_variable(input, "dynamic_lstmp", "input")
     helper = LayerHelper("lstmp", param_attr=param_attr, bias_attr=bias_attr, name=name)

@@ -246,15 +246,17 @@ def resize_nearest(
     align_corners: bool = True,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Resize images by taking the nearest pixel: with `align_corners` the place is rounded, else
-    rounded down; see `image_resize`.
+    """Resize images by nearest-neighbour interpolation; see `image_resize`.
+
+    With `align_corners` source positions are rounded, else rounded down.
     """
     return image_resize(input, out_shape, scale, name, "NEAREST", actual_shape, align_corners, 1, data_format)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:
-    """Resize images [N, C, H, W] of known height and width so that the shorter of them becomes
-    `out_short_len`, and their ratio stays. Raises ShapeError for other inputs.
+    """Resize images [N, C, H, W] so that the shorter side becomes `out_short_len`, at the same aspect ratio.
+
+    Raises ShapeError for unknown height or width.
     """
     check_variable(input, "image_resize_short", "input")
     sizes = list(input.shape[2:])

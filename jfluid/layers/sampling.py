@@ -32,8 +32,7 @@ def nce(
     seed: int = 0,
     is_sparse: bool = False,
 ) -> Variable:
-    """Return the loss of noise-contrastive estimation (Gutmann & Hyvärinen 2010), which tells
-    labels from drawn classes: [batch, 1].
+    """Return the noise-contrastive estimation loss [batch, 1] (Gutmann & Hyvärinen 2010).
 
     Args:
         input: [batch, width].
@@ -42,13 +41,14 @@ def nce(
         sample_weight: factors of the losses, [batch, 1]; ones when None.
         param_attr: ParamAttr of the weights, [num_total_classes, width].
         bias_attr: ParamAttr of the bias, [num_total_classes, 1]; False for none.
-        num_neg_samples: how many classes are drawn for each row; 10 when None.
-        sampler: how they are drawn: "uniform", "log_uniform" or "custom_dist".
+        num_neg_samples: number of noise classes drawn for each row; 10 when None.
+        name: prefix of the names of the parameters.
+        sampler: distribution of the noise classes: "uniform", "log_uniform" or "custom_dist".
         custom_dist: the probabilities of all classes, for "custom_dist".
-        seed: 0 draws other classes in each step.
-        is_sparse: make the gradient of the weights hold only the rows that were used.
+        seed: 0 draws new classes in each step.
+        is_sparse: True for a sparse gradient of the weights, with the used rows only.
 
-    Raises ProgramError for another sampler, or a `custom_dist` of another length.
+    Raises ProgramError for an unknown sampler, or a `custom_dist` of a wrong length.
     """
     check_variable(input, "nce", "input")
     number = sampler_number(sampler)
@@ -97,9 +97,7 @@ def sampler_number(sampler: str) -> int:
 
 
 def class_distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable | None]:
-    """Return persistable variables with the probabilities and with Walker's alias table of them,
-    which Fluid's kernel draws by.
-    """
+    """Return persistable variables with the probabilities and their alias table (Walker), as Fluid's kernel reads."""
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
         raise errors.ProgramError(f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}")
@@ -140,8 +138,9 @@ def hsigmoid(
     is_custom: bool = False,
     is_sparse: bool = False,
 ) -> Variable:
-    """Return the loss of hierarchical sigmoid (Morin & Bengio 2005): that of the decisions on the
-    path to a label in a tree, [batch, 1].
+    """Return the hierarchical sigmoid loss [batch, 1] (Morin & Bengio 2005).
+
+    It is the loss of the binary decisions on the path to a label in a tree.
 
     Args:
         input: [batch, width].
@@ -151,12 +150,13 @@ def hsigmoid(
         param_attr: ParamAttr of the weights of inner nodes, [num_classes - 1, width]; with
             `is_custom`, [num_classes, width].
         bias_attr: ParamAttr of the bias, one number for each inner node; False for none.
-        path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the path and the
-            decisions there, with -1 after the end.
-        is_custom: use the tree of `path_table` and `path_code` instead of a complete one.
-        is_sparse: make the gradient of the weights hold only the rows that were used.
+        name: prefix of the names of the parameters.
+        path_table: with `is_custom`, int64 [batch, depth]: the nodes on the path, -1 after the end.
+        path_code: with `is_custom`, int64 [batch, depth]: the decisions on the path, -1 after the end.
+        is_custom: use the tree of `path_table` and `path_code` instead of a complete tree.
+        is_sparse: True for a sparse gradient of the weights, with the used rows only.
 
-    Raises ProgramError where there are less than two classes, or a custom tree lacks its paths.
+    Raises ProgramError for less than two classes, or a custom tree without paths.
     """
     check_variable(input, "hsigmoid", "input")
     if num_classes < 2 and not is_custom:
@@ -198,22 +198,22 @@ def sampled_softmax_with_cross_entropy(
     customized_probabilities: Variable | None = None,
     seed: int = 0,
 ) -> Variable:
-    """Return the softmax cross entropy over the label and `num_samples` classes drawn log-uniformly
-    (Jean et al. 2014): [batch, 1].
+    """Return the softmax cross entropy over the label and `num_samples` sampled classes: [batch, 1].
+
+    Classes are sampled log-uniformly (Jean et al. 2014).
 
     Args:
         logits: [batch, classes].
         label: class numbers, int64 [batch, 1].
-        num_samples: how many classes are drawn for each row.
-        num_true: must be 1; Fluid computes nothing else.
-        remove_accidental_hits: leave out drawn classes that are the label of the row.
-        use_customized_samples: use the next two arguments instead of drawing.
+        num_samples: number of classes sampled for each row.
+        num_true: must be 1, the only value that Fluid computes.
+        remove_accidental_hits: leave out sampled classes that are the label of the row.
+        use_customized_samples: use the next two arguments instead of sampling.
         customized_samples: int64 [batch, 1 + num_samples], the label first.
         customized_probabilities: of these samples, in the same shape.
-        seed: 0 draws other classes in each step.
+        seed: 0 samples new classes in each step.
 
-    Raises ProgramError where customized samples are asked for but not given, or for `num_true`
-    other than 1.
+    Raises ProgramError if customized samples are requested but missing, or for `num_true` other than 1.
     """
     check_variable(logits, "sampled_softmax_with_cross_entropy", "logits")
     if use_customized_samples and (customized_samples is None or customized_probabilities is None):

@@ -172,17 +172,18 @@ def sequence_expand_as(x: Variable, y: Variable, name: str | None = None) -> Var
 def sequence_pad(
     x: Variable, pad_value: Variable, maxlen: int | None = None, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """Bring sequences into a dense tensor; returns (that tensor [number of sequences, maxlen, ...],
-    their lengths, int64 [number of sequences]).
+    """Pad sequences to a dense tensor [number of sequences, maxlen, ...], and return it with their lengths.
+
+    The lengths are int64 [number of sequences].
 
     Args:
         x: rows [rows, ...] with a LoD of one level.
-        pad_value: what stands after the end of a sequence: a Variable of one number, or of the
-            shape of a row.
-        maxlen: the longest sequence of the batch when None. XLA then compiles anew for each such
-            length, so give a number where there is one.
+        pad_value: padding value: a Variable of one number, or of the shape of a row.
+        maxlen: the longest sequence of the batch when None. XLA then compiles for each such length, so
+            give a number if possible.
+        name: see `jfluid.layers`.
 
-    A step raises OperandError where a sequence is longer than `maxlen`.
+    A step raises OperandError for a sequence longer than `maxlen`.
     """
     out, length = emit(
         "sequence_pad",
@@ -218,7 +219,7 @@ def sequence_reshape(input: Variable, new_dim: int) -> Variable:
 
 
 def sequence_scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
-    """Add updates to elements of rows: those of sequence i to row i, at the columns that `index` names.
+    """Add the updates of sequence i to row i of `input`, at the columns in `index`.
 
     Args:
         input: [number of sequences, width].
@@ -229,9 +230,7 @@ def sequence_scatter(input: Variable, index: Variable, updates: Variable, name: 
 
 
 def sequence_enumerate(input: Variable, win_size: int, pad_value: int = 0, name: str | None = None) -> Variable:
-    """Return, for each id of a sequence, the `win_size` ids from there on, with `pad_value` after
-    the end: [rows, win_size].
-    """
+    """Return the n-gram of `win_size` ids from each id on, with `pad_value` after the end: [rows, win_size]."""
     return emit(
         "sequence_enumerate",
         {"X": input},
@@ -244,13 +243,14 @@ def sequence_enumerate(input: Variable, win_size: int, pad_value: int = 0, name:
 def sequence_mask(
     x: Variable, maxlen: int | Variable | None = None, dtype: Any = "int64", name: str | None = None
 ) -> Variable:
-    """Return 1 at the first x positions and 0 after them: [..., maxlen].
+    """Return the mask [..., maxlen] with 1 at the first x positions and 0 at later positions.
 
     Args:
         x: lengths, integers [...].
-        maxlen: a number, or a Variable [1] that follows from shapes and constants. None is the
+        maxlen: a number, or a Variable [1] that is computed from shapes and constants. None is the
             largest length, which the host then reads between two compiled parts of the step.
-        dtype: of the result.
+        dtype: dtype of the result.
+        name: see `jfluid.layers`.
     """
     inputs: dict[str, Any] = {"X": x}
     attrs = {"out_dtype": int(var_type(dtype)), "maxlen": -1}
@@ -267,14 +267,15 @@ def sequence_reverse(x: Variable, name: str | None = None) -> Variable:
 
 
 def lod_reset(x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None) -> Variable:
-    """Give `x` another LoD.
+    """Replace the LoD of `x`.
 
     Args:
-        y: a Variable whose LoD is taken; where it has none, its values are the offsets.
-        target_lod: offsets, where `y` is None.
+        x: rows.
+        y: a Variable with the new LoD; without a LoD, its values are the offsets.
+        target_lod: offsets, if `y` is None.
 
-    Raises ProgramError when neither is given. A step raises OperandError where offsets do not start
-    at 0, fall, or do not end at the rows of `x`.
+    Raises ProgramError if neither is given. A step raises OperandError for offsets that do not start
+    at 0, that fall, or that do not end at the rows of `x`.
     """
     if y is None and target_lod is None:
         raise errors.ProgramError("lod_reset: give y or target_lod")
@@ -299,12 +300,13 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
 
 
 def row_conv(input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None) -> Variable:
-    """Add up row t and the `future_context_size` rows after it, each multiplied by a row of weights
-    (Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks",
-    2016).
+    """Apply a lookahead convolution: row t is a weighted sum of row t and the rows after it.
+
+    Source: Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks", 2016.
 
     Args:
         input: rows [rows, width] with a LoD, or [batch, time, width].
+        future_context_size: number of rows after row t.
         param_attr: ParamAttr of the weights, [future_context_size + 1, width].
         act: the name of an activation; None for none.
 

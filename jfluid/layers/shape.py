@@ -46,18 +46,19 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Give `x` another shape, with its elements in the same order.
+    """Reshape `x`, with its elements in the same order.
 
     Args:
-        shape: integers, integers and Variables mixed, or a Variable that holds them all. One entry
-            may be -1, which follows from the others; 0 copies the dimension of `x` at that place.
-            Variables must follow from shapes and constants.
+        x: tensor.
+        shape: integers, integers and Variables mixed, or a Variable with all integers. One entry may be
+            -1, which is inferred; 0 copies the dimension of `x` at that index. Variables must be computed
+            from shapes and constants.
         actual_shape: a Variable that overrules `shape` when the program runs.
         act: the name of an activation of the result; None for none.
         inplace: write the result into the variable `x`, which then has the new shape.
+        name: see `jfluid.layers`.
 
-    Raises ShapeError where the shape has two -1 or a 0 without a dimension to copy, or does not fit
-    the number of elements.
+    Raises ShapeError for two -1 in the shape, a 0 without a dimension to copy, or a wrong number of elements.
     """
     check_variable(x, "reshape", "x")
     inputs, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "reshape, shape")
@@ -114,14 +115,14 @@ def t(input: Variable, name: str | None = None) -> Variable:
 
 
 def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """Remove the dimensions `axes`, all of which must have size 1; every dimension of size 1 where `axes` is empty."""
+    """Remove the dimensions `axes` of size 1; remove every dimension of size 1 if `axes` is empty."""
     return _with_x_shape("squeeze2", "squeeze", {"X": input}, {"axes": list(axes)}, name)
 
 
 def unsqueeze(input: Variable, axes: int | Integers, name: str | None = None) -> Variable:
-    """Insert dimensions of size 1 at `axes`, one after another.
+    """Insert dimensions of size 1 at `axes`, in sequence.
 
-    `axes` may be a Variable that follows from shapes and constants.
+    `axes` may be a Variable that is computed from shapes and constants.
     """
     axes = [axes] if isinstance(axes, (int, np.integer)) else axes
     inputs, attrs = integers(axes, "axes", "AxesTensor", "AxesTensorList", "unsqueeze, axes")
@@ -131,9 +132,9 @@ def unsqueeze(input: Variable, axes: int | Integers, name: str | None = None) ->
 
 
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """Make `x` a matrix: the dimensions before `axis` become its rows, the others its columns.
+    """Flatten `x` to a matrix: dimensions before `axis` become rows, all further dimensions columns.
 
-    Raises ShapeError where `axis` is not between 0 and the number of dimensions.
+    Raises ShapeError if `axis` is not between 0 and the number of dimensions.
     """
     check_variable(x, "flatten", "x")
     if not isinstance(axis, int) or not 0 <= axis <= len(x.shape):
@@ -215,7 +216,7 @@ def expand(x: Variable, expand_times: Integers, name: str | None = None) -> Vari
 
 
 def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
-    """Repeat `x` until it has the shape of `target_tensor`, each of whose dimensions must be a multiple of that of `x`."""
+    """Tile `x` to the shape of `target_tensor`, in which each dimension is a multiple of the dimension of `x`."""
     return emit("expand_as", {"X": x, "target_tensor": target_tensor}, name=name)
 
 
@@ -230,13 +231,14 @@ def flip(input: Variable, dims: Sequence[int], name: str | None = None) -> Varia
 
 
 def roll(input: Variable, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Variable:
-    """Rotate elements: element i moves to place i + shift, and what leaves at the end comes back at the beginning.
+    """Roll elements along dimensions: element i moves to i + shift, and wraps around at the end.
 
     Args:
-        shifts: by how many places, for each of `dims`.
-        dims: along which dimensions; when None, the tensor is rotated as one long row.
+        input: tensor.
+        shifts: shift for each of `dims`.
+        dims: the dimensions; when None, the tensor is rolled as one flat row.
 
-    Raises ShapeError where there are not as many shifts as dims.
+    Raises ShapeError if the numbers of shifts and dims differ.
     """
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else dims
@@ -246,7 +248,7 @@ def roll(input: Variable, shifts: int | Sequence[int], dims: int | Sequence[int]
 
 
 def meshgrid(input: Sequence[Variable], name: str | None = None) -> list[Variable]:
-    """Return a tensor for each of k vectors: each has k dimensions, and varies along its own only."""
+    """Return k tensors of k dimensions: tensor i repeats vector i along all dimensions but i."""
     return emit("meshgrid", {"X": list(input)}, outs={"Out": len(input)}, name=name)
 
 

@@ -48,7 +48,7 @@ class StaticRNN:
         self.is_reverse = False
 
     def step(self) -> "_Step":
-        """A context in which the operators of one step are made."""
+        """Return the context in which the operators of one step are built."""
         return _Step(self)
 
     def _only_inside(self, method: str) -> None:
@@ -148,7 +148,7 @@ class StaticRNN:
         return block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results: a Variable, or a list of them.
+        """Return the results: a Variable, or a list of Variables.
 
         Raises ProgramError before the step is complete.
         """

@@ -30,11 +30,12 @@ __all__ = [
 
 
 def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False) -> Variable:
-    """Make a variable without a value, which another layer is to write (`assign(..., output=...)`).
+    """Create a variable without a value, to be written by a layer (`assign(..., output=...)`).
 
     Args:
-        dtype: the element type.
-        persistable: whether the value outlives a run.
+        dtype: dtype of the variable.
+        name: see `jfluid.layers`.
+        persistable: True if the value outlives a run.
     """
     block = default_main_program().current_block()
     name = unique_name.generate("create_tensor") if name is None else name
@@ -150,15 +151,17 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
 
 
 def argmax(x: Variable, axis: int = 0) -> Variable:
-    """Return the positions (int64) of the largest elements along `axis`, which the result lacks; of
-    equal ones the first.
+    """Return the indices (int64) of the largest elements along `axis`, which is removed.
+
+    The first of equal elements is taken.
     """
     return emit("arg_max", {"X": x}, {"axis": axis}, stop_gradient=True)
 
 
 def argmin(x: Variable, axis: int = 0) -> Variable:
-    """Return the positions (int64) of the smallest elements along `axis`, which the result lacks;
-    of equal ones the first.
+    """Return the indices (int64) of the smallest elements along `axis`, which is removed.
+
+    The first of equal elements is taken.
     """
     return emit("arg_min", {"X": x}, {"axis": axis}, stop_gradient=True)
 

@@ -30,8 +30,9 @@ def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Var
 
 
 def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype: Any) -> Variable:
-    """Make two parameters `<name>_g` and `<name>_v`, and return g * v / |v|, which operators
-    compute from them. g begins as |v|.
+    """Create the parameters `<name>_g` and `<name>_v`, and return the computed weight g * v / |v|.
+
+    g is initialized with |v|.
     """
     dim = None if attr.dim is None else attr.dim % len(shape)
     lengths = [d if i == dim else 1 for i, d in enumerate(shape)]

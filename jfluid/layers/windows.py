@@ -20,9 +20,9 @@ def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[i
 
 
 def paddings_of(padding: Any, rank: int, channels_last: bool, layer: str) -> tuple[list[int], str]:
-    """Return (paddings, padding_algorithm) for a `padding` in one of the forms of `layers.conv2d`.
+    """Return (paddings, padding_algorithm) for a `padding` in any form of `layers.conv2d`.
 
-    Raises ProgramError for any other.
+    Raises ProgramError for any other value.
     """
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):

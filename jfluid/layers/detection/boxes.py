@@ -1,6 +1,6 @@
-"""Layers on boxes: priors and anchors, codes against them, overlaps, matches and targets.
+"""Layers on boxes: priors and anchors, box coding, overlaps, matches and targets.
 
-A box is four numbers: left, top, right, bottom. "Boxes with a LoD" are those of all images, one
+A box is four numbers: left, top, right, bottom. "Boxes with a LoD" are the boxes of all images, one
 sequence for each image.
 """
 
@@ -53,8 +53,9 @@ def prior_box(
     name: str | None = None,
     min_max_aspect_ratios_order: bool = False,
 ) -> tuple[Variable, Variable]:
-    """Return the priors of SSD (Liu et al., 2016), [height, width, priors, 4] as shares of the
-    image's width and height, and the variances of their codes, of the same shape.
+    """Return the prior boxes of SSD (Liu et al., 2016) and their variances: [height, width, priors, 4].
+
+    Boxes are fractions of the image's width and height.
 
     Args:
         input: a feature map [N, C, height, width]; each cell gets the same priors.
@@ -62,16 +63,17 @@ def prior_box(
         min_sizes: the sides of priors of each aspect ratio, in pixels of the image.
         max_sizes: for each of `min_sizes` a larger size; a square prior of the size between gets
             sqrt(min * max).
-        aspect_ratios: widths over heights; 1 is always there.
+        aspect_ratios: widths over heights; 1 is always included.
         variance: four numbers that codes are divided by.
-        flip: whether there are priors of the inverse ratios too.
-        clip: whether priors are cut off at the image's sides.
+        flip: True to include the inverse ratios.
+        clip: True to clip priors to the image.
         steps: width and height of a cell in pixels; 0 for the image's size over the map's.
-        offset: where the centre lies in a cell.
-        min_max_aspect_ratios_order: whether the square of `max_sizes` comes second, not last.
+        offset: position of the centre in a cell.
+        name: see `jfluid.layers`.
+        min_max_aspect_ratios_order: True to put the square of `max_sizes` second, False to put it last.
 
     Raises:
-        AttributeTypeError: sizes, variances or steps do not fit.
+        AttributeTypeError: wrong numbers of sizes, variances or steps.
         ShapeError: `input` or `image` is not of rank 4.
     """
     width, height = _pair(steps, "prior_box", "steps")
@@ -110,18 +112,25 @@ def density_prior_box(
     flatten_to_2d: bool = False,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return the priors of FaceBoxes (Zhang et al., 2017) and their variances: [height, width,
-    priors, 4], or [height * width * priors, 4] with `flatten_to_2d`.
+    """Return the prior boxes of FaceBoxes (Zhang et al., 2017) and their variances.
+
+    Both are [height, width, priors, 4], or [height * width * priors, 4] with `flatten_to_2d`.
 
     Args:
-        input, image, variance, clip, steps, offset: as those of `prior_box`.
-        densities: for each of `fixed_sizes`, into how many rows and columns of priors a cell is
-            divided.
+        input: see `prior_box`.
+        image: see `prior_box`.
+        densities: for each of `fixed_sizes`, the number of rows and columns of priors in a cell.
         fixed_sizes: sides of priors, in pixels of the image.
         fixed_ratios: widths over heights, for all sizes.
+        variance: see `prior_box`.
+        clip: see `prior_box`.
+        steps: see `prior_box`.
+        offset: see `prior_box`.
+        flatten_to_2d: True for a result of two dimensions.
+        name: see `jfluid.layers`.
 
     Raises:
-        AttributeTypeError: the three lists are no lists, or do not fit each other.
+        AttributeTypeError: the densities, sizes or ratios are no lists, or of wrong lengths.
         ShapeError: `input` or `image` is not of rank 4.
     """
     lists = {"densities": densities, "fixed_sizes": fixed_sizes, "fixed_ratios": fixed_ratios}
@@ -160,15 +169,18 @@ def anchor_generator(
     offset: float = 0.5,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return the anchors of Faster R-CNN (Ren et al., 2015), [height, width, anchors, 4] in pixels
-    of the image, and the variances of their codes, of the same shape.
+    """Return the anchors of Faster R-CNN (Ren et al., 2015) and their variances: [height, width, anchors, 4].
+
+    Anchors are in pixels of the image.
 
     Args:
         input: a feature map [N, C, height, width].
         anchor_sizes: the sides of square anchors, in pixels.
         aspect_ratios: heights over widths.
+        variance: four numbers that codes are divided by.
         stride: width and height of a cell in pixels.
-        offset: where the centre lies in a cell.
+        offset: position of the centre in a cell.
+        name: see `jfluid.layers`.
 
     Raises:
         AttributeTypeError: sizes or ratios are missing, or `stride` is no pair.
@@ -205,19 +217,20 @@ def box_coder(
     name: str | None = None,
     axis: int = 0,
 ) -> Variable:
-    """Return the codes [rows, priors, 4] of boxes [rows, 4] against each prior; or the boxes [rows,
-    columns, 4] of such codes.
+    """Encode boxes [rows, 4] against each prior to [rows, priors, 4], or decode codes [rows, columns, 4].
 
     Args:
         prior_box: priors [M, 4].
         prior_box_var: [M, 4], or four numbers: codes are divided by them.
         target_box: boxes, for "encode_center_size"; codes, for "decode_center_size".
-        box_normalized: whether boxes are shares of the image, not pixels.
-        axis: where codes are decoded, whether priors go by columns (0) or by rows (1).
+        code_type: "encode_center_size" or "decode_center_size".
+        box_normalized: True if boxes are fractions of the image, False if they are pixels.
+        name: see `jfluid.layers`.
+        axis: for decoding, 0 if priors go by columns, 1 if they go by rows.
 
     Raises:
         TypeError: `prior_box_var` is neither a Variable nor a list.
-        ShapeError: the shapes do not fit each other.
+        ShapeError: the shapes do not match.
     """
     attrs = {"code_type": code_type, "box_normalized": box_normalized, "axis": axis}
     inputs: dict[str, Any] = {
@@ -255,8 +268,9 @@ def box_decoder_and_assign(
     box_clip: float,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return the boxes [rows, classes * 4] that codes of each class mean, and [rows, 4] those of
-    the class with the highest score; class 0 is the background.
+    """Decode the boxes of each class [rows, classes * 4], and select the best class's box [rows, 4].
+
+    The best class has the highest score; class 0 is the background.
 
     Args:
         prior_box: [rows, 4] in pixels.
@@ -264,9 +278,10 @@ def box_decoder_and_assign(
         target_box: codes [rows, classes * 4].
         box_score: [rows, classes].
         box_clip: a bound on the codes of width and height.
+        name: see `jfluid.layers`.
 
     Raises:
-        ShapeError: the shapes do not fit each other.
+        ShapeError: the shapes do not match.
     """
     return emit(
         "box_decoder_and_assign",
@@ -295,8 +310,9 @@ def iou_similarity(x: Variable, y: Variable, box_normalized: bool = True, name: 
 
 
 def polygon_box_transform(input: Variable, name: str | None = None) -> Variable:
-    """Return the corners that offsets [N, 2 * corners, height, width] on a map of a quarter of the
-    image's size mean (Zhou et al., EAST, 2017): x in even channels, y in odd ones.
+    """Convert corner offsets [N, 2 * corners, height, width] on a quarter-size map to image coordinates.
+
+    Even channels hold x, odd channels y (Zhou et al., EAST, 2017).
     """
     offsets = {"Input": hold(input, FLOATS, "polygon_box_transform", "input")}
     return emit("polygon_box_transform", offsets, outs=("Output",), name=name)
@@ -308,15 +324,17 @@ def bipartite_match(
     dist_threshold: float | None = None,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return for each image and column the row that it is matched with (int32 [images, columns],
-    -1 for none), and their distance (0 for none).
+    """Match each column of each image with a row, and return rows and distances.
 
-    Pairs are taken by falling distance, each row and column once.
+    Rows are int32 [images, columns], -1 for none; the distance of an unmatched column is 0. Pairs are taken by
+    falling distance, each row and column once.
 
     Args:
         dist_matrix: [rows, columns], larger is nearer; the rows of each image are a sequence.
-        match_type: "bipartite" (None), or "per_prediction": columns that are left get the row of
-            the largest distance, if that is at least `dist_threshold` (None: 0.5).
+        match_type: "bipartite" (None), or "per_prediction": unmatched columns get the row of the largest
+            distance, if that is at least `dist_threshold`.
+        dist_threshold: see `match_type`; 0.5 when None.
+        name: see `jfluid.layers`.
     """
     return emit(
         "bipartite_match",
@@ -334,16 +352,17 @@ def target_assign(
     mismatch_value: int | None = None,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return what each prior has to predict, [images, priors, width], and its weight (0 or 1),
-    float32 [images, priors, 1].
+    """Return the training target of each prior [images, priors, width], and its weight (0 or 1).
+
+    Weights are float32 [images, priors, 1].
 
     Args:
-        input: [rows, priors, width] or [rows, 1, width] with a LoD: the targets of each box of the
-            truth.
+        input: [rows, priors, width] or [rows, 1, width] with a LoD: the targets of each ground truth box.
         matched_indices: int32 [images, priors], from `bipartite_match`.
-        negative_indices: int32 [rows, 1] with a LoD: priors of each image that count, too, though
+        negative_indices: int32 [rows, 1] with a LoD: priors of each image that have weight 1 although
             their target is `mismatch_value`.
         mismatch_value: the target of priors without a match; None for 0.
+        name: see `jfluid.layers`.
     """
     check_variable(input, "target_assign", "input")
     return emit(

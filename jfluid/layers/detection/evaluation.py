@@ -1,4 +1,4 @@
-"""The mean average precision of what is detected."""
+"""Mean average precision of detections."""
 
 import warnings
 from collections.abc import Sequence

@@ -26,7 +26,9 @@ def multiclass_nms(
     background_label: int = 0,
     name: str | None = None,
 ) -> Variable:
-    """Keep, in each class of each image, the boxes that overlap no better one of the class.
+    """Apply non-maximum suppression to the boxes of each class of each image.
+
+    A box is kept if it does not overlap a better kept box of the class.
 
     Args:
         bboxes: [images, boxes, size]: 4 corners (xmin, ymin, xmax, ymax), or 8, 16, 24 or 32
@@ -34,17 +36,17 @@ def multiclass_nms(
             [boxes, classes, size], a box for each class.
         scores: [images, classes, boxes]; or rows with a LoD, [boxes, classes].
         score_threshold: boxes with a score that is not greater are left out.
-        nms_top_k: the most boxes of a class that are compared, the best; -1 for all.
-        keep_top_k: the most boxes of an image that are kept, over all classes; -1 for all.
-        nms_threshold: the intersection over union from which on boxes are the same.
-        normalized: whether coordinates are shares of the image; else they are pixels, the last of
-            which belongs to the box.
-        nms_eta: below 1, what the threshold is multiplied by, while it is greater than 0.5, each
-            time that a box is kept.
+        nms_top_k: the number of best boxes of a class that are compared; -1 for all.
+        keep_top_k: the largest number of boxes of an image, over all classes; -1 for all.
+        nms_threshold: the IoU above which a box is suppressed.
+        normalized: True if coordinates are fractions of the image. False if they are pixels; the last pixel
+            belongs to the box.
+        nms_eta: below 1, the factor of the threshold with each kept box, while the threshold is above 0.5.
         background_label: the class that is left out; -1 for none.
+        name: see `jfluid.layers`.
 
     Returns:
-        [rows, 2 + size]: class, score and box; by image (the LoD), class and falling score. Where
+        [rows, 2 + size]: class, score and box; by image (the LoD), class and falling score. If
         no image has a box the fetched value is [[-1]], with the LoD [[0, 1]].
 
     Raises ShapeError.
@@ -74,18 +76,23 @@ def locality_aware_nms(
     background_label: int = -1,
     name: str | None = None,
 ) -> Variable:
-    """Merge boxes that overlap the one before them, weighted by their scores, which add up; then
-    keep those that overlap no better one (Zhou et al., EAST, 2017).
+    """Merge neighbouring boxes that overlap, and apply `multiclass_nms` (Zhou et al., EAST, 2017).
+
+    Merged boxes are averages weighted by scores; their scores are summed.
 
     Args:
-        bboxes: [images, boxes, size], as of `multiclass_nms`, in an order in which neighbours stand
-            side by side.
+        bboxes: [images, boxes, size], as in `multiclass_nms`, with neighbours in adjacent rows.
         scores: [images, classes, boxes].
-        score_threshold, nms_top_k, keep_top_k, normalized, nms_eta, background_label: as of
-            `multiclass_nms`; scores are the added ones.
-        nms_threshold: the intersection over union from which on boxes are merged, and dropped.
+        score_threshold: see `multiclass_nms`; it applies to summed scores.
+        nms_top_k: see `multiclass_nms`.
+        keep_top_k: see `multiclass_nms`.
+        nms_threshold: the IoU above which boxes are merged, and suppressed.
+        normalized: see `multiclass_nms`.
+        nms_eta: see `multiclass_nms`.
+        background_label: see `multiclass_nms`.
+        name: see `jfluid.layers`.
 
-    Returns what `multiclass_nms` does. Raises ShapeError.
+    Returns the result of `multiclass_nms`. Raises ShapeError.
     """
     attrs: dict[str, Any] = {
         "background_label": background_label,
@@ -114,20 +121,25 @@ def matrix_nms(
     return_index: bool = False,
     name: str | None = None,
 ) -> Variable | tuple[Variable, Variable]:
-    """Let the scores of boxes fall with how much better ones of their class overlap them (Wang et al., SOLOv2, 2020).
+    """Apply matrix NMS: scores decay with the overlap of better boxes of the class (Wang et al., SOLOv2, 2020).
 
     Args:
         bboxes: [images, boxes, 4] (xmin, ymin, xmax, ymax).
         scores: [images, classes, boxes].
-        score_threshold, nms_top_k, background_label, normalized: as of `multiclass_nms`.
-        post_threshold: boxes whose new score is not greater are left out.
-        keep_top_k: the most boxes of an image that are kept, over all classes; -1 for all.
-        use_gaussian: whether scores fall as a Gaussian of `gaussian_sigma`, not linearly.
-        return_index: whether the second result is given, too.
+        score_threshold: see `multiclass_nms`.
+        post_threshold: boxes with a decayed score that is not greater are left out.
+        nms_top_k: see `multiclass_nms`.
+        keep_top_k: see `multiclass_nms`.
+        use_gaussian: True for a Gaussian decay, False for a linear decay.
+        gaussian_sigma: parameter of the Gaussian.
+        background_label: see `multiclass_nms`.
+        normalized: see `multiclass_nms`.
+        return_index: True to return the second result.
+        name: see `jfluid.layers`.
 
     Returns:
-        [rows, 6]: class, new score and box; by image (the LoD) and falling score. And [rows, 1],
-        int32: the number of each box among those of the batch.
+        [rows, 6]: class, decayed score and box; by image (the LoD) and falling score. And [rows, 1],
+        int32: the index of each box in the batch.
 
     Raises ShapeError.
     """
@@ -157,18 +169,19 @@ def retinanet_detection_output(
     nms_threshold: float = 0.3,
     nms_eta: float = 1.0,
 ) -> Variable:
-    """Decode RetinaNet's boxes and keep those that overlap no better one of their class (Lin et al., 2017).
+    """Decode RetinaNet's boxes and apply non-maximum suppression by class (Lin et al., 2017).
 
     Args:
-        bboxes: for each level what anchors are moved and scaled by, [images, boxes, 4].
+        bboxes: for each level the regression deltas of anchors, [images, boxes, 4].
         scores: for each level the probabilities [images, boxes, classes], without the background.
         anchors: for each level [boxes, 4], in pixels (xmin, ymin, xmax, ymax).
-        im_info: [images, 3]: height and width as fed, and by what the original was scaled.
+        im_info: [images, 3]: height and width as fed, and the scale of the original.
         score_threshold: boxes with a score that is not greater are left out, except on the last
             level.
-        nms_top_k: the most boxes of a level that are decoded, the best of all classes.
-        keep_top_k: the most boxes of an image that are kept, over all classes; -1 for all.
-        nms_threshold, nms_eta: as of `multiclass_nms`.
+        nms_top_k: the number of best boxes of a level that are decoded, over all classes.
+        keep_top_k: the largest number of boxes of an image, over all classes; -1 for all.
+        nms_threshold: see `multiclass_nms`.
+        nms_eta: see `multiclass_nms`.
 
     Returns:
         [rows, 6]: class (from 1 on), score and box in pixels of the original image; by image (the

@@ -1,7 +1,7 @@
-"""Layers of detectors that propose boxes first, and of RetinaNet: proposals, and what anchors and proposals learn.
+"""Layers of two-stage detectors and RetinaNet: proposals, and training targets of anchors and proposals.
 
-Boxes are [x0, y0, x1, y1] in pixels, and hold their last row and column. `im_info` [N, 3] has height,
-width and scale of each image, as the network gets it.
+Boxes are [x0, y0, x1, y1] in pixels, and include their last row and column. `im_info` [N, 3] has height,
+width and scale of each image, as fed to the network.
 """
 
 from collections.abc import Sequence
@@ -37,27 +37,29 @@ def generate_proposals(
     name: str | None = None,
     return_rois_num: bool = False,
 ) -> tuple[Variable, Variable] | tuple[Variable, Variable, Variable]:
-    """Propose boxes: move the anchors, and keep the best of them that do not overlap (Ren et al., Faster R-CNN, 2015).
+    """Return the proposals of a region proposal network (Ren et al., Faster R-CNN, 2015).
+
+    Anchors are moved by the deltas; the best boxes that do not overlap are kept.
 
     Args:
-        scores: [N, A, H, W]: for each of A anchors at each place, how likely it holds an object.
-        bbox_deltas: [N, 4 * A, H, W]: the way of each anchor's centre, in its widths and heights,
+        scores: [N, A, H, W]: objectness of each of A anchors at each position.
+        bbox_deltas: [N, 4 * A, H, W]: shifts of each anchor's centre, in its widths and heights,
             and the logarithms of the ratios of the sides.
         im_info: [N, 3].
         anchors: [H, W, A, 4].
         variances: [H, W, A, 4]: factors of `bbox_deltas`.
-        pre_nms_top_n: how many of the best anchors of an image are looked at; all when not positive.
-        post_nms_top_n: how many of an image are kept at most; all when not positive.
-        nms_thresh: a box is dropped that overlaps a better one by more. Not positive: none is, and
-            `post_nms_top_n` has no effect; they come best first (in Fluid in no order).
-        min_size: boxes with a side below it, in pixels before scaling, are dropped; at least 1.
-        eta: below 1, the threshold shrinks by it with every box kept, while it is above 0.5.
+        pre_nms_top_n: the number of best anchors of an image that are considered; all when not positive.
+        post_nms_top_n: the largest number of boxes of an image; all when not positive.
+        nms_thresh: the IoU above which a box is suppressed. Not positive: no box is suppressed, and
+            `post_nms_top_n` has no effect; boxes come best first (in Fluid in no order).
+        min_size: boxes with a smaller side, in pixels before scaling, are dropped; at least 1.
+        eta: below 1, the factor of the threshold with each kept box, while the threshold is above 0.5.
         name: no effect.
-        return_rois_num: whether the third result is returned.
+        return_rois_num: True to return the third result.
 
     Returns:
-        Boxes [rows, 4] and their scores [rows, 1], grouped by image (LoD), best first; where each
-        image's rows end, int64 [N]. No gradient flows to them. Boxes and scores that are not numbers
+        Boxes [rows, 4] and their scores [rows, 1], grouped by image (LoD), best first; the end of each
+        image's rows, int64 [N]. No gradient flows to them. Boxes and scores that are not numbers
         are dropped.
 
     Raises ShapeError.
@@ -99,7 +101,7 @@ def rpn_target_assign(
     rpn_negative_overlap: float = 0.3,
     use_random: bool = True,
 ) -> tuple[Variable, Variable, Variable, Variable, Variable]:
-    """Draw the anchors that a region proposal network learns from, and take its predictions for them.
+    """Sample training anchors of a region proposal network, and gather their predictions and targets.
 
     Args:
         bbox_pred: [N, M, 4]: the network's deltas for all M anchors.
@@ -109,18 +111,18 @@ def rpn_target_assign(
         gt_boxes: objects [rows, 4] by image (LoD), in pixels before scaling.
         is_crowd: int32 [rows, 1] with the same LoD: 1 for objects that are left out.
         im_info: [N, 3].
-        rpn_batch_size_per_im: how many anchors of an image are drawn at most.
-        rpn_straddle_thresh: by how many pixels an anchor may leave the image; negative: by any.
-        rpn_fg_fraction: how large a part of them may be anchors of objects, in (0, 1].
-        rpn_positive_overlap: an anchor that overlaps an object by so much learns it; so do the
-            anchors that overlap an object most.
-        rpn_negative_overlap: an anchor that overlaps every object by less is background. One that is
-            drawn as both is background; it keeps a row of predicted deltas, with weight 0.
-        use_random: whether they are drawn at random, anew each step; else the first ones are taken.
+        rpn_batch_size_per_im: the largest number of anchors of an image.
+        rpn_straddle_thresh: the number of pixels by which an anchor may exceed the image; negative: any.
+        rpn_fg_fraction: the largest fraction of anchors of objects, in (0, 1].
+        rpn_positive_overlap: the IoU from which an anchor is assigned to an object. The anchors of largest
+            IoU with an object are assigned too.
+        rpn_negative_overlap: an anchor with a smaller IoU with every object is background. An anchor
+            that is drawn as both is background; it keeps a row of predicted deltas, with weight 0.
+        use_random: True for a random sample in each step; False takes the first anchors.
 
     Returns:
         predicted scores [rows, 1], predicted deltas [object rows, 4], labels int32 [rows, 1] (1
-        object, 0 background), deltas to learn [object rows, 4], their weights [object rows, 4]. An
+        object, 0 background), target deltas [object rows, 4], their weights [object rows, 4]. An
         image without objects gives background alone (Fluid fails).
 
     Raises ShapeError, AttributeTypeError.
@@ -160,8 +162,9 @@ def retinanet_target_assign(
     positive_overlap: float = 0.5,
     negative_overlap: float = 0.4,
 ) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]:
-    """Say what each anchor of RetinaNet learns (Lin et al., Focal Loss for Dense Object Detection,
-    2017), and take its predictions for them.
+    """Assign RetinaNet's anchors to objects, and gather their predictions and targets.
+
+    Source: Lin et al., Focal Loss for Dense Object Detection, 2017.
 
     Args:
         bbox_pred: [N, M, 4]: the network's deltas for all M anchors.
@@ -173,14 +176,14 @@ def retinanet_target_assign(
         is_crowd: int32 [rows, 1] with the same LoD: 1 for objects that are left out.
         im_info: [N, 3].
         num_classes: without the background.
-        positive_overlap: an anchor that overlaps an object by so much learns it; so do the anchors
-            that overlap an object most.
-        negative_overlap: an anchor that overlaps every object by less is background.
+        positive_overlap: the IoU from which an anchor is assigned to an object. The anchors of largest
+            IoU with an object are assigned too.
+        negative_overlap: an anchor with a smaller IoU with every object is background.
 
     Returns:
         predicted scores [rows, num_classes], predicted deltas [object rows, 4], classes int32
-        [rows, 1] (0 background), deltas to learn [object rows, 4], their weights [object rows, 4],
-        and one more than the object rows of each image, int32 [N, 1].
+        [rows, 1] (0 background), target deltas [object rows, 4], their weights [object rows, 4],
+        and each image's number of object rows plus one, int32 [N, 1].
 
     Raises ShapeError.
     """
@@ -234,29 +237,30 @@ def generate_proposal_labels(
     is_cls_agnostic: bool = False,
     is_cascade_rcnn: bool = False,
 ) -> tuple[Variable, ...]:
-    """Draw the proposals that the second stage of a detector learns from, and say what it learns.
+    """Sample training proposals for the second stage of a detector, with their targets.
 
     Args:
         rpn_rois: boxes [rows, 4] by image (LoD), in the pixels of the network's input. The objects
             themselves join them.
         gt_classes: int32 [objects, 1] by image (LoD), from 1 on.
-        is_crowd: int32 [objects, 1] with the same LoD: 1 for objects that are not drawn themselves.
+        is_crowd: int32 [objects, 1] with the same LoD: 1 for objects that are not sampled.
         gt_boxes: [objects, 4] with the same LoD, in pixels before scaling.
         im_info: [N, 3].
-        batch_size_per_im: how many boxes of an image are drawn at most.
-        fg_fraction: how large a part of them may be boxes of objects.
-        fg_thresh: a box that overlaps an object by so much is a box of it.
-        bg_thresh_hi, bg_thresh_lo: another whose largest overlap is in [lo, hi) is background.
-        bbox_reg_weights: what the four deltas are divided by.
-        class_nums: how many classes there are, the background among them.
-        use_random: whether they are drawn at random, anew each step; else the first ones are taken.
-        is_cls_agnostic: whether all objects use the columns of class 1.
-        is_cascade_rcnn: whether this is a later stage of Cascade R-CNN: nothing is drawn, all boxes
-            are kept; the objects do not join them, but as many first rows are taken for the
-            objects, unscaled, as in Fluid.
+        batch_size_per_im: the largest number of boxes of an image.
+        fg_fraction: the largest fraction of boxes of objects.
+        fg_thresh: the IoU from which a box is assigned to an object.
+        bg_thresh_hi: an unassigned box with a largest IoU in [bg_thresh_lo, bg_thresh_hi) is background.
+        bg_thresh_lo: see `bg_thresh_hi`.
+        bbox_reg_weights: divisors of the four deltas.
+        class_nums: the number of classes, including the background.
+        use_random: True for a random sample in each step; False takes the first boxes.
+        is_cls_agnostic: True if all objects use the columns of class 1.
+        is_cascade_rcnn: True for a later stage of Cascade R-CNN: all boxes are kept without sampling. The
+            objects do not join them, but the first rows, one per object, are taken for the objects,
+            unscaled, as in Fluid.
 
     Returns:
-        boxes [rows, 4] by image (LoD), those of objects first; their classes int32 [rows, 1]; deltas
+        boxes [rows, 4] by image (LoD), boxes of objects first; their classes int32 [rows, 1]; deltas
         [rows, 4 * class_nums], in the columns of the class; 1 in those columns, twice (inside and
         outside weights). An image without objects gives background alone (Fluid fails).
 
@@ -383,19 +387,21 @@ def distribute_fpn_proposals(
     refer_scale: int,
     name: str | None = None,
 ) -> tuple[list[Variable], Variable]:
-    """Give each proposal the level of a feature pyramid that suits its size: floor(refer_level +
-    log2(side / refer_scale)) (Lin et al., Feature Pyramid Networks, 2017).
+    """Distribute proposals over the levels of a feature pyramid by size.
+
+    The level is floor(refer_level + log2(side / refer_scale)) (Lin et al., Feature Pyramid Networks, 2017).
 
     Args:
         fpn_rois: boxes [rows, 4] by image (LoD).
-        min_level, max_level: the lowest and highest level.
-        refer_level: the level of boxes whose area is refer_scale**2.
+        min_level: the lowest level.
+        max_level: the highest level.
+        refer_level: the level of boxes with the area refer_scale**2.
         refer_scale: in pixels.
         name: no effect.
 
     Returns:
-        for each level its boxes [rows, 4] by image (LoD); int32 [rows, 1]: where each box of
-        `fpn_rois` is among those of all levels, one after the other.
+        for each level its boxes [rows, 4] by image (LoD); int32 [rows, 1]: the index of each box of
+        `fpn_rois` in the concatenated levels.
 
     Raises ShapeError, AttributeTypeError.
     """

@@ -67,9 +67,9 @@ def roi_pool(
     spatial_scale: float = 1.0,
     rois_lod: Variable | None = None,
 ) -> Variable:
-    """Take the maximum of the pixels in each bin of each box, whose corners are rounded to pixels.
+    """Return the maximum of each bin of each box, with corners rounded to pixels.
 
-    Arguments and result are those of `roi_align`; a bin outside the feature map is 0.
+    For arguments and result see `roi_align`; a bin outside the feature map is 0.
     Source: Girshick, Fast R-CNN (arXiv:1504.08083).
     """
     return emit(
@@ -93,17 +93,23 @@ def prroi_pool(
     batch_roi_nums: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Average a feature map, interpolated between pixels, over each bin of each box by its integral,
-    so that boxes have gradients, too.
+    """Average the bilinearly interpolated feature map over each bin of each box, by its integral.
+
+    Boxes have gradients.
 
     Args:
-        input, rois, spatial_scale, pooled_height, pooled_width, name: as those of `roi_align`.
-        batch_roi_nums: integers [N], how many boxes each image has, in place of a LoD.
+        input: see `roi_align`.
+        rois: see `roi_align`.
+        spatial_scale: see `roi_align`.
+        pooled_height: see `roi_align`.
+        pooled_width: see `roi_align`.
+        batch_roi_nums: integers [N], the number of boxes of each image, in place of a LoD.
+        name: see `jfluid.layers`.
 
     Returns:
         [boxes, C, pooled_height, pooled_width]; zero for a box without area.
 
-    Raises as `roi_align`. Source: Jiang et al., Acquisition of Localization Confidence
+    For errors see `roi_align`. Source: Jiang et al., Acquisition of Localization Confidence
     (arXiv:1807.11590).
     """
     return emit(
@@ -127,18 +133,22 @@ def psroi_pool(
     pooled_width: int,
     name: str | None = None,
 ) -> Variable:
-    """Average the pixels in each bin of each box, where each bin has channels of its own.
+    """Average the pixels in each bin of each box; each bin reads separate channels.
 
     Args:
         input: float [N, output_channels * pooled_height * pooled_width, H, W]; channel
             (c * pooled_height + row) * pooled_width + column is for output channel c of that bin.
-        rois, spatial_scale, pooled_height, pooled_width, name: as those of `roi_align`.
-        output_channels: how many channels the result has.
+        rois: see `roi_align`.
+        output_channels: the number of channels of the result.
+        spatial_scale: see `roi_align`.
+        pooled_height: see `roi_align`.
+        pooled_width: see `roi_align`.
+        name: see `jfluid.layers`.
 
     Returns:
         [boxes, output_channels, pooled_height, pooled_width].
 
-    Raises as `roi_align`. Source: Dai et al., R-FCN (arXiv:1605.06409).
+    For errors see `roi_align`. Source: Dai et al., R-FCN (arXiv:1605.06409).
     """
     return emit(
         "psroi_pool",

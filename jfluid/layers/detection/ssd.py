@@ -1,4 +1,4 @@
-"""SSD (Liu et al., 2016): the heads over several feature maps, the loss, and what is detected."""
+"""SSD (Liu et al., 2016): prediction heads over feature maps, loss and detections."""
 
 import warnings
 from collections.abc import Sequence
@@ -39,8 +39,10 @@ def _of_each_map(value: Any, count: int, what: str) -> list[Any]:
 
 
 def _sizes(base: float, least: int | None, most: int | None, maps: int) -> tuple[list[float], list[float]]:
-    """Return the minimum and maximum sizes of the priors of each map, in equal steps between two
-    percentages of the image's size; the first map has priors of 10 and 20 percent.
+    """Return the minimum and maximum sizes of the priors of each map.
+
+    Sizes rise in equal steps between two percentages of the image's size; the first map has priors of 10 and 20
+    percent.
     """
     if maps <= 2 or least is None or most is None:
         raise errors.AttributeTypeError(
@@ -83,29 +85,40 @@ def multi_box_head(
     name: str | None = None,
     min_max_aspect_ratios_order: bool = False,
 ) -> tuple[Variable, Variable, Variable, Variable]:
-    """Return what convolutions over each feature map predict for its priors: the codes of boxes [N,
-    priors, 4] and the scores of classes [N, priors, num_classes]; and the priors [priors, 4] with
-    their variances [priors, 4].
+    """Return the SSD predictions of convolutions over each feature map, the priors and their variances.
 
-    Of a single feature map Fluid, and so this layer, gives all four as they come from the map: [N,
+    Predictions are box codes [N, priors, 4] and class scores [N, priors, num_classes]; priors and variances are
+    [priors, 4].
+
+    For a single feature map Fluid, and so this layer, returns all four unflattened: [N,
     numbers], [N, numbers], and [height, width, priors of a cell, 4] twice.
 
     Args:
         inputs: feature maps [N, C, height, width].
         image: the images [N, C, image height, image width].
-        base_size: the image's size, which ratios are of.
-        num_classes: how many classes there are, the background among them.
+        base_size: the image's size, to which ratios refer.
+        num_classes: the number of classes, including the background.
         aspect_ratios: for each map, a width over height or several.
-        min_ratio, max_ratio: between which percentages of `base_size` the sizes of priors lie, for
-            more than two maps and without `min_sizes`.
-        min_sizes, max_sizes: for each map, a size of priors in pixels or several.
-        steps, step_w, step_h: for each map, the width and height of a cell in pixels.
-        offset, variance, flip, clip, min_max_aspect_ratios_order: as those of `prior_box`.
-        kernel_size, pad, stride: those of the convolutions, which have to keep the map's size.
-        name: has no effect, as in Fluid.
+        min_ratio: the smallest size of priors in percent of `base_size`, for more than two maps and without
+            `min_sizes`.
+        max_ratio: the largest size, like `min_ratio`.
+        min_sizes: for each map, a size of priors in pixels or several.
+        max_sizes: like `min_sizes`.
+        steps: for each map, the width and height of a cell in pixels.
+        step_w: for each map, the width of a cell in pixels.
+        step_h: for each map, the height of a cell in pixels.
+        offset: see `prior_box`.
+        variance: see `prior_box`.
+        flip: see `prior_box`.
+        clip: see `prior_box`.
+        kernel_size: filter size of the convolutions, which have to keep the map's size.
+        pad: padding of the convolutions.
+        stride: stride of the convolutions.
+        name: no effect, as in Fluid.
+        min_max_aspect_ratios_order: see `prior_box`.
 
     Raises:
-        AttributeTypeError: a list has not as many entries as there are maps, or sizes are missing.
+        AttributeTypeError: a list's length is not the number of maps, or sizes are missing.
     """
     if not isinstance(inputs, (list, tuple)) or not inputs:
         raise errors.AttributeTypeError(
@@ -183,27 +196,28 @@ def ssd_loss(
     normalize: bool = True,
     sample_size: int | None = None,
 ) -> Variable:
-    """Return the loss of each image [images, 1]: the cross entropy of the classes of the priors
-    that match a box and of the hardest of the others, and smooth L1 of the codes of those that
-    match.
+    """Return the SSD loss of each image [images, 1].
+
+    It is the cross entropy of the classes of matched priors and of the hardest unmatched priors, plus smooth
+    L1 of the codes of matched priors.
 
     Args:
         location: predicted codes [images, priors, 4].
         confidence: scores of classes [images, priors, classes].
-        gt_box: the boxes of the truth [rows, 4] with a LoD, as shares of the image.
+        gt_box: the ground truth boxes [rows, 4] with a LoD, as fractions of the image.
         gt_label: their classes [rows, 1] with the same LoD.
         prior_box: [priors, 4].
         prior_box_var: their variances [priors, 4], or four numbers; must be given.
-        background_label: the class of priors that match no box.
-        overlap_threshold: from which overlap on a prior matches a box ("per_prediction").
-        neg_pos_ratio: how many priors without a match count for each that has one.
-        neg_overlap: the overlap below which priors may count as negative.
-        loc_loss_weight, conf_loss_weight: what both parts are multiplied by.
+        background_label: the class of unmatched priors.
+        overlap_threshold: the IoU from which a prior matches a box ("per_prediction").
+        neg_pos_ratio: the number of negative priors for each matched prior.
+        neg_overlap: the IoU below which priors may be negative.
+        loc_loss_weight: factor of the loss of codes.
+        conf_loss_weight: factor of the loss of classes.
         match_type: "per_prediction", or "bipartite" for one prior for each box.
         mining_type: must be "max_negative".
-        normalize: whether the loss is divided by the number of matches of the batch, which makes
-            it NaN where there are none.
-        sample_size: has a meaning for another `mining_type` only.
+        normalize: True to divide the loss by the number of matches of the batch; without a match it is NaN.
+        sample_size: no effect for "max_negative".
 
     Raises:
         AttributeTypeError: another `mining_type`.
@@ -270,19 +284,23 @@ def detection_output(
     nms_eta: float = 1.0,
     return_index: bool = False,
 ) -> Variable | tuple[Variable, Variable]:
-    """Return what SSD detects: rows (class, score, left, top, right, bottom) with a LoD, of all
-    boxes that no better one of their class overlaps.
+    """Decode SSD's predictions and apply non-maximum suppression by class.
+
+    Returns rows (class, score, left, top, right, bottom) with a LoD.
 
     Args:
         loc: predicted codes [images, priors, 4].
         scores: scores of classes [images, priors, classes], before the softmax.
         prior_box: [priors, 4].
         prior_box_var: their variances [priors, 4], or four numbers.
-        background_label, nms_eta: Fluid uses 0 and 1.0 whatever is given, and so does this layer,
-            with a warning; `box_coder` and `multiclass_nms` take others.
-        nms_threshold, nms_top_k, keep_top_k, score_threshold: as those of `multiclass_nms`.
-        return_index: whether the numbers of the boxes [rows, 1] among those of all images are
-            returned too.
+        background_label: always 0, as in Fluid, with a warning for another value; `multiclass_nms` takes
+            any class.
+        nms_threshold: see `multiclass_nms`.
+        nms_top_k: see `multiclass_nms`.
+        keep_top_k: see `multiclass_nms`.
+        score_threshold: see `multiclass_nms`.
+        nms_eta: always 1.0, as in Fluid, with a warning for another value.
+        return_index: True to also return the indices of the boxes [rows, 1] among the boxes of all images.
     """
     if background_label != 0 or nms_eta != 1.0:
         warnings.warn(
