@@ -1,4 +1,4 @@
-"""Clipping of gradients, and of the gradients of variables on their way back."""
+"""Clipping of parameters' gradients, and of variables' gradients in the backward pass (error clips)."""
 
 import copy
 import warnings
@@ -26,14 +26,14 @@ NeedClip = Callable[[Parameter], bool]
 
 
 class BaseErrorClipAttr:
-    """The base of clips that are applied to a variable's gradient as soon as it is computed."""
+    """Base class of clips that apply to a variable's gradient as soon as it is computed."""
 
     def _append_clip_op(self, block: Block, grad_name: str) -> None:
         raise NotImplementedError
 
 
 class ErrorClipByValue(BaseErrorClipAttr):
-    """Limits every element of a variable's gradient to [min, max]; it is given to `Variable.set_error_clip`.
+    """Error clip of all elements to [min, max], for `Variable.set_error_clip`.
 
     Args:
         max: the upper bound.
@@ -59,8 +59,9 @@ def _bounds(high: float, low: float | None) -> tuple[float, float]:
 
 
 def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
-    """A callback for `append_backward`: clip the gradients that the last operator wrote, where
-    their variables ask for it.
+    """Clip the gradients that the last operator wrote, for variables with an error clip.
+
+    It is a callback for `append_backward`.
     """
     for name in block.ops[-1].output_arg_names:
         var = block.find_var_recursive(context[name]) if name in context else None
@@ -74,12 +75,12 @@ def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
 
 
 class GradientClipBase:
-    """The base of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients, without
-    the parameters that have none.
+    """Base class of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients.
+
+    Parameters without a gradient are left out.
 
     Args:
-        need_clip: a function of a parameter that returns whether its gradient is clipped; all are
-            when None.
+        need_clip: predicate of a parameter: True if its gradient is clipped; all are when None.
     """
 
     def __init__(self, need_clip: NeedClip | None = None):
@@ -113,12 +114,12 @@ class GradientClipBase:
 
 
 def _present(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
-    """Return the pairs that have a gradient."""
+    """Return the pairs with a gradient."""
     return [(param, grad) for param, grad in params_grads if grad is not None]
 
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
-    """Make `op_role_var` of the clipping operators name the clipped gradient, which transpilers look for."""
+    """Write the clipped gradient into the clipping operators' `op_role_var`, for transpilers."""
     renamed = {
         (p.name, g.name): (p.name, c.name)
         for (p, g), (_, c) in zip(before, after, strict=True)
@@ -174,13 +175,12 @@ class GradientClipByNorm(GradientClipBase):
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
-    """Scales all gradients by clip_norm / max(clip_norm, the L2 norm of all of them together).
+    """Scale all gradients by clip_norm / max(clip_norm, global L2 norm).
 
     Args:
         clip_norm: the largest norm.
-        group_name: with `set_gradient_clip`, which parameters are taken together.
-        need_clip: a function of a parameter that returns whether its gradient is clipped and
-            counted; all are when None.
+        group_name: with `set_gradient_clip`, the group of parameters with a common norm.
+        need_clip: predicate of a parameter: True if its gradient is clipped and counted; all are when None.
     """
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None):
@@ -244,10 +244,10 @@ def set_gradient_clip(
     param_list: Sequence[Parameter | str] | None = None,
     program: Program | None = None,
 ) -> None:
-    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in `minimize`.
+    """Attach `clip` to parameters; an optimizer without `grad_clip` applies it in `minimize`.
 
-    As in Fluid 1.8, nothing is clipped unless every parameter has a clip, and where they differ,
-    that of the last parameter (by name) is applied to all. The optimizer's `grad_clip` argument has
+    As in Fluid 1.8, nothing is clipped unless every parameter has a clip. If clips differ, the clip
+    of the last parameter (by name) is applied to all. The optimizer's `grad_clip` argument has
     neither of these traps.
 
     Args:
@@ -311,7 +311,7 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
 
 
 def _merged(grad: Variable) -> Variable:
-    """Return a gradient whose sum of squares is its norm: of sparse rows, each row once with its sum."""
+    """Return a gradient without duplicate sparse rows, so that its sum of squares is its squared norm."""
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return emit("get_tensor_from_selected_rows", {"X": emit("merge_selected_rows", {"X": grad})})

@@ -74,7 +74,7 @@ class op_proto_and_checker_maker:
 
 
 def kEmptyVarName() -> str:
-    """Return the name that stands where an operator has no variable."""
+    """Return the placeholder name for a missing variable of an operator."""
     return EMPTY_NAME
 
 
@@ -91,7 +91,7 @@ empty_var_name, grad_var_suffix = kEmptyVarName, kGradVarSuffix
 
 
 def is_compiled_with_mkldnn() -> bool:
-    """Return False: XLA has its own kernels."""
+    """Return False: XLA has separate kernels."""
     return False
 
 

@@ -37,8 +37,9 @@ def draw_block_graphviz(block: Block, highlights: Sequence[str] | None = None, p
     """Write a drawing of the block to a file, as Graphviz DOT (`dot -Tsvg temp.dot` renders it).
 
     Args:
-        highlights: regular expressions; names and operator types that one of them matches from the
-            start stand out.
+        block: the block.
+        highlights: regular expressions; names and operator types that one of them matches from the start stand
+            out.
         path: the file.
     """
     if not isinstance(block, Block):
@@ -168,9 +169,17 @@ def run_fast_nan_inf_debug(
     """Run a program as `executor.run` does, and check every operator's outputs for NaN and infinity.
 
     Args:
-        dump_core: no effect: a bad value raises OpError, which names the operator and the line that
-            made it, and the process continues.
-        The others are those of `Executor.run`.
+        executor: the Executor.
+        program: see `Executor.run`.
+        feed: see `Executor.run`.
+        fetch_list: see `Executor.run`.
+        feed_var_name: see `Executor.run`.
+        fetch_var_name: see `Executor.run`.
+        scope: see `Executor.run`.
+        return_numpy: see `Executor.run`.
+        use_program_cache: see `Executor.run`.
+        dump_core: no effect: a bad value raises OpError, which names the operator and the line that made it, and
+            the process continues. The others are those of `Executor.run`.
     """
     flag = "FLAGS_check_nan_inf"
     before = get_flags(flag)

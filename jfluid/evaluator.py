@@ -1,4 +1,4 @@
-"""`fluid.evaluator`: metrics whose counts are variables of the program.
+"""Metrics with counts in variables of the program: `fluid.evaluator`.
 
 Fluid recommends `fluid.metrics` instead.
 """
@@ -31,7 +31,7 @@ class _Evaluator:
         self.metrics: list[Variable] = []
 
     def _add_up(self, counts: Mapping[str, Variable]) -> None:
-        """Make a state [1] for each name, which its Variable is added to."""
+        """Create a state [1] for each name, to which its Variable is added."""
         for suffix, count in counts.items():
             state = self.helper.create_variable(
                 name=f"{unique_name.generate(self.helper.name)}_{suffix}",
@@ -63,7 +63,9 @@ class _Evaluator:
 
 
 class ChunkEvaluator(_Evaluator):
-    """Precision, recall and F1 of chunks over all batches since the last `reset`, which has to be called first.
+    """Precision, recall and F1 of chunks over all batches since `reset`.
+
+    Call `reset` first.
 
     Args:
         input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as those of
@@ -98,7 +100,7 @@ class ChunkEvaluator(_Evaluator):
     def eval(
         self, executor: Executor, eval_program: Program | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no chunks."""
+        """Return (precision, recall, F1), float32 [1] each, of all counted chunks; 0 without chunks."""
         inferred, labelled, right = (int(c[0]) for c in self._counted(executor, eval_program))
         precision, recall = right / max(inferred, 1), right / max(labelled, 1)
         score = 2 * precision * recall / (precision + recall) if right else 0
@@ -110,17 +112,19 @@ class ChunkEvaluator(_Evaluator):
 
 
 class EditDistance(_Evaluator):
-    """The mean edit distance of sequences, and the share of sequences that are not exact, over all
-    batches since the last `reset`, which has to be called first.
+    """Mean edit distance, and fraction of inexact sequences, over all batches since `reset`.
+
+    Call `reset` first.
 
     Args:
-        input, label: int64 rows [rows, 1] with a LoD, as those of `layers.edit_distance`.
-        ignored_tokens: ids that are left out of both.
+        input: int64 rows [rows, 1] with a LoD; see `layers.edit_distance`.
+        label: int64 rows [rows, 1] with a LoD.
+        ignored_tokens: ids that are removed from both.
 
     Attributes:
         metrics: the Variables of the batch: the sum of the distances, float32 [1], and the number
-            of sequences that are not exact, int64 [1].
-        states: the [1] Variables of what was counted: distances, sequences, inexact sequences.
+            of inexact sequences, int64 [1].
+        states: the [1] Variables of the totals: distances, sequences, inexact sequences.
     """
 
     def __init__(self, input: Variable, label: Variable, ignored_tokens: Sequence[int] | None = None):
@@ -135,13 +139,11 @@ class EditDistance(_Evaluator):
         self.metrics = [total, inexact]
 
     def eval(self, executor: Executor, eval_program: Program | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return (the mean distance, the share of inexact sequences), float32 [1] each; NaN while
-        no sequence was counted.
-        """
+        """Return (mean distance, fraction of inexact sequences), float32 [1] each; NaN before any sequence."""
         total, number, inexact = self._counted(executor, eval_program)
         with np.errstate(invalid="ignore"):
             return total / number.astype(np.float32), inexact.astype(np.float32) / number.astype(np.float32)
 
 
 class DetectionMAP(metrics.DetectionMAP):
-    """As `fluid.metrics.DetectionMAP`."""
+    """Alias of `fluid.metrics.DetectionMAP`."""

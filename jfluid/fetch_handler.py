@@ -44,7 +44,7 @@ class FetchHandler:
 
 
 class Watch:
-    """Calls a FetchHandler from a thread of its own with the newest values."""
+    """Thread that calls a FetchHandler with the newest values."""
 
     _steps_before = 0  # of all that have ended, such as one for each epoch
 
@@ -67,7 +67,10 @@ class Watch:
         Watch._steps_before = self._newest[0]
 
     def show(self, values: Sequence[Any]) -> None:
-        """Take the values of a step. Raises what the handler raised."""
+        """Take the values of a step.
+
+        Re-raise an error of the handler.
+        """
         self._newest = self._newest[0] + 1, values
         if self._error is not None:
             raise self._error

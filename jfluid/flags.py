@@ -10,7 +10,7 @@ __all__ = ["get_flags", "set_flags"]
 
 
 class Flag(NamedTuple):
-    """The default of a flag, from which its type follows, and what it does."""
+    """Default of a flag, which determines the flag's type, and its description."""
 
     default: Any
     meaning: str
@@ -145,9 +145,7 @@ def _known(name: str) -> Any:
 
 
 def given(name: str) -> Any:
-    """Return the value of one flag if it was given: what was set, else the environment's; None
-    where it has its default.
-    """
+    """Return the value of a flag that was set, or that the environment sets; None for a default."""
     if name in _values:
         return _values[name]
     _known(name)
@@ -156,7 +154,7 @@ def given(name: str) -> Any:
 
 
 def get(name: str) -> Any:
-    """Return the value of one flag: what was set, else the environment's, else the default."""
+    """Return the value of a flag: the set value, else the environment's, else the default."""
     value = given(name)
     return _known(name) if value is None else value
 

@@ -168,14 +168,15 @@ class NormalInitializer(Initializer):
 
 
 class TruncatedNormalInitializer(NormalInitializer):
-    """Draws normally distributed numbers, again where one is farther from `loc` than two standard deviations."""
+    """Initializer with normally distributed numbers within two standard deviations of `loc`."""
 
     op_type = "truncated_gaussian_random"
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (fan in, fan out): the rows and columns of a matrix; of a filter [out, in, ...] in and
-    out, each times its area.
+    """Return (fan in, fan out): rows and columns of a matrix, or `in` and `out` of a filter times its area.
+
+    A filter is [out, in, ...].
     """
     if len(shape) < 2:
         size = shape[0] if shape else 1
@@ -197,7 +198,7 @@ class XavierInitializer(Initializer):
     """Draws numbers of variance 2 / (fan_in + fan_out), uniform or normal (Glorot & Bengio, 2010).
 
     Args:
-        uniform: whether the distribution is uniform; otherwise it is normal.
+        uniform: True if the distribution is uniform; otherwise it is normal.
         fan_in: the number of inputs of one output element; from the shape when None.
         fan_out: the number of outputs of one input element; from the shape when None.
         seed: not 0 gives the same numbers in every program.
@@ -223,7 +224,7 @@ class MSRAInitializer(Initializer):
     """Draws numbers of variance 2 / fan_in, uniform or normal (He et al., 2015).
 
     Args:
-        uniform: whether the distribution is uniform; otherwise it is normal.
+        uniform: True if the distribution is uniform; otherwise it is normal.
         fan_in: the number of inputs of one output element; from the shape when None.
         seed: not 0 gives the same numbers in every program.
     """
@@ -265,12 +266,11 @@ class BilinearInitializer(Initializer):
 
 
 class NumpyArrayInitializer(Initializer):
-    """Sets the elements to those of a NumPy array, converted to the element type of the variable.
+    """Initializer with the elements of a NumPy array, converted to the dtype of the variable.
 
-    The array becomes part of the startup program: for a large one, set the variable in the Scope
-    instead.
+    The array becomes part of the startup program: set a large variable in the Scope instead.
 
-    Raises TypeError for what is no array, ShapeError for another shape than the variable's, and
+    Raises TypeError for a value that is no array, ShapeError for a shape that differs from the variable's, and
     ValueError for an array that a program cannot hold: complex numbers, texts, float64 for a
     variable of float64.
     """

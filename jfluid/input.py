@@ -34,16 +34,15 @@ def embedding(
 ) -> Variable:
     """Look up rows of a table by the ids `input`: the result has the shape of `input` with size[1] appended.
 
-    Arguments and errors are those of `layers.embedding`.
+    For arguments and errors see `layers.embedding`.
     """
     return look_up("lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
-    """Make a float32 vector of length `depth` for each id, with a 1 at the id; the vectors are
-    appended to the shape of `input`.
+    """Return a float32 one-hot vector of length `depth` for each id, appended to the shape of `input`.
 
-    Arguments and errors are those of `layers.one_hot`.
+    For arguments and errors see `layers.one_hot`.
     """
     return hot("one_hot_v2", input, depth, allow_out_of_range, stop_gradient=False)
 

@@ -28,16 +28,16 @@ _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and its classes of display
 
 @dataclass(frozen=True)
 class Machine:
-    """What programs run on here, and what keeps them from a GPU.
+    """Device of programs on this machine, and obstacles to using a GPU.
 
     Attributes:
-        place: where an Executor runs programs by default.
-        device: as JAX names its kind.
-        count: of devices of that kind that JAX sees.
-        gpus: of those that the NVIDIA driver shows to this process.
-        driver: release of the NVIDIA driver; "" where there is none.
-        versions: of jfluid, JAX, jaxlib and JAX's CUDA plugin, where it is installed.
-        missing: what to do so that programs run on a GPU; "" where they do, or where there is none.
+        place: the default place of an Executor.
+        device: JAX's name of the device kind.
+        count: number of devices of that kind that JAX sees.
+        gpus: number of GPUs that the NVIDIA driver shows to this process.
+        driver: release of the NVIDIA driver; "" without a driver.
+        versions: of jfluid, JAX, jaxlib and JAX's CUDA plugin, if it is installed.
+        missing: what to do so that programs run on a GPU; "" if they do, or without a GPU.
     """
 
     place: Place
@@ -57,7 +57,10 @@ class Machine:
 
 
 def machine() -> Machine:
-    """Return what programs run on here. Starts JAX."""
+    """Return a description of this machine's devices.
+
+    Starts JAX.
+    """
     from jfluid.launch.devices import visible_gpus
 
     place = place_to_run(None)
@@ -80,7 +83,7 @@ def _version(package: str) -> str | None:
 
 
 def _driver(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The release of the NVIDIA driver's module that the kernel has loaded; "" for none."""
+    """Return the release of the NVIDIA kernel module; "" if it is not loaded."""
     try:
         found = re.search(r"\b(\d+\.\d+(\.\d+)?)\b", proc.read_text())
     except OSError:
@@ -89,7 +92,7 @@ def _driver(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def _on_the_bus(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether an NVIDIA GPU is on the PCI bus, with or without a driver."""
+    """Return True if an NVIDIA GPU is on the PCI bus, with or without a driver."""
 
     def read(path: Path) -> str:
         try:
@@ -104,7 +107,7 @@ def _on_the_bus(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
 
 
 def _missing(gpus: int, driver: str, plugin: bool) -> str:
-    """What keeps programs from a GPU; "" where there is none to use."""
+    """Return the reason why programs cannot use a GPU; "" without a usable GPU."""
     if gpus and not plugin:
         return f"The driver shows {gpus} GPU(s), but JAX is installed without CUDA: {_INSTALL}."
     if gpus:
@@ -120,7 +123,7 @@ def _missing(gpus: int, driver: str, plugin: bool) -> str:
 
 
 def _refusal() -> str:
-    """Why JAX has no GPU, in its own words."""
+    """Return JAX's message about the missing GPU."""
     try:
         jax.devices("gpu")
     except RuntimeError as error:
@@ -129,10 +132,11 @@ def _refusal() -> str:
 
 
 def run_check() -> None:
-    """Train a small program on the default device, and on several where there are several, and
-    print which device that is, the versions, and what is missing for a GPU.
+    """Train a small program on the default device, and on several devices, and print a report.
 
-    Raises OpError when a loss is wrong.
+    The report has the device, the versions, and the missing parts for a GPU.
+
+    Raises OpError for a wrong loss.
     """
     found = machine()
     _train(found.place, [])

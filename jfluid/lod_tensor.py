@@ -1,4 +1,4 @@
-"""LoDTensor: an array with the offsets of its sequences."""
+"""LoDTensor: array with sequence offsets."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,15 @@ from jfluid.places import CPUPlace, CUDAPlace
 
 
 def is_divided(value: Any) -> bool:
-    """Return whether a device array is divided among processes."""
+    """Return True if a device array is divided among processes."""
     return isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated
 
 
 def whole(value: Any) -> Any:
-    """Return a value as it is, but a device array that is divided among processes as NumPy: all of them must call this."""
+    """Return a value, gathered to NumPy if it is a device array that is divided among processes.
+
+    All processes must call this.
+    """
     if is_divided(value):
         from jax.experimental import multihost_utils
 
@@ -30,7 +33,7 @@ class Pending(Protocol):
     """Brings the values of tensors later."""
 
     def finish(self) -> None:
-        """Wait until the values are there, and `settle` the tensors, also where it raises what went wrong."""
+        """Wait for the values and `settle` the tensors, also before raising an error of the computation."""
 
 
 # what Fluid's text of a tensor calls its element type, where that is not NumPy's name
@@ -59,7 +62,7 @@ def _levels(lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> list[np.ndar
 def _longest(levels: Sequence[np.ndarray]) -> int:
     """Return the length of the longest sequence of the last level.
 
-    Raises ProgramError where a level does not begin with 0, or falls.
+    Raises ProgramError if a level does not begin with 0, or falls.
     """
     longest = 0
     for level in levels:
@@ -71,19 +74,19 @@ def _longest(levels: Sequence[np.ndarray]) -> int:
 
 
 class MeasuredLod(list[Any]):
-    """Offsets of sequences, level by level, in arrays that nobody changes.
+    """Sequence offsets, level by level, in arrays that are never modified.
 
-    Each level starts at 0 and never falls: ProgramError else. What steps ask of them is found while they are
-    made: later they are no longer in the processor's caches.
+    Each level starts at 0 and never falls, or ProgramError is raised. The attributes are computed at
+    construction, while the offsets are in the processor's caches.
 
     Args:
         levels: int64 [sequences + 1] each.
-        longest: sequence of the last level, of levels that were checked; None for others.
+        longest: longest sequence of the last level, for checked levels; None to check the levels.
 
     Attributes:
-        longest: sequence of the last level.
-        rows: where that level ends.
-        packed: an only level as int32; nothing for more levels.
+        longest: length of the longest sequence of the last level.
+        rows: end of the last level.
+        packed: the single level as int32; None for more levels.
     """
 
     longest: int
@@ -99,7 +102,7 @@ class MeasuredLod(list[Any]):
 
 
 class _Value:
-    """The `value` of a tensor that has none itself, because it is pending.
+    """Descriptor of `value` for tensors with a pending value.
 
     An ordinary read costs no call.
     """
@@ -138,7 +141,7 @@ class LoDTensor:
         self._dims: list[int] | None = None
 
     def expect(self, pending: Pending) -> None:
-        """From now on, take the value that `pending` brings, unless one is set before."""
+        """Take the value of `pending` when it is there, unless a value is set before."""
         self._pending = pending
         del self.value
 
@@ -167,7 +170,7 @@ class LoDTensor:
     def _set_dims(self, dims: Sequence[int]) -> None:
         """Set the dimensions; `_alloc_float` and its like then give zeros of that shape.
 
-        Raises ShapeError where the tensor holds another number of elements.
+        Raises ShapeError if the tensor holds another number of elements.
         """
         wanted = [int(d) for d in dims]
         if self.value is not None:
@@ -201,7 +204,7 @@ class LoDTensor:
         self._alloc("int32")
 
     def _elements(self, dtype: str, offset: int) -> np.ndarray:
-        """Return a copy of the value, flat, in which `offset` is an element.
+        """Return a flat copy of the value, or raise for an `offset` out of range.
 
         Raises DtypeError and PositionError.
         """
@@ -218,11 +221,11 @@ class LoDTensor:
         self.value = flat.reshape(self.shape())
 
     def _get_float_element(self, offset: int) -> float:
-        """Return element `offset` of a float32 tensor, in the order of its rows."""
+        """Return element `offset` of a float32 tensor in row-major order."""
         return float(self._elements("float32", offset)[offset])
 
     def _get_double_element(self, offset: int) -> float:
-        """Return element `offset` of a float64 tensor, in the order of its rows."""
+        """Return element `offset` of a float64 tensor in row-major order."""
         return float(self._elements("float64", offset)[offset])
 
     def _set_float_element(self, offset: int, number: float) -> None:
@@ -237,7 +240,7 @@ class LoDTensor:
         return VarType.FP32 if self.value is None else var_type(self.value.dtype)
 
     def _place(self) -> "CPUPlace | CUDAPlace":
-        """Return where the value is: the first GPU for one on a GPU, else the CPU."""
+        """Return the place of the value: the first GPU for a value on a GPU, else the CPU."""
         value = self.value
         on_gpu = isinstance(value, jax.Array) and any(d.platform == "gpu" for d in value.devices())
         return CUDAPlace(0) if on_gpu else CPUPlace()
@@ -274,7 +277,7 @@ class LoDTensor:
         self.set_lod([np.concatenate([[0], np.cumsum(level)]) for level in _levels(lengths)])
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
-        """Return whether each level's sequences add up to the rows of the level below."""
+        """Return True if each level's sequences add up to the rows of the level below."""
         return self._fits(self._lod)
 
     def _fits(self, levels: Sequence[np.ndarray]) -> bool:
@@ -314,13 +317,13 @@ Tensor = LoDTensor
 
 
 class SelectedRows:
-    """Some rows of a table, each with its values; all others are zero.
+    """Sparse rows of a table; rows that are not listed are zero.
 
     A row may occur several times.
 
     Args:
-        rows: which row of the table each value belongs to.
-        height: the rows of the table.
+        rows: the table row of each value.
+        height: the number of rows of the table.
         values: [number of rows, ...].
     """
 
@@ -329,11 +332,11 @@ class SelectedRows:
         self._tensor = LoDTensor(values)
 
     def rows(self) -> list[int]:
-        """Return which row of the table each value belongs to."""
+        """Return the table row of each value."""
         return list(self._rows)
 
     def set_rows(self, rows: Sequence[int]) -> None:
-        """Set which row of the table each value belongs to."""
+        """Set the table row of each value."""
         self._rows = [int(r) for r in rows]
 
     def height(self) -> int:
@@ -356,7 +359,7 @@ class SelectedRows:
         """No effect: rows are found without an index."""
 
     def check(self, name: str) -> None:
-        """Raise ProgramError, naming the variable `name`, where rows, height and values do not belong together."""
+        """Raise ProgramError, naming the variable `name`, if rows, height and values do not match."""
         found = self._tensor.shape() if self._tensor.value is not None else [0]
         if found[0] != len(self._rows):
             raise errors.ProgramError(
@@ -381,15 +384,15 @@ class LoDTensorArray(list[Any]):
 
 
 def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None) -> LoDTensor:
-    """Make a LoDTensor of `data` whose sequences have the given lengths.
+    """Create a LoDTensor of `data` with sequences of the given lengths.
 
     Args:
         data: an array of all rows; a list of sequences of integers; or a LoDTensor, whose rows are
-            grouped anew.
+            regrouped.
         recursive_seq_lens: lengths, one list for each level.
-        place: no effect: the Executor brings the rows to its own device.
+        place: no effect: the Executor moves the rows to its device.
 
-    Raises ProgramError when the lengths do not add up to the rows.
+    Raises ProgramError if the lengths do not add up to the rows.
     """
     if isinstance(data, list):
         lengths = [len(s) for s in data]
@@ -411,7 +414,7 @@ def create_random_int_lodtensor(
     low: int,
     high: int,
 ) -> LoDTensor:
-    """Make a LoDTensor of random int64 from [low, high], each row of shape `base_shape`.
+    """Create a LoDTensor of random int64 from [low, high], with rows of shape `base_shape`.
 
     `place` has no effect.
     """
@@ -422,5 +425,5 @@ def create_random_int_lodtensor(
 
 
 def is_device_array(value: Any) -> bool:
-    """Return whether the value is on a device (rather than in NumPy)."""
+    """Return True if the value is on a device (rather than in NumPy)."""
     return isinstance(value, jax.Array)

@@ -39,7 +39,7 @@ def _number(value: Any, what: str) -> Any:
 
 
 def _zero(value: Any) -> Any:
-    """Return what `reset` puts in the place of `value`."""
+    """Return the value to which `reset` sets `value`."""
     if isinstance(value, (bool, int)):
         return 0
     if isinstance(value, float):
@@ -84,7 +84,7 @@ class MetricBase:
 
 
 class CompositeMetric(MetricBase):
-    """Several metrics that get the same predictions and labels."""
+    """Several metrics with common predictions and labels."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -109,7 +109,7 @@ class CompositeMetric(MetricBase):
             metric.update(preds, labels)
 
     def eval(self) -> list[Any]:
-        """Return the values of all metrics, in the order in which they were added."""
+        """Return the values of all metrics, in the order of `add_metric`."""
         return [metric.eval() for metric in self._metrics]
 
 
@@ -142,7 +142,7 @@ class Precision(MetricBase):
         self.fp += int(((predicted == 1) & (actual != 1)).sum())
 
     def eval(self) -> float:
-        """Return the precision, 0.0 where nothing was predicted positive."""
+        """Return the precision; 0.0 without positive predictions."""
         return self.tp / (self.tp + self.fp) if self.tp + self.fp else 0.0
 
 
@@ -166,7 +166,7 @@ class Recall(MetricBase):
         self.fn += int(((predicted != 1) & (actual == 1)).sum())
 
     def eval(self) -> float:
-        """Return the recall, 0.0 where no label was positive."""
+        """Return the recall; 0.0 without positive labels."""
         return self.tp / (self.tp + self.fn) if self.tp + self.fn else 0.0
 
 
@@ -221,7 +221,7 @@ class ChunkEvaluator(MetricBase):
         self.num_correct_chunks += _number(num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks")
 
     def eval(self) -> tuple[Any, Any, Any]:
-        """Return (precision, recall, F1), each 0 where its denominator is."""
+        """Return (precision, recall, F1); each is 0 for a zero denominator."""
         correct = self.num_correct_chunks
         precision = correct / self.num_infer_chunks if self.num_infer_chunks else 0
         recall = correct / self.num_label_chunks if self.num_label_chunks else 0
@@ -329,7 +329,7 @@ class DetectionMAP:
         gt_label: the classes of the truth [rows, 1] with a LoD of as many images.
         gt_box: its boxes [rows, 4].
         gt_difficult: [rows, 1]: 1 for boxes that are difficult to find.
-        class_num: how many classes there are; must be given.
+        class_num: the number of classes; must be given.
         background_label, overlap_threshold, evaluate_difficult, ap_version: as those of
             `layers.detection.detection_map`.
 
@@ -384,7 +384,7 @@ class DetectionMAP:
         layers.fill_constant(shape=[1], value=1, dtype="int32", out=self.has_state)
 
     def _state(self, suffix: str, dtype: str, shape: list[int]) -> Variable:
-        """Make a state, which the startup program fills with `shape` zeros; 0 stands for rows that batches add."""
+        """Create a state of `shape` zeros; a 0 in the shape is a dimension that grows with batches."""
         state: Variable = self.helper.create_variable(
             name=f"{unique_name.generate(self.helper.name)}_{suffix}",
             persistable=True,

@@ -73,17 +73,23 @@ def img_conv_group(
     pool_type: str = "max",
     use_cudnn: bool = True,
 ) -> Variable:
-    """Apply several convolutions, each with an optional batch_norm and dropout after it, then one
-    pooling (a VGG block).
+    """Apply several convolutions, each with optional batch_norm and dropout, then one pooling (a VGG block).
 
     Args:
-        conv_num_filter: the number of filters of each convolution; its length says how many there
-            are.
-        conv_padding, conv_filter_size, param_attr, conv_with_batchnorm, conv_batchnorm_drop_rate:
-            one value for all convolutions, or a list with one for each.
-        The others are those of `layers.conv2d` and `layers.pool2d`.
+        input: see `layers.conv2d`.
+        conv_num_filter: the number of filters of each convolution; its length is the number of convolutions.
+        pool_size: see `layers.pool2d`.
+        conv_padding: one value for all convolutions, or a list with one for each.
+        conv_filter_size: see `conv_padding`.
+        conv_act: see `act` of `layers.conv2d`.
+        param_attr: see `conv_padding`.
+        conv_with_batchnorm: see `conv_padding`.
+        conv_batchnorm_drop_rate: see `conv_padding`.
+        pool_stride: see `layers.pool2d`.
+        pool_type: see `layers.pool2d`.
+        use_cudnn: see `layers.conv2d`.
 
-    Raises ProgramError when a list has another length than `conv_num_filter`.
+    Raises ProgramError for a list of a different length than `conv_num_filter`.
     """
     if not isinstance(conv_num_filter, (list, tuple)):
         raise TypeError(f"img_conv_group: conv_num_filter is a list, found {type(conv_num_filter).__name__}")
@@ -153,9 +159,7 @@ def sequence_conv_pool(
 
 
 def glu(input: Variable, dim: int = -1) -> Variable:
-    """Apply a gated linear unit (Dauphin et al. 2017, arXiv:1612.08083): a * sigmoid(b), where a
-    and b are the halves of `input` along `dim`.
-    """
+    """Apply a gated linear unit (arXiv:1612.08083): a * sigmoid(b) for the halves a, b of `input` along `dim`."""
     a, b = layers.split(input, num_or_sections=2, dim=dim)
     return layers.elementwise_mul(x=a, y=layers.sigmoid(x=b))
 
@@ -177,7 +181,7 @@ def scaled_dot_product_attention(
             divided.
         dropout_rate: the probability of dropout of the attention weights.
 
-    Raises ShapeError when the shapes do not fit.
+    Raises ShapeError when the shapes do not match.
     """
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):
         if len(x.shape) != 3:

@@ -1,4 +1,4 @@
-"""ParallelExecutor: the older way to run a program in replicas."""
+"""ParallelExecutor: Fluid's older interface for running a program in replicas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class ParallelExecutor:
         num_trainers, trainer_id: how many processes train together, and the number of this one.
         scope: where parameters live; the global scope when None.
 
-    Raises what `with_data_parallel` raises, and PlaceError when there are not enough devices.
+    For errors see `with_data_parallel`, and PlaceError when there are not enough devices.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """How many replicas run in this process."""
+        """Number of replicas in this process."""
         return self._parallel.replicas
 
     def run(
@@ -91,4 +91,4 @@ class ParallelExecutor:
         )
 
     def drop_local_exe_scopes(self) -> None:
-        """Has no effect: replicas keep no scopes of their own here, XLA frees what a step made at its end."""
+        """Do nothing: replicas have no scopes here, and XLA frees intermediate values after each step."""

@@ -17,8 +17,8 @@ class ParamAttr:
         initializer: of its values; the layer's own choice when None.
         learning_rate: a factor of the optimizer's learning rate.
         regularizer: its own weight decay, instead of the optimizer's.
-        trainable: whether it is trained.
-        do_model_average: whether `ModelAverage` averages it.
+        trainable: True if it is trained.
+        do_model_average: True if `ModelAverage` averages it.
         entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the
             parameter servers: a `CountEntry` or `ProbabilityEntry` of `jfluid.ps_server.specs`,
             None for all. Until then they read as zeros. Not in Fluid. Without servers it has no
@@ -67,8 +67,9 @@ class ParamAttr:
 
     @staticmethod
     def _to_attr(arg: Any) -> "ParamAttr | list[Any] | bool":
-        """Return a ParamAttr for what users write: None, a name, an initializer, a regularizer,
-        False (no parameter) or a list.
+        """Convert a user's argument to a ParamAttr.
+
+        The argument is None, a name, an initializer, a regularizer, False (no parameter) or a list.
         """
         if arg is None or arg is True:
             return ParamAttr()

@@ -51,7 +51,7 @@ class Place:
         return self.kind() == other.kind()
 
     def _type(self) -> int:
-        """The number of Fluid's variant: that of a CUDAPlace before a `core.Place()` was told."""
+        """Return the number of Fluid's place type; a `core.Place()` that was not set counts as CUDAPlace."""
         if type(self) is Place and self._told is None:
             return 0
         return (CUDAPlace, CPUPlace, CUDAPinnedPlace).index(type(self.kind()))
@@ -77,7 +77,7 @@ class CPUPlace(Place):
 
 @dataclass(frozen=True)
 class CUDAPlace(Place):
-    """The GPU of index `id` among those that JAX sees."""
+    """GPU `id` in JAX's list of GPUs."""
 
     id: int = 0
 
@@ -102,14 +102,14 @@ class CUDAPlace(Place):
 
 @dataclass(frozen=True)
 class CUDAPinnedPlace(Place):
-    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like any other."""
+    """Page-locked host memory in Fluid; plain host memory here, since XLA stages transfers."""
 
     def device(self) -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
 
 
 def place_to_run(place: Place | None) -> Place:
-    """Return the place that programs run on: this one, or for None the first GPU that JAX sees, else the CPU.
+    """Return the place of a run: `place`, or for None the first GPU that JAX sees, else the CPU.
 
     Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
@@ -124,7 +124,7 @@ def place_to_run(place: Place | None) -> Place:
 
 
 def prepare_cpus(number: int) -> None:
-    """Prepare the CPU before JAX starts: let it be `number` devices, whose steps find the memory of the step before."""
+    """Prepare the CPU before JAX starts: provide `number` devices, and reuse memory between steps."""
     heap.keep_for_steps()
     if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
         try:
@@ -143,7 +143,7 @@ def _gpus() -> list[jax.Device]:
 
 
 def is_compiled_with_cuda() -> bool:
-    """Return whether JAX sees a GPU. Starts JAX's backends."""
+    """Return True if JAX sees a GPU. Starts JAX's backends."""
     return bool(_gpus())
 
 
@@ -153,7 +153,7 @@ def get_cuda_device_count() -> int:
 
 
 def cpu_number() -> int:
-    """Return how many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set.
+    """Return the number of CPU replicas from CPU_NUM; 1 if it is not set.
 
     Raises PlaceError.
     """
@@ -165,7 +165,7 @@ def cpu_number() -> int:
 
 
 def selected_gpus() -> tuple[int, ...]:
-    """Return the numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set.
+    """Return the GPU indices in FLAGS_selected_gpus; none if it is not set.
 
     Raises PlaceError.
     """
@@ -177,9 +177,9 @@ def selected_gpus() -> tuple[int, ...]:
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """Return `device_count` CPUPlaces; when None as many as the variable CPU_NUM says, else one.
+    """Return `device_count` CPUPlaces; by default CPU_NUM, else one.
 
-    Where JAX has not started yet, it will start with as many CPU devices.
+    If JAX has not started, it will start with that number of CPU devices.
     """
     number = cpu_number() if device_count is None else device_count
     prepare_cpus(number)
@@ -187,7 +187,7 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """Return a CUDAPlace for each id; when None for those of FLAGS_selected_gpus, else for all GPUs.
+    """Return a CUDAPlace for each id; by default for FLAGS_selected_gpus, else for all GPUs.
 
     Raises PlaceError without GPUs.
     """
@@ -202,5 +202,5 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
 
 
 def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
-    """Return `device_count` CUDAPinnedPlaces; when None as many as CPU_NUM says, else one."""
+    """Return `device_count` CUDAPinnedPlaces; by default CPU_NUM, else one."""
     return [CUDAPinnedPlace()] * len(cpu_places(device_count))

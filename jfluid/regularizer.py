@@ -15,7 +15,7 @@ ParamGrad = tuple[Parameter, Variable | None]
 
 
 class WeightDecayRegularizer:
-    """The base of all regularizers: `regularizer(param, grad, block)` returns the gradient of its penalty."""
+    """Base class of regularizers: `regularizer(param, grad, block)` returns the gradient of its penalty."""
 
     def __init__(self, regularization_coeff: float = 0.0):
         self._regularization_coeff = float(regularization_coeff)
@@ -87,7 +87,7 @@ def append_regularization_ops(
 
 
 def _holder(grad: Variable) -> Variable:
-    """Return the variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is sparse."""
+    """Return the variable for the sum of a gradient and a penalty, with Fluid's name for a sparse gradient."""
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return grad.block.create_var(name=f"{grad.name}@NEWGRAD@", shape=grad.shape, dtype=grad.dtype)

@@ -1,4 +1,4 @@
-"""Scopes: where variables keep their values between runs."""
+"""Scopes: storage of variables between runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ class ScopeVariable:
         self._number: int | float | None = None
 
     def set_int(self, value: int) -> None:
-        """Let the variable hold an integer, beside its tensor."""
+        """Store an integer, beside the tensor."""
         self._number = int(value)
 
     def set_float(self, value: float) -> None:
-        """Let the variable hold a number with a fraction, beside its tensor."""
+        """Store a float, beside the tensor."""
         self._number = float(value)
 
     def is_int(self) -> bool:
@@ -43,13 +43,13 @@ class ScopeVariable:
         return isinstance(self._number, float)
 
     def get_int(self) -> int:
-        """Return what `set_int` set. Raises UninitializedError where it was not the last to set."""
+        """Return the number of `set_int`, or raise UninitializedError if it was not the last value set."""
         if not isinstance(self._number, int):
             raise errors.UninitializedError(f"{self.name} holds {self._held()} and no integer: call set_int first")
         return self._number
 
     def get_float(self) -> float:
-        """Return what `set_float` set. Raises UninitializedError where it was not the last to set."""
+        """Return the number of `set_float`, or raise UninitializedError if it was not the last value set."""
         if not isinstance(self._number, float):
             raise errors.UninitializedError(f"{self.name} holds {self._held()} and no float: call set_float first")
         return self._number
@@ -62,15 +62,16 @@ class ScopeVariable:
         return self.tensor
 
     def get_selected_rows(self) -> SelectedRows:
-        """Return the SelectedRows that the variable holds beside its tensor, for operators that
-        run alone (`fluid.op.Operator`) and for files; they are empty at first.
+        """Return the variable's SelectedRows, which are stored beside its tensor and initially empty.
+
+        They serve operators that run alone (`fluid.op.Operator`) and files.
         """
         if self._rows is None:
             self._rows = SelectedRows()
         return self._rows
 
     def holds_selected_rows(self) -> bool:
-        """Return whether somebody has asked for the SelectedRows of the variable."""
+        """Return True if `get_selected_rows` was called."""
         return self._rows is not None
 
 
@@ -87,7 +88,7 @@ class Scope:
         self._vars: dict[str, ScopeVariable] = {}
 
     def var(self, name: str) -> ScopeVariable:
-        """Return the variable `name` of this scope, which is made if need be."""
+        """Return the variable `name` of this scope, created if it is missing."""
         found = self._vars.get(name)
         if found is None:
             found = self._vars[name] = ScopeVariable(name)
@@ -109,13 +110,13 @@ class Scope:
         self.epoch += 1
 
     def new_scope(self) -> "Scope":
-        """Return a new scope inside this one."""
+        """Return a new child scope."""
         kid = Scope(self)
         self.kids.append(kid)
         return kid
 
     def drop_kids(self) -> None:
-        """Drop all scopes inside this one."""
+        """Drop all child scopes."""
         self.kids.clear()
 
     def local_var_names(self) -> list[str]:
@@ -132,7 +133,7 @@ def global_scope() -> Scope:
 
 @contextlib.contextmanager
 def scope_guard(scope: Scope) -> Iterator[None]:
-    """Make `scope` the global one within the context. Raises TypeError when it is not a Scope."""
+    """Set the global scope to `scope` in this context. Raises TypeError if it is no Scope."""
     if not isinstance(scope, Scope):
         raise TypeError(f"scope_guard: expected a Scope, found {type(scope).__name__}")
     global _global_scope

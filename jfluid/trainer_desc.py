@@ -74,7 +74,7 @@ class TrainerDesc:
         return lambda value: setattr(self.proto_desc, setting, value)
 
     def _desc(self) -> NoReturn:
-        """Raises UnsupportedError: only Fluid's C++ trainers read their settings as a message."""
+        """Raise UnsupportedError: only Fluid's C++ trainers read their settings as a message."""
         raise errors.UnsupportedError(
             f"{type(self).__name__}._desc: Fluid's C++ trainers are not here; "
             "Executor.train_from_dataset(program, dataset, thread=...) runs a program over a dataset"
@@ -84,18 +84,18 @@ class TrainerDesc:
 
 
 class MultiTrainer(TrainerDesc):
-    """Of several threads of one process."""
+    """Trainer with several threads in one process."""
 
     class_name = "MultiTrainer"
 
 
 class DistMultiTrainer(TrainerDesc):
-    """Of several threads with parameter servers."""
+    """Trainer with several threads and parameter servers."""
 
     class_name = "DistMultiTrainer"
 
 
 class PipelineTrainer(TrainerDesc):
-    """Of the sections of a pipeline."""
+    """Trainer of pipeline sections."""
 
     class_name = "PipelineTrainer"

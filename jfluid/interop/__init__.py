@@ -30,15 +30,15 @@ def to_jax(
     fetches: Sequence[Variable | str],
     scope: Scope | None = None,
 ) -> tuple[Callable[..., Any], Params]:
-    """Return a program as a pure function of its parameters and feeds.
+    """Convert a program to a pure function of parameters and feeds.
 
     Args:
-        program: what to compute. Operators that the fetches do not need are left out, updates of
-            parameters included. `program.clone(for_test=True)` gives the test form of dropout and
+        program: the program. Operators that the fetches do not need are left out, including updates of
+            parameters. `program.clone(for_test=True)` gives the test form of dropout and
             batch_norm.
         feeds: the variables to feed (or their names), in the order of the function's arguments.
         fetches: the variables to return (or their names).
-        scope: where the parameters are; the global scope when None.
+        scope: the Scope with the parameters; the global scope when None.
 
     Returns:
         `(apply, params)`. `apply(params, *feeds, key=None, with_state=False)` returns the list of
@@ -46,19 +46,18 @@ def to_jax(
             of `feeds`, or one dict by name; they are converted to their variables' dtypes. `params`
             maps names to arrays, copies of the scope's. `key` is a JAX random key, which a program
             that draws random numbers needs. With `with_state=True` it returns `(fetches, params)`,
-            where `params` has what the program itself updates, such as batch_norm's running
-            statistics.
+            where `params` includes updates by the program, such as batch_norm's running statistics.
 
     JAX's mode holds as for any JAX code: in 32-bit mode (its default) int64 is int32 and float64 is
     float32 throughout, `params` included; in 64-bit mode (`jax.enable_x64(True)` around `to_jax`
-    and the calls) all is as the Executor computes it. Ids beyond 32 bits need the 64-bit mode:
-    without it a NumPy feed of such ids raises FeedError, unless `jax.jit` has cut it before.
+    and the calls) results equal the Executor's. Ids beyond 32 bits need the 64-bit mode:
+    without it a NumPy feed of such ids raises FeedError, unless `jax.jit` has truncated it before.
 
     Raises:
         UnsupportedError: the program has operators that run on the host.
         UninitializedError: the scope lacks a parameter.
-        FeedError: the program reads data that `feeds` lacks. `apply` raises it where a feed is
-            missing or has a wrong rank.
+        FeedError: the program reads data that `feeds` lacks. `apply` raises it for a missing feed or a
+            wrong rank.
         ProgramError, FetchError: a name is unknown.
     """
     names, wanted = [_name(f) for f in feeds], [_name(f) for f in fetches]
@@ -104,7 +103,7 @@ def to_jax(
 
 
 def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the feeds in the order of `names`, whether they came one by one or in a dict."""
+    """Return the feeds in the order of `names`, from positional values or a dict."""
     if len(values) == 1 and isinstance(values[0], Mapping):
         missing, unknown = (
             [n for n in names if n not in values[0]],
@@ -126,7 +125,7 @@ def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _brought(var: Variable, value: Any) -> jax.Array:
-    """Return a feed as an array of its variable's dtype, as far as JAX's mode has it."""
+    """Convert a feed to the variable's dtype, as far as JAX's mode has the dtype."""
     dtype = jax.dtypes.canonicalize_dtype(var.np_dtype)
     if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -145,7 +144,7 @@ def _brought(var: Variable, value: Any) -> jax.Array:
 
 
 def _copy_state(scope: Scope, cut: Plan) -> Params:
-    """Return copies of what the plan reads from the scope: an Executor may donate the scope's own buffers."""
+    """Copy the variables that the plan reads from the scope: an Executor may donate the scope's buffers."""
     held = {
         n: v.get_tensor()
         for n in cut.state

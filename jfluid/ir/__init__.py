@@ -1,1 +1,4 @@
-"""What a program is: blocks, operators, variables, gradients, files. Nothing here imports JAX."""
+"""Intermediate representation of programs: blocks, operators, variables, gradients, files.
+
+Imports no JAX.
+"""

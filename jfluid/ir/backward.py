@@ -94,7 +94,7 @@ def gradients(
     Args:
         targets: variables to differentiate; several are summed.
         inputs: variables to differentiate with respect to.
-        target_gradients: for each target the gradient of what follows it; ones where it is None.
+        target_gradients: for each target the gradient of what follows it; ones when None.
         no_grad_set: variables (or their names) that gradients do not flow through.
 
     Returns:
@@ -197,7 +197,7 @@ def get_grad_op_desc(
 
 
 def _append_grad_suffix_(name: str) -> str:
-    """The usual name of a variable's gradient, as Fluid's own optimizers call it."""
+    """Return the usual name of a variable's gradient, under the name that Fluid's optimizers call."""
     return grad_name(name)
 
 
@@ -220,7 +220,7 @@ class _Builder:
         self.done: dict[str, str | None] = {}
 
     def new_grad_var(self, var: Variable) -> str:
-        """Declare the gradient of `var`, under another name if an earlier backward pass took the usual one."""
+        """Declare the gradient of `var`, with a unique name if an earlier backward pass took the usual name."""
         name = grad_name(var.name)
         if self.block.has_var(name):
             name = unique_name.generate(name)
@@ -241,7 +241,7 @@ class _Builder:
         start: dict[str, str],
         checkpoints: Sequence[Variable | str] = (),
     ) -> None:
-        """Append the gradient operators of `path`, given the gradients of its ends."""
+        """Append the gradient operators of `path`, given the gradients of the targets."""
         for name, grad in start.items():
             self.pending.setdefault(name, []).append(grad)
             self.canonical.setdefault(name, grad)
@@ -307,8 +307,9 @@ class _Builder:
             callback(block=self.block, context=self.grad_to_var)
 
     def rename_first(self, read: dict[str, list[str]], outputs: dict[str, list[str]]) -> None:
-        """Where an operator reads a variable twice, rename the first contribution to its gradient
-        when the second comes.
+        """Rename the first contribution to a gradient for an operator that reads a variable twice.
+
+        The renaming takes place at the second contribution.
         """
         for slot, names in read.items():
             given = outputs.get(slot + GRAD_SUFFIX, [])
@@ -365,13 +366,13 @@ class _Builder:
         return self.pending[name][0]
 
     def finish_all(self) -> None:
-        """Sum what is left: gradients that no operator reads, as those of fed variables."""
+        """Sum the contributions to gradients that no operator reads, such as gradients of fed variables."""
         for name, grads in list(self.pending.items()):
             if len(grads) > 1:
                 self.finish(name)
 
     def forget(self, op: Operator) -> None:
-        """Begin the gradients of what `op` writes anew: before it, these variables had other values."""
+        """Reset the gradients of variables that `op` writes: before it, these variables had different values."""
         for name in op.output_arg_names:
             grads = self.pending.pop(name, None)
             if name in self.keep and grads and name not in self.done:
@@ -428,7 +429,7 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
 
 
 def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) -> None:
-    """Write on the operator that finishes each gradient which parameter it is for, as transpilers expect."""
+    """Mark the operator that finishes each gradient with its parameter, as transpilers expect."""
     for param, grad in params_grads:
         for op in reversed(block.ops):
             if grad.name in op.output_arg_names:

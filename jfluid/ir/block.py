@@ -1,4 +1,4 @@
-"""Blocks: a list of operators and the variables that they name."""
+"""Blocks: lists of operators and the variables that the operators name."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A list of operators, and the variables declared beside them; a name that is not found here is
-    looked up in the parent.
-    """
+    """List of operators and their variables; a name that is not declared here is looked up in the parent."""
 
     def __init__(self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1):
         self.program = program
@@ -39,7 +37,7 @@ class Block:
 
     # Variables
     def var(self, name: str) -> Variable:
-        """Return the variable `name` of this block. Raises ValueError when it is not declared here."""
+        """Return the variable `name` of this block, or raise ValueError."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a variable is a string, found {type(name).__name__}")
         if name not in self.vars:
@@ -59,7 +57,7 @@ class Block:
         return None
 
     def var_recursive(self, name: str) -> Variable:
-        """Return what `find_var_recursive` does. Raises ProgramError when there is none."""
+        """Return the variable `name` of this block or an enclosing block, or raise ProgramError."""
         found = self.find_var_recursive(name)
         if found is None:
             raise errors.ProgramError(f"neither block {self.idx} nor an enclosing one has a variable {name}")
@@ -68,10 +66,7 @@ class Block:
     _find_var_recursive, _var_recursive = find_var_recursive, var_recursive
 
     def create_var(self, *args: Any, **kwargs: Any) -> Variable:
-        """Declare a variable; the arguments are those of Variable.
-
-        One of the same name that exists already is returned.
-        """
+        """Declare a variable, or return the existing variable of that name; for the arguments see Variable."""
         if kwargs.get("name") in self.vars:
             return self.vars[kwargs["name"]]
         var = Variable(self, *args, **kwargs)
@@ -80,7 +75,7 @@ class Block:
         return var
 
     def temporary(self, prefix: str) -> Variable:
-        """Declare a variable that an operator is going to write, which says its shape and dtype.
+        """Declare a variable; the operator that writes it will set its shape and dtype.
 
         Its name begins with a prefix.
         """
@@ -94,18 +89,16 @@ class Block:
         attrs: Mapping[str, Any] | None,
         prefix: str,
     ) -> tuple[Variable, ...]:
-        """Append an operator that writes a new variable in each of the slots `outs`, and return these; see
-        `append_op` and `temporary`.
+        """Append an operator that writes a new variable in each slot of `outs`, and return these variables.
+
+        See `append_op` and `temporary`.
         """
         made = {slot: self.temporary(prefix) for slot in outs}
         self.append_op(type, inputs, made, attrs)
         return tuple(made.values())
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
-        """Declare a Parameter in the global block; the arguments are those of Parameter.
-
-        `initializer` is applied to it there.
-        """
+        """Declare a Parameter in the global block and apply its `initializer`; for the arguments see Parameter."""
         block = self.program.global_block()
         initializer = kwargs.pop("initializer", None)
         param = Parameter(block, *args, **kwargs)
@@ -159,19 +152,20 @@ class Block:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """Append an operator, and infer the shapes and dtypes of its outputs.
+        """Append an operator, and infer the output shapes and dtypes.
 
         Args:
             type: the operator's type.
-            inputs, outputs: for each slot a Variable or name, or a list of them.
-            attrs: attributes; others have their defaults.
-            stop_gradient: whether no gradient flows to the outputs.
+            inputs: for each slot a Variable or name, or a list of these.
+            outputs: for each slot a Variable or name, or a list of these.
+            attrs: attributes; missing attributes have their defaults.
+            stop_gradient: True if no gradient flows to the outputs.
 
         Raises:
             UnsupportedOpError: there is no operator of that type.
             ProgramError: a slot or an attribute is unknown, missing or of a wrong type, or a
                 variable is not declared.
-            ShapeError: the shapes of the inputs do not fit.
+            ShapeError: the shapes of the inputs do not match.
         """
         return self.insert_op(len(self.ops), type, inputs, outputs, attrs, stop_gradient)
 
@@ -182,7 +176,7 @@ class Block:
         outputs: Mapping[str, Any] | None = None,
         attrs: Mapping[str, Any] | None = None,
     ) -> Operator:
-        """Put an operator at the front of the block. Arguments and errors are those of `append_op`."""
+        """Insert an operator at the front of the block; for arguments and errors see `append_op`."""
         return self.insert_op(0, type, inputs, outputs, attrs)
 
     def insert_op(
@@ -219,7 +213,7 @@ class Block:
         return op
 
     def adopt_op(self, op: Operator) -> Operator:
-        """Append an operator unchanged and unchecked: one of a file or another program."""
+        """Append an operator of a file or a second program, unchanged and unchecked."""
         op.block = self
         self.ops.append(op)
         self.program._touch()
@@ -240,7 +234,7 @@ class Block:
         return self.insert_op(index, *args, **kwargs)
 
     def clone_variable(self, var: Variable, force_persistable: bool = True) -> Variable:
-        """Declare here a variable like `var` of another block, persistable unless told otherwise."""
+        """Declare a copy of `var` in this block; it is persistable unless `force_persistable` is False."""
         twin = self.create_var(
             name=var.name,
             shape=var._shape,
@@ -259,8 +253,9 @@ class Block:
         """No effect: `block.desc` describes this block itself, so both always agree."""
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """Return the block in Fluid's format of program files, as text; `with_details` adds what no
-        file has of its variables.
+        """Return the block in Fluid's text format of program files.
+
+        `with_details` adds attributes of variables that files do not store.
         """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
         if not with_details:
@@ -290,7 +285,7 @@ class Block:
 
     # Checks and cuts
     def verify(self, what: str) -> None:
-        """Check the operators of this block, and the names that they use. See `Program.verify`."""
+        """Check the operators of this block, and their variables; see `Program.verify`."""
         if self.idx and not 0 <= self.parent_idx < self.idx:
             raise errors.ProgramError(f"{what}: block {self.idx} has no parent block {self.parent_idx}")
         for i, op in enumerate(self.ops):
@@ -303,8 +298,9 @@ class Block:
                 raise errors.ProgramError(f"{self._where(what, op, i)}: {e}") from e
 
     def verify_order(self, what: str) -> None:
-        """Check that what is neither kept in the Scope nor fed is written before it is read, if the
-        block writes it at all.
+        """Check that writes of variables precede reads.
+
+        Persistable and fed variables, and variables that the block does not write, are exempt.
         """
         last_write = {name: i for i, op in enumerate(self.ops) for name in op.output_arg_names}
         written: set[str] = set()
@@ -322,10 +318,9 @@ class Block:
         return f"{what}: operator {op.type} (block {self.idx}, position {position}, {op.callsite or 'no source line'})"
 
     def needed(self, targets: Iterable[Variable | str | Operator], feeds: set[str]) -> tuple[list[int], set[str]]:
-        """Return (the positions of the operators that compute the targets from the feeds, the names
-        of the targets that are variables).
+        """Return (indices of operators that compute the targets from the feeds, names of target variables).
 
-        Raises ProgramError for a target that the block does not know.
+        Raises ProgramError for a target that the block does not contain.
         """
         wanted: set[str] = set()
         wanted_ops: set[int] = set()
@@ -352,10 +347,11 @@ Outer = tuple[set[str], set[str]]
 
 
 def outer_names(block: Block, known: dict[Block, Outer] | None = None) -> Outer:
-    """Return the names that a block and those inside it read from, and write to, the enclosing blocks.
+    """Return the names of outer variables that a block and its nested blocks read, and write.
 
     Args:
-        known: those of blocks that were asked for before; each is looked at once.
+        block: the block.
+        known: results for other blocks; each block is analysed once.
     """
     known = {} if known is None else known
     if block in known:
@@ -373,8 +369,9 @@ def outer_names(block: Block, known: dict[Block, Outer] | None = None) -> Outer:
 
 
 def kept(op: Operator, known: dict[Block, Outer] | None = None) -> set[str]:
-    """Return the names that the blocks of the operator write and that keep their values where a
-    block does not run: persistable ones, and in a condition within a block those from outside of it.
+    """Return the names that the operator's blocks write and that keep their values if no block runs.
+
+    These are persistable variables, and for a condition inside a block the outer variables.
     """
     blocks = op.sub_blocks()
     if not blocks:
@@ -385,12 +382,12 @@ def kept(op: Operator, known: dict[Block, Outer] | None = None) -> set[str]:
 
 
 def reads_of(op: Operator) -> set[str]:
-    """Return the names that the operator reads, those that its blocks read (or may leave unchanged) included."""
+    """Return the names that the operator and its blocks read, including conditional writes."""
     known: dict[Block, Outer] = {}
     inner = (outer_names(b, known)[0] for b in op.sub_blocks())
     return set(op.input_arg_names).union(kept(op, known), *inner) - {EMPTY_NAME}
 
 
 def writes_of(op: Operator) -> set[str]:
-    """Return the names that the operator writes, those that its blocks write included."""
+    """Return the names that the operator and its blocks write."""
     return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {EMPTY_NAME}

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Number(int):
-    """The number of a function, which is there as long as one of its numbers is."""
+    """Index of a registered function, which stays registered while an index is referenced."""
 
     _entry: _Entry
 
@@ -35,7 +35,7 @@ class Number(int):
 
 
 def register(function: Callable[..., Any]) -> Number:
-    """Return the number that programs know `function` by, which keeps it."""
+    """Register `function`, keep it alive, and return its index for programs."""
     number = Number(next(_numbers))
     number._entry = _entries[int(number)] = _Entry(function)
     return number
@@ -44,7 +44,7 @@ def register(function: Callable[..., Any]) -> Number:
 def find(number: int) -> Callable[..., Any]:
     """Return function `number`.
 
-    Raises OpError where this process registered no such function, or no program that was made with it is
+    Raises OpError if this process registered no such function, or no program that was made with it is
     there any more.
     """
     entry = _entries.get(number)

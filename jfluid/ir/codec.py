@@ -55,14 +55,14 @@ _OPAQUE = (VarType.READER, VarType.TUPLE)
 
 
 class BlockRecord(NamedTuple):
-    """What a file says of a block itself, without its variables and operators."""
+    """Fields of a block in a program file, without its variables and operators."""
 
     parent_idx: int
     forward_block_idx: int
 
 
 class VariableRecord(NamedTuple):
-    """What a file says of a variable; shape and dtype are None where it says nothing of them."""
+    """Fields of a variable in a program file; a missing shape or dtype is None."""
 
     name: str
     type: VarType
@@ -75,9 +75,9 @@ class VariableRecord(NamedTuple):
 
 
 class OperatorRecord(NamedTuple):
-    """What a file says of an operator.
+    """Fields of an operator in a program file.
 
-    One that is read names blocks by their numbers; one to be written has the blocks (something with an
+    A record that is read has the indices of blocks; a record to be written has the blocks (objects with an
     `idx`).
     """
 
@@ -131,7 +131,7 @@ def variable_message(var: VariableRecord) -> pb.VarDesc:
 
 
 def number_of(kind: VarType) -> pb.VarType.Type:
-    """Return `kind` as messages have it: for protobuf's types a kind of its own, in fact a number."""
+    """Return `kind` as an integer with the type of protobuf messages."""
     return cast(pb.VarType.Type, int(kind))
 
 
@@ -184,7 +184,7 @@ def text_of(message: Message, throw_on_error: bool, with_details: bool = False) 
 
 @contextlib.contextmanager
 def reading(data: bytes) -> Iterator["ProgramFile"]:
-    """Return a context in which a serialized ProgramDesc is read.
+    """Return a context for reading a serialized ProgramDesc.
 
     It raises FileFormatError when the bytes are no such message, contradict themselves, or stand
     for far more than their size.
@@ -221,12 +221,12 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class ProgramFile:
-    """One program, read message by message, so that no more memory is taken than its size explains, whatever it says.
+    """Incremental reader of a program file, which bounds the memory by the file's size.
 
     Attributes:
-        blocks: what each block says of itself.
+        blocks: the record of each block.
         release: the Fluid release that the file names, if any.
-        op_compatibility: what the file says of operators' versions, kept as read.
+        op_compatibility: the file's versions of operators, kept as read.
     """
 
     def __init__(self, data: bytes):
@@ -269,8 +269,9 @@ class ProgramFile:
             )
 
     def _others(self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None) -> bytes:
-        """Return the fields of a message whose numbers have no cost; the cost of the others is
-        spent, and they go to `found`.
+        """Return the fields of a message that have no cost; spend the cost of all other fields.
+
+        Fields with a cost are appended to `found`.
         """
         others, count = bytearray(), 0
         for field in fields(data):
@@ -303,7 +304,7 @@ class ProgramFile:
         return message
 
     def _count(self, data: memoryview, kind: Any) -> None:
-        """Spend the cost of the messages and texts that protobuf makes of this one."""
+        """Spend the cost of the messages and texts that protobuf creates for this message."""
         by_number = {field.number: field for field in kind.fields}
         for field in fields(data):
             if field.kind != BYTES or field.number not in by_number:
@@ -316,13 +317,13 @@ class ProgramFile:
                 self._spend(2 * _PLACE)
 
     def _name(self, text: Any) -> str:
-        """Return a name, as the same object wherever it occurs."""
+        """Return a name, interned."""
         if len(text) > _LONGEST_NAME:
             raise errors.FileFormatError(f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}")
         return self._text(text)
 
     def _text(self, text: Any) -> str:
-        """Return a text, as the same object wherever it occurs."""
+        """Return a text, interned."""
         if not isinstance(text, str):  # protobuf's way to say that it is no UTF-8
             raise errors.FileFormatError(f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}")
         known = self._texts.get(text)
@@ -334,7 +335,7 @@ class ProgramFile:
     # ---- blocks and variables
 
     def _declared(self, parts: list[memoryview]) -> list[BlockRecord]:
-        """Return what blocks say of themselves, after checking their numbers."""
+        """Return the records of blocks, after a check of their indices."""
         if not parts:
             raise errors.FileFormatError("the program has no blocks")
         blocks: list[BlockRecord] = []
@@ -425,7 +426,7 @@ class ProgramFile:
         return tuple(value) if many else value
 
     def _check_blocks(self, block: int, op_type: str, name: str, numbers: Sequence[int]) -> None:
-        """Raise FileFormatError for numbers in an attribute that are those of no inner block."""
+        """Raise FileFormatError for block indices in an attribute that name no inner block."""
         for number in numbers:
             if not 0 < number < len(self.blocks):
                 raise errors.FileFormatError(

@@ -33,7 +33,7 @@ class ComplexVariable:
 
     @property
     def dtype(self) -> str:
-        """ "complex64" for parts of at most 32 bits, else "complex128"."""
+        """Data type: "complex64" for parts of at most 32 bits, else "complex128"."""
         return "complex64" if self.real.dtype in (VarType.FP16, VarType.FP32) else "complex128"
 
     @property

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 
 class Counts:
-    """How often each key was used.
+    """Use counts of keys, with a bounded number of keys.
 
-    Where there are many keys, those with the smaller counts are forgotten together. Keys that are new from
-    then on count from the largest count that was forgotten, so that no key has a number twice.
+    Above the bound, the keys with the smaller counts are evicted together. New keys then start at the largest
+    evicted count, so that no key has a count twice.
 
     Args:
-        most: how many keys.
+        most: the bound on the number of keys.
     """
 
     def __init__(self, most: int):
@@ -46,7 +46,7 @@ class Counts:
             self._forget()
 
     def copy(self) -> "Counts":
-        """Return what counts on from here by itself."""
+        """Return an independent copy."""
         twin = Counts(self._most)
         twin._counts, twin._first = dict(self._counts), self._first
         return twin

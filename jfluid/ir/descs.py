@@ -1,8 +1,7 @@
-"""Fluid's descriptions of programs, as scripts read and change them: `operator.desc.type()`, `variable.desc.shape()`.
+"""Fluid's descriptions of programs for scripts: `operator.desc.type()`, `variable.desc.shape()`.
 
-In Fluid an Operator stands for a description that its C++ holds, and so do Variables, Blocks and
-Programs. Here those hold everything, and a description is another face of one: what is set on one is
-seen on the other.
+In Fluid, an Operator wraps a description in C++, and so do Variables, Blocks and Programs. Here these
+objects hold all state, and a description is a view of an object: changes of the view change the object.
 """
 
 from collections.abc import Iterable
@@ -123,7 +122,7 @@ class OpDesc:
         return self._op.block
 
     def copy_from(self, other: "OpDesc") -> None:
-        """Take type, slots and attributes of another description."""
+        """Copy type, slots and attributes from `other`."""
         self._op.type = other.type()
         self._op.inputs, self._op.outputs = other.inputs(), other.outputs()
         self._op.attrs, self._op.claimed = dict(other._op.attrs), other._op.claimed
@@ -134,9 +133,9 @@ class OpDesc:
         self._op.check()
 
     def infer_shape(self, block: Any) -> None:
-        """Set shapes and types of the outputs from those of the inputs.
+        """Infer shapes and types of the outputs from the inputs.
 
-        `block` has no effect: it is the operator's.
+        `block` has no effect: the operator's block is used.
         """
         self._op.infer_shape()
 
@@ -166,7 +165,7 @@ class VarDesc:
         return name
 
     def set_name(self, name: str) -> None:
-        """Rename the variable, in all operators of its block."""
+        """Rename the variable in all operators of the block."""
         self._var.block.rename_var(self._var.name, name)
 
     def type(self) -> types.VarType:
@@ -257,11 +256,11 @@ class BlockDesc:
         return _described(self.described.vars.get(_text(name)))
 
     def find_var_recursive(self, name: str | bytes) -> VarDesc | None:
-        """Return the description of a variable of this block or of those around it, or None."""
+        """Return the description of a variable of this block or an enclosing block, or None."""
         return _described(self.described.find_var_recursive(_text(name)))
 
     def var(self, name: str | bytes) -> VarDesc:
-        """Return the description of the variable `name`, which is made if there is none."""
+        """Return the description of the variable `name`, declared if it is missing."""
         return self.find_var(name) or VarDesc(self.described.create_var(name=_text(name)))
 
     def serialize_to_string(self) -> bytes:
@@ -287,7 +286,7 @@ class ProgramDesc:
         return BlockDesc(self.described.block(index))
 
     def flush(self) -> None:
-        """No effect: a description shows the program as it is."""
+        """Do nothing: a description shows the current program."""
 
     def get_feed_target_names(self) -> list[str]:
         """Return the variables that `feed` operators of the global block write."""

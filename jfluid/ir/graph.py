@@ -1,6 +1,6 @@
-"""Graphs of programs, as Fluid's passes and PaddleSlim take them: `IrGraph(core.Graph(program.desc))`.
+"""Graphs of programs for Fluid's passes and PaddleSlim: `IrGraph(core.Graph(program.desc))`.
 
-In Fluid a graph is built from a program, rewritten and turned into a program again. Here it holds a
+In Fluid a graph is built from a program, rewritten and converted to a program again. Here it holds a
 copy of the program, which passes rewrite.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["Graph", "IrGraph", "IrNode", "IrOpNode", "IrVarNode"]
 
 
 class Graph:
-    """What `IrGraph` takes: a copy of a program.
+    """Copy of a program, the argument of `IrGraph`.
 
     Args:
         desc: `program.desc`.
@@ -143,7 +143,7 @@ class IrGraph:
 
     Args:
         graph: a `core.Graph`, whose program the passes rewrite.
-        for_test: whether the program is one for tests.
+        for_test: True if the program is one for tests.
 
     Nodes are read; programs are rewritten by passes alone.
 
@@ -161,7 +161,7 @@ class IrGraph:
         return self.graph.program
 
     def is_test(self) -> bool:
-        """Return whether the program is one for tests."""
+        """Return True if the program is one for tests."""
         return self._for_test
 
     def clone(self) -> "IrGraph":

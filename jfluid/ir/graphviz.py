@@ -20,11 +20,12 @@ def _quote(text: str) -> str:
 
 
 def block_to_dot(block: Block, highlights: Sequence[str] | None = None) -> str:
-    """Return the block as DOT text: its operators, and the variables that they read and write, with shapes.
+    """Return the block as DOT text: operators, and their variables with shapes.
 
     Args:
-        highlights: regular expressions; names and operator types that one of them matches from the
-            start stand out.
+        block: the block.
+        highlights: regular expressions; names and operator types that match from their start are
+            highlighted.
     """
     patterns = [re.compile(h) for h in highlights or ()]
 

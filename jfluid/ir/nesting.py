@@ -13,14 +13,14 @@ _FACTOR, _LEAST = 16, 1000
 
 
 def check(program: Any, what: str = "program") -> int:
-    """Return how deep blocks lie in each other, by the operators that name them.
+    """Return the nesting depth of blocks.
 
-    Raises ProgramError where they lie in a circle, too deep, or are named so often that running them
-    all is far more than the program holds.
+    Raises ProgramError for blocks that are nested in a cycle, too deep, or so often that running all of
+    them is far more work than the program's size.
 
     Args:
         program: a Program.
-        what: names it in errors.
+        what: names the program in errors.
     """
     if len(program.blocks) == 1 and not any(op.sub_blocks() for op in program.blocks[0].ops):
         return 0
@@ -60,7 +60,7 @@ def check(program: Any, what: str = "program") -> int:
 
 
 def check_depth(block: Any) -> None:
-    """Raise ProgramError for a block that lies in more than `MOST_DEPTH` others."""
+    """Raise ProgramError for a block that is nested deeper than `MOST_DEPTH`."""
     depth, around = 0, block.parent
     while around is not None:
         depth, around = depth + 1, around.parent

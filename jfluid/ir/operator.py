@@ -75,12 +75,12 @@ def _names(values: Any, what: str) -> list[str]:
 
 
 class Operator:
-    """One operator of a block: its type, the variables in each slot, its attributes.
+    """Operator of a block: its type, the variables in each slot, its attributes.
 
-    `attrs` has what was set; `attr(name)` also knows the defaults of the operator's definition.
+    `attrs` has the attributes that were set; `attr(name)` also knows the defaults of the operator's definition.
 
     Attributes:
-        claimed: None of an operator that was made here, or that its reader allows to act (see
+        claimed: None for an operator that was created here, or that its reader allows to act (see
             `jfluid.ir.reach`); else the attributes that this process has set since it was read.
     """
 
@@ -262,9 +262,10 @@ class Operator:
         return codec.text_of(self.to_message(), throw_on_error)
 
     def to_message(self) -> pb.OpDesc:
-        """Return the operator in Fluid's format of program files: one made here with its defaults,
-        one that was read with the attributes that it had. Raises AttributeTypeError for an
-        attribute that the format cannot express.
+        """Return the operator in Fluid's format of program files.
+
+        An operator created here includes its defaults; an operator that was read keeps its attributes. Raises
+        AttributeTypeError for an attribute that the format cannot express.
         """
         defaults = (
             {} if self.attr_kinds else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
@@ -276,8 +277,9 @@ class Operator:
 
     @classmethod
     def from_record(cls, block: "Block", record: codec.OperatorRecord, allowed: bool = False) -> "Operator":
-        """Return the operator of a program that is read from a file, whose blocks are all there;
-        `allowed` is whether it may act.
+        """Return the operator of a program that is read from a file, after all blocks are created.
+
+        `allowed` is True if the operator may act.
         """
         op = cls(block, record.type, record.inputs, record.outputs, callsite=False)
         blocks = block.program.blocks

@@ -1,4 +1,4 @@
-"""How a program is divided into sections that run on several devices, one after the other."""
+"""Options of pipeline parallelism: the division of a program into sections on several devices."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,15 +6,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What `fluid.optimizer.PipelineOptimizer` was told.
+    """Options of `fluid.optimizer.PipelineOptimizer`.
 
     Attributes:
-        cuts: names of the variables that each section computes; empty where the operators name
+        cuts: names of the variables that each section computes; empty if the operators name
             their devices (`device_guard`).
-        places: the place of each section; empty for those that the devices, or the Executor's
-            place, tell.
-        micro_batches: into how many parts a batch is divided at most; 0 for as many as there are
-            sections.
+        places: the place of each section; empty if the devices, or the Executor's place, determine it.
+        micro_batches: the largest number of parts of a batch; 0 for the number of sections.
     """
 
     cuts: tuple[tuple[str, ...], ...] = ()

@@ -25,9 +25,9 @@ class Program:
     """A Fluid program: blocks of operators; block 0 is the global one.
 
     Attributes:
-        eager: whether its operators run as they are appended, as in dygraph mode.
-        turned: whether it is what a function of dygraph mode is made into.
-        records: whether gradients can flow through operators that are appended: in dygraph mode not
+        eager: True if its operators run as they are appended, as in dygraph mode.
+        turned: True if it is what a function of dygraph mode is made into.
+        records: True if gradients can flow through operators that are appended: in dygraph mode not
             within `no_grad`, nor after `Layer.eval`.
     """
 
@@ -73,7 +73,7 @@ class Program:
         return len(self.blocks)
 
     def create_block(self, parent_idx: int | None = None) -> Block:
-        """Add a block inside the current one (or inside `parent_idx`) and make it current."""
+        """Add a block inside the current block (or inside `parent_idx`) and make it current."""
         parent = self.current_block_idx if parent_idx is None else parent_idx
         block = Block(self, len(self.blocks), parent)
         nesting.check_depth(block)
@@ -83,7 +83,7 @@ class Program:
         return block
 
     def rollback(self) -> None:
-        """Make the enclosing block current again."""
+        """Return to the enclosing block."""
         self.current_block_idx = self.current_block().parent_idx
 
     _create_block, _rollback = create_block, rollback
@@ -98,10 +98,9 @@ class Program:
     # Randomness
     @property
     def random_seed(self) -> int:
-        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor.
+        """Seed of all random operators without a seed attribute; 0 draws a fresh seed for each Executor.
 
-        It counts from the next run on, however the program is run. A `clone` has the seed of when
-        it was made.
+        It takes effect with the next run. A `clone` keeps the seed of the time of cloning.
         """
         return self._seed
 
@@ -112,19 +111,19 @@ class Program:
         self._seed = seed
 
     def global_seed(self, seed: int = 0) -> None:
-        """Set the seed that programs made from now on begin with, and this one's."""
+        """Set the seed of this program, and the initial seed of later programs."""
         global _default_seed
         _default_seed = seed
         self.random_seed = seed
 
     # Identity
     def _touch(self) -> None:
-        """Note a change, after which the fingerprint has to be computed again."""
+        """Record a change, which invalidates the fingerprint."""
         self._version += 1
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the program computes, without its seed; equal programs have equal ones, in all processes."""
+        """Digest of the program's computation, without its seed; equal for equal programs, in all processes."""
         if self._fingerprint is None or self._fingerprint[0] != self._version:
             digest = hashlib.sha256()
             for block in self.blocks:
@@ -139,9 +138,9 @@ class Program:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A key for what depends on this program, such as programs made from it.
+        """Key for values that depend on this program, such as programs derived from it.
 
-        It refers to `division`, so that no other one can be taken for it.
+        It references `division`, so that no other object can have the same id.
         """
         return self.fingerprint, self._seed, self.division
 
@@ -157,7 +156,7 @@ class Program:
 
     @contextlib.contextmanager
     def role_guard(self, role: int, role_var: Iterable[Variable | str] = ()) -> Iterator[None]:
-        """Return a context in which operators that are appended get `role`, and the names in `role_var`."""
+        """Return a context that gives appended operators `role` and the names in `role_var`."""
         before = self.op_role, self.op_role_var
         self.op_role = role
         self.op_role_var = [v.name if isinstance(v, Variable) else v for v in role_var]
@@ -247,7 +246,7 @@ class Program:
     ) -> "Program":
         """Return a copy that computes the targets from the parameters and the feeds, and nothing else.
 
-        Raises what `_prune` raises.
+        For errors see `_prune`.
         """
         feeds = set(feeded_var_names)
         keep, wanted = self.global_block().needed(targets, feeds)
@@ -266,13 +265,14 @@ class Program:
     def _copy_data_info_from(
         self, other: "Program", pruned_origin_block_id_map: Mapping[int, int] | None = None
     ) -> None:
-        """Let variables be fed, checked and without gradient as those of the same names of another program are.
+        """Copy the feed properties of variables (fed, checked, without gradient) from `other`.
 
         Args:
-            pruned_origin_block_id_map: which block of the other program each block is from; one of the
-                same number where it does not say.
+            other: the other program.
+            pruned_origin_block_id_map: for each block, the index of its block in the other program; the same index
+                by default.
 
-        Raises TypeError for what is no Program, ProgramError for a variable that it does not have.
+        Raises TypeError for a value that is no Program, ProgramError for a missing variable.
         """
         if not isinstance(other, Program):
             raise TypeError(f"_copy_data_info_from: expected a Program, found {type(other).__name__}")
@@ -287,7 +287,7 @@ class Program:
         self._touch()
 
     def _drop_unused_blocks(self) -> None:
-        """Empty the blocks that no operator names any more; the numbers of the others stay."""
+        """Empty the blocks that no operator names any more; the indices of all other blocks stay."""
         live, stack = {0}, [self.global_block()]
         while stack:
             for op in stack.pop().ops:
@@ -326,9 +326,9 @@ class Program:
         return self
 
     def refuse_acting(self) -> None:
-        """Raise UntrustedOperatorError where operators that were read from a file, or from bytes,
-        would act outside of their computation, and nobody has allowed it. Whatever runs a program
-        asks this first.
+        """Raise UntrustedOperatorError if a loaded operator would act outside of its computation.
+
+        Operators that the caller allowed are exempt. Every way to run a program calls this first.
         """
         if self._harmless != self._version:
             reach.refuse(self.blocks, schema.current().reach)
@@ -339,9 +339,9 @@ class Program:
         """No effect: `program.desc` describes this program itself, so both always agree."""
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """Return the program in Fluid's format of program files, as text; `with_details` adds what no file has.
+        """Return the program in Fluid's text format; `with_details` adds data that files do not store.
 
-        `throw_on_error` has no effect: an incomplete message cannot be made here.
+        `throw_on_error` has no effect: messages are always complete here.
         """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
         return "\n".join(b.to_string(throw_on_error, True) for b in self.blocks) if with_details else message
@@ -406,7 +406,10 @@ class Program:
 
 
 def _allowed(names: Iterable[str]) -> frozenset[str]:
-    """Return the types of operators that a caller allows to act. Raises what `check_allowed` does."""
+    """Return the operator types that a caller allows to act.
+
+    Raises the errors of `check_allowed`.
+    """
     given = names if isinstance(names, str) else tuple(names)
     if given == ():
         return frozenset()  # no definitions of operators are needed, nor loaded
@@ -457,14 +460,14 @@ def default_startup_program() -> Program:
 
 
 def switch_main_program(program: Program) -> Program:
-    """Make `program` the default main program; returns the one it replaces."""
+    """Set the default main program to `program`, and return the replaced program."""
     global _main_program
     old, _main_program = _main_program, program
     return old
 
 
 def switch_startup_program(program: Program) -> Program:
-    """Make `program` the default startup program; returns the one it replaces."""
+    """Set the default startup program to `program`, and return the replaced program."""
     global _startup_program
     old, _startup_program = _startup_program, program
     return old
@@ -472,7 +475,7 @@ def switch_startup_program(program: Program) -> Program:
 
 @contextlib.contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Return a context in which the given programs are the default ones.
+    """Return a context with the given programs as defaults.
 
     Raises TypeError when one of them is not a Program.
     """
@@ -491,7 +494,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 @contextlib.contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """Return a context in which operators get the scope's path, which drawings and profiles show.
+    """Return a context that gives operators the scope's path, for drawings and profiles.
 
     Names of variables stay.
 
@@ -505,7 +508,7 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_guard(device: str | None = None) -> Iterator[None]:
-    """Return a context in which operators get a device ("cpu", "gpu", "gpu:0") as an attribute.
+    """Return a context that gives operators a device attribute ("cpu", "gpu", "gpu:0").
 
     It stays in the program without effect: XLA runs a whole program on the Executor's device.
     Raises ProgramError for other devices.

@@ -1,8 +1,8 @@
-"""What operators reach beyond their computation, and the operators of programs that were read which would reach it.
+"""Side effects of operators, and the refusal of loaded operators with side effects.
 
-A program that was read, from a file or from bytes, may come from anybody: it computes, and acts on
-nothing. Its operators that reach files, networks, processes, Python or the terminal are refused,
-unless who reads it names them, or sets the attributes that say where they reach.
+A program that was loaded, from a file or from bytes, is not trusted: it computes, and has no side effects.
+Its operators that reach files, networks, processes, Python or the terminal are refused, unless the
+caller names them, or sets the attributes that say where they reach.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,14 +16,14 @@ _LONGEST_QUOTED = 80  # characters of an attribute's value
 
 @dataclass(frozen=True)
 class Reach:
-    """How an operator acts outside of its computation.
+    """Side effects of an operator.
 
     Attributes:
         what: "files", "network", "process", "python" (functions of the process) or "terminal".
-        chosen_by: attributes that say where. An operator that was read is the caller's where the
+        chosen_by: attributes that say where. An operator that was loaded is trusted if the
             caller has set all of them.
-        only_with: the operator acts only where, of each of these tuples, one attribute is neither
-            missing, nor False, nor empty; it always acts where there are none.
+        only_with: the operator acts only if, in each of these tuples, an attribute is neither
+            missing, nor False, nor empty; without tuples it always acts.
     """
 
     what: str
@@ -31,7 +31,7 @@ class Reach:
     only_with: tuple[tuple[str, ...], ...] = ()
 
     def is_of(self, attrs: Mapping[str, Any]) -> bool:
-        """Return whether an operator with these attributes acts."""
+        """Return True if an operator with these attributes acts."""
         return all(any(attrs.get(name) for name in names) for names in self.only_with)
 
 
@@ -49,12 +49,11 @@ class _Block(Protocol):
 
 
 def refused(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> Iterator[errors.ActingOperator]:
-    """Yield the operators of a program that were read, that act, and that the caller has neither
-    allowed nor told where to.
+    """Yield the loaded operators of a program that act without permission of the caller.
 
     Args:
-        blocks: of the program.
-        reach_of: how the operators of a type act.
+        blocks: blocks of the program.
+        reach_of: function of an operator type that returns its side effects.
     """
     for block in blocks:
         for position, op in enumerate(block.ops):
@@ -70,7 +69,7 @@ def refused(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -
 
 
 def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> None:
-    """Raise UntrustedOperatorError where `refused` yields operators; it names them."""
+    """Raise UntrustedOperatorError with the operators of `refused`, if there are any."""
     found = list(refused(blocks, reach_of))
     if found:
         raise errors.UntrustedOperatorError(found)

@@ -1,8 +1,7 @@
-"""Less memory for more computing: forward operators run again in the backward pass (Chen et al.
-2016, arXiv:1604.06174).
+"""Recomputation: forward operators run again in the backward pass to save memory (arXiv:1604.06174).
 
-A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them late and merges the
-runs again, so there nothing is saved (`jax.checkpoint` fares the same).
+On GPUs, XLA keeps the barriers that separate the two runs. On CPUs, XLA drops them late and merges the
+runs again, so nothing is saved there (`jax.checkpoint` behaves the same).
 """
 
 import warnings
@@ -19,7 +18,7 @@ SUFFIX = "@RECOMPUTE"
 
 @dataclass
 class Segment:
-    """Operators between two checkpoints, and the name that each of their variables has when it is computed again."""
+    """Operators between two checkpoints, and the names of their recomputed variables."""
 
     ops: list[Operator]
     renamed: dict[str, str] = field(default_factory=dict)
@@ -87,5 +86,5 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
 
 
 def _is_kept(part: Segment) -> bool:
-    """Return whether everything that the last operator writes is kept, so that it need not run again."""
+    """Return True if all outputs of the last operator are kept, so that it need not run again."""
     return not any(n in part.renamed for n in part.ops[-1].output_arg_names)

@@ -1,4 +1,4 @@
-"""The one hook through which programs learn what operators mean.
+"""Interface through which programs query the definitions of operators.
 
 The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registered operators.
 """
@@ -23,10 +23,10 @@ class Schema(Protocol[Op]):
         """Set shape and dtype of the variables that `op` writes."""
 
     def keep(self) -> None:
-        """Keep on disk what was inferred, for processes that build the same programs."""
+        """Save inferred shapes on disk, for processes that build the same programs."""
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
-        """Return (whether the attribute has a default, the default)."""
+        """Return (True if the attribute has a default, the default)."""
 
     def defaults(self, op_type: str) -> dict[str, Any]:
         """Return every attribute that has a default, with it."""
@@ -41,19 +41,16 @@ class Schema(Protocol[Op]):
         """Return the input and output slots of the operator's gradient operator."""
 
     def needs_whole(self, op_type: str) -> bool:
-        """Return whether an update by this operator depends on the whole tensor, so that parts of
-        it cannot be updated apart.
+        """Return True if an update by this operator depends on the whole tensor.
+
+        Parts of the tensor then cannot be updated separately.
         """
 
     def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:
-        """Return whether one of the operators reads the variable in a slot whose values have other
-        shapes than programs declare.
-        """
+        """Return True if an operator reads the variable in a slot with shapes that differ from the declaration."""
 
     def reach(self, op_type: str) -> Reach | None:
-        """Return how operators of a type act outside of their computation; None where they do not,
-        or where there is no such type.
-        """
+        """Return the side effects of an operator type; None without side effects, or for an unknown type."""
 
     def acting(self) -> list[str]:
         """Return the types of all operators that act outside of their computation."""
@@ -67,13 +64,13 @@ _provide: Callable[[], object] | None = None
 
 
 def install(schema: Schema[Any]) -> None:
-    """Make `schema` the one that all programs ask."""
+    """Set the schema that all programs query."""
     global _schema
     _schema = schema
 
 
 def provide(installs: Callable[[], object]) -> None:
-    """Have `installs` called when a program first asks, and no schema is installed."""
+    """Register `installs`, called at the first query if no schema is installed."""
     global _provide
     _provide = installs
 

@@ -33,9 +33,7 @@ class _Node:
 
 
 def block_to_svg(block: Block) -> str:
-    """Return the block as an SVG document: operators with the parameters that they read and the
-    shapes that they write; what is fed as boxes of its own.
-    """
+    """Return the block as an SVG document: operators with parameters and output shapes, and feeds."""
     nodes = _nodes(block)
     layers: dict[int, list[_Node]] = {}
     for node in nodes:
@@ -57,7 +55,7 @@ def block_to_svg(block: Block) -> str:
 
 
 def _nodes(block: Block) -> list[_Node]:
-    """Return the boxes, and what is above and below each."""
+    """Return the boxes with their edges."""
     made: dict[str, _Node] = {}  # the box that gives each variable now
     nodes: list[_Node] = []
 

@@ -95,5 +95,5 @@ def var_type(dtype: Any) -> VarType:
 
 
 def is_float(dtype: Any) -> bool:
-    """Return whether the element type can have a gradient."""
+    """Return True if the element type can have a gradient."""
     return var_type(dtype) in (VarType.FP16, VarType.FP32, VarType.FP64, VarType.BF16)

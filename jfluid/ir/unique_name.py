@@ -1,4 +1,4 @@
-"""Names that are unique within a generator, as Fluid numbers them: `fc_0`, `fc_1`, ..."""
+"""Unique names, numbered by a generator as in Fluid: `fc_0`, `fc_1`, ..."""
 
 import contextlib
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def generate(key: str) -> str:
 
 
 class Replaced(NamedTuple):
-    """What `switch` replaces; give it back to `switch` to return to it."""
+    """State that `switch` replaced; pass it to `switch` to restore it."""
 
     generator: UniqueNameGenerator
     para_name_checker: Any
@@ -49,7 +49,7 @@ def parameters() -> WeakValueDictionary[str, Any]:
 
 
 def switch(new_generator: UniqueNameGenerator | Replaced | None = None, new_para_name_checker: Any = None) -> Replaced:
-    """Make `new_generator` (a new one if None) the current generator.
+    """Set the current generator to `new_generator` (a new generator if None).
 
     Args:
         new_generator: a generator, or what `switch` returned.
@@ -70,7 +70,7 @@ def switch(new_generator: UniqueNameGenerator | Replaced | None = None, new_para
 
 @contextlib.contextmanager
 def guard(new_generator: str | bytes | UniqueNameGenerator | None = None) -> Iterator[None]:
-    """Return a context in which names are counted anew; a string is put before every name made there."""
+    """Return a context with a new generator of names; a string is a prefix of all names."""
     if isinstance(new_generator, bytes):
         new_generator = new_generator.decode()
     if isinstance(new_generator, str):

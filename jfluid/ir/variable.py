@@ -1,4 +1,4 @@
-"""Variables: what the operators of a program read and write."""
+"""Variables of a program, which operators read and write."""
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,21 +25,21 @@ def grad_name(name: str) -> str:
 
 
 class Variable:
-    """One variable of a block.
+    """Variable of a block.
 
     Arithmetic, comparison and indexing of a Variable append operators to the current block
     (`jfluid.layers` installs those methods).
 
     Attributes:
         name: unique within the block.
-        shape: the dimensions; -1 where one is known only when the program runs.
+        shape: the dimensions; -1 for a dimension that is known only when the program runs.
         dtype: the element type (`VarType`).
         lod_level: the number of levels of its sequences; 0 for a dense tensor.
         type: the kind of variable (`VarType.LOD_TENSOR`, ...).
-        persistable: whether its value outlives a run, in the Scope.
-        stop_gradient: whether no gradient flows to it.
-        is_data: whether it is fed.
-        need_check_feed: whether the shape of feeds is compared with `shape`.
+        persistable: True if its value outlives a run, in the Scope.
+        stop_gradient: True if no gradient flows to it.
+        is_data: True if it is fed.
+        need_check_feed: True if the shape of feeds is compared with `shape`.
     """
 
     _DETAILS: tuple[str, ...] = ("error_clip", "stop_gradient")  # that no program file holds
@@ -124,17 +124,17 @@ class Variable:
         self._shape, self._dtype = tuple(shape), dtype
 
     def set_error_clip(self, error_clip: Any) -> None:
-        """Clip the gradient of this variable as soon as it is computed."""
+        """Set a clip that is applied to this variable's gradient as soon as it is computed."""
         self.error_clip = error_clip
 
     _set_error_clip = set_error_clip
 
     def _set_info(self, key: str, value: Any) -> None:
-        """Note something of a script's own, which nothing here reads."""
+        """Store a value under `key` for scripts; jfluid does not read it."""
         self.__dict__.setdefault("_info", {})[key] = value
 
     def _get_info(self, key: str) -> Any:
-        """Return what `_set_info` has noted; None for nothing."""
+        """Return the value that `_set_info` stored, or None."""
         return self.__dict__.get("_info", {}).get(key)
 
     def clone_into(self, block: "Block") -> "Variable":
@@ -267,9 +267,7 @@ class Variable:
 
 
 def _dygraph_words(what: str) -> str:
-    """Return Fluid's words for a method of eager variables that is called on another; programs of
-    that time look for them.
-    """
+    """Return Fluid's message for a method that needs an eager variable; old scripts search for this text."""
     return (
         f"'{what}' should be called by imperative Varible in imperative mode, please use "
         "fluid.dygraph.guard() as context to run it in imperative mode"
@@ -283,7 +281,7 @@ class Parameter(Variable):
     factor}`), regularizer, gradient_clip_attr, do_model_average, is_distributed, entry, max_rows,
     max_bytes (see ParamAttr).
 
-    Raises ValueError where the shape is missing or has a dimension below 1.
+    Raises ValueError if the shape is missing or has a dimension below 1.
     """
 
     _DETAILS = (*Variable._DETAILS, "trainable", "optimize_attr", "regularizer", "do_model_average")

@@ -111,7 +111,7 @@ def erf(x: Variable) -> Variable:
 
 
 def sign(x: Variable | np.ndarray) -> Variable:
-    """Return -1, 0 or 1 where x is negative, zero or positive.
+    """Return the sign of x: -1, 0 or 1.
 
     An array becomes a constant of the program.
     """
@@ -122,7 +122,9 @@ def log1p(x: Variable, out: Variable | None = None, name: str | None = None) -> 
     """Return log(1 + x), exact for small x.
 
     Args:
-        out: the variable to write; a new one when None.
+        x: float tensor.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     return into(out, "log1p", {"X": hold(x, FLOATS, "log1p", "x")}, name=name)
 
@@ -131,7 +133,9 @@ def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) ->
     """Return x ** factor.
 
     Args:
+        x: float tensor.
         factor: a number, or a Variable of one element, which gets no gradient.
+        name: see `jfluid.layers`.
     """
     hold(x, NUMBERS, "pow", "x")
     if isinstance(factor, Variable):
@@ -160,7 +164,7 @@ def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Var
 
 
 def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
-    """Return x where it is positive, else alpha * (exp(x) - 1) (Clevert et al., arXiv:1511.07289)."""
+    """Return x if positive, else alpha * (exp(x) - 1) (Clevert et al., arXiv:1511.07289)."""
     return _parametrised("elu", x, name, alpha=alpha)
 
 
@@ -168,8 +172,10 @@ def selu(x: Variable, scale: float | None = None, alpha: float | None = None, na
     """Return scale * elu(x, alpha) (Klambauer et al., arXiv:1706.02515).
 
     Args:
+        x: float tensor.
         scale: 1.0507... when None.
         alpha: 1.6732... when None.
+        name: see `jfluid.layers`.
     """
     return _parametrised("selu", x, name, scale=scale, alpha=alpha)
 
@@ -178,6 +184,7 @@ def gelu(x: Variable, approximate: bool = False) -> Variable:
     """Return x times the standard normal distribution function of x (Hendrycks & Gimpel, arXiv:1606.08415).
 
     Args:
+        x: float tensor.
         approximate: use 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) instead.
     """
     return _parametrised("gelu", x, approximate=approximate)
@@ -189,7 +196,7 @@ def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> 
 
 
 def softshrink(x: Variable, alpha: float | None = None) -> Variable:
-    """Return x - alpha where x > alpha, x + alpha where x < -alpha, else 0.
+    """Return x - alpha for x > alpha, x + alpha for x < -alpha, else 0.
 
     `alpha` is 0.5 when None.
     """
@@ -197,12 +204,12 @@ def softshrink(x: Variable, alpha: float | None = None) -> Variable:
 
 
 def hard_shrink(x: Variable, threshold: float | None = None) -> Variable:
-    """Return x where |x| > threshold, else 0. `threshold` is 0.5 when None."""
+    """Return x for |x| > threshold, else 0. `threshold` is 0.5 when None."""
     return _parametrised("hard_shrink", x, threshold=threshold)
 
 
 def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
-    """Return x where x > threshold, else 0. `threshold` is 1 when None."""
+    """Return x for x > threshold, else 0. `threshold` is 1 when None."""
     return _parametrised("thresholded_relu", x, threshold=threshold)
 
 
@@ -231,10 +238,11 @@ def mish(x: Variable, threshold: float = 20, name: str | None = None) -> Variabl
     """Return x * tanh(log(1 + exp(x))) (Misra, arXiv:1908.08681).
 
     Args:
-        threshold: where x is above it the logarithm is taken as x, where x is below its negative as
-            exp(x).
+        x: float tensor.
+        threshold: where x is above it the logarithm is taken as x, where x is below its negative as exp(x).
+        name: see `jfluid.layers`.
 
-    Raises ValueError where the threshold is not positive.
+    Raises ValueError if the threshold is not positive.
     """
     if threshold <= 0:
         raise ValueError(f"layers.mish, threshold: expected a positive number, found {threshold}")
@@ -252,6 +260,7 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
     Args:
         x: a tensor of four dimensions.
         groups: how many channels become one; it must divide their number.
+        name: see `jfluid.layers`.
         axis: the dimension of the channels: 1, or 3 (also given as -1).
 
     Raises ValueError for another axis, ShapeError where `groups` does not divide the channels.
@@ -267,13 +276,13 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
 
 
 def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = None) -> Variable:
-    """Return x where it is positive, else alpha * x, with a trained alpha (He et al., arXiv:1502.01852).
+    """Return x if positive, else alpha * x, with a trained alpha (He et al., arXiv:1502.01852).
 
     Args:
         x: [N, ...]; channels are dimension 1.
-        mode: "all" (one alpha), "channel" (one for each channel) or "element" (one for each element
-            of a sample).
+        mode: "all" (one alpha), "channel" (one for each channel) or "element" (one for each element of a sample).
         param_attr: ParamAttr of alpha, which begins with 0.25 by default.
+        name: see `jfluid.layers`.
 
     Raises ValueError for another mode.
     """

@@ -35,7 +35,7 @@ def _check_index(layer: str, value: Any) -> None:
 
 
 def create_array(dtype: Any) -> Any:
-    """Make an empty array of tensors of `dtype`: a Python list in dygraph mode."""
+    """Create an empty tensor array of `dtype`: a Python list in dygraph mode."""
     if default_main_program().eager:
         return []
     helper = LayerHelper("array")
@@ -46,8 +46,9 @@ def array_write(x: Variable, i: Variable, array: Any = None) -> Any:
     """Write `x` at an index of an array, and return the array.
 
     Args:
+        x: the Variable to write.
         i: an integer Variable of one element, at most the length of the array.
-        array: a new one when None. Inside a loop all elements of an array have the same shape.
+        array: a new variable when None. Inside a loop all elements of an array have the same shape.
 
     Raises TypeError for arguments of other kinds.
     """
@@ -105,6 +106,7 @@ def tensor_array_to_tensor(
     Args:
         input: the array.
         axis: the dimension to join along.
+        name: see `jfluid.layers`.
         use_stack: stack the elements along a new dimension `axis` instead.
     """
     _check_array("tensor_array_to_tensor", input)
@@ -151,7 +153,7 @@ def max_sequence_len(rank_table: Variable) -> Variable:
 
 
 def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
-    """Return an array of steps: element t has row t of each sequence of `x` that is so long, in the order of the table."""
+    """Split `x` by time steps: element t has row t of each sequence longer than t, in the order of the table."""
     helper = LayerHelper("lod_tensor_to_array")
     array = helper.create_variable(name=helper.name, type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
     helper.append_op(type="lod_tensor_to_array", inputs={"X": x, "RankTable": table}, outputs={"Out": array})
@@ -169,7 +171,7 @@ def shrink_memory(x: Variable, i: Variable, table: Variable) -> Variable:
 
 
 def reorder_lod_tensor_by_rank(x: Variable, rank_table: Variable) -> Variable:
-    """Bring the rows (where `x` has a LoD, the sequences) into the order of the table."""
+    """Reorder the rows (the sequences of an `x` with a LoD) by the rank table."""
     return emit("reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [rank_table]})
 
 

@@ -21,7 +21,8 @@ def bilinear_tensor_product(
     """Return act(x weight[i] y + bias[i]) for each i below `size`.
 
     Args:
-        x, y: float [batch, M] and [batch, N]; M and N must be known.
+        x: float [batch, M]; M must be known.
+        y: float [batch, N]; N must be known.
         size: the number of outputs.
         act: the name of an activation; None for none.
         name: prefix of the names of the parameters.

@@ -21,7 +21,7 @@ def captured(block: Block) -> tuple[list[str], list[str]]:
 
 
 class Inside:
-    """A context in which operators go into a new block.
+    """Context in which operators are appended to a new block.
 
     At its end it calls `close`, unless an error ends it.
     """
@@ -45,7 +45,7 @@ class Inside:
 
 
 class conditional(Inside):
-    """A context for a block that runs where `condition`, a boolean Variable of one element, holds, or each of several.
+    """Context for a block that runs if `condition` is true: a boolean Variable of one element, or several.
 
     Variables from outside that the block writes keep their values where the condition does not
     hold. With `scalar=False` the condition selects rows, and the block computes with those

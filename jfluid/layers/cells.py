@@ -98,7 +98,7 @@ def _over_shapes(function: Any, shapes: Any) -> Any:
 
 
 class _Unit:
-    """The weights of a cell, which are made at its first step and shared by all steps."""
+    """Weights of a cell, created at its first step and shared by all steps."""
 
     def __init__(self, name: str, param_attr: Any, bias_attr: Any, dtype: Any):
         self.helper = LayerHelper(name, param_attr=param_attr, bias_attr=bias_attr)
@@ -106,7 +106,7 @@ class _Unit:
         self.made: list[Any] = []
 
     def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Any]:
-        """Return parameters of the given (shape, whether it is a bias); None for a bias where `bias_attr` is False."""
+        """Return parameters for pairs (shape, True for a bias); None for a bias with `bias_attr` False."""
         if not self.made:
             for shape, is_bias in shapes:
                 attr = self.helper.bias_attr if is_bias else self.helper.param_attr
@@ -239,11 +239,11 @@ def rnn(
         inputs: [batch, time, ...], or with `time_major` [time, batch, ...]; or a structure of such.
         initial_states: in the cell's structure; zeros when None.
         sequence_length: integers [batch]: after the end of a sequence its states stay as they are.
-        time_major: whether time is the first dimension, of inputs and outputs.
+        time_major: True if time is the first dimension, of inputs and outputs.
         is_reverse: go from the last step to the first.
         kwargs: are passed to the cell.
 
-    Raises TypeError where `cell` has no `call`.
+    Raises TypeError if `cell` has no `call`.
     """
     if not hasattr(cell, "call"):
         raise TypeError(f"rnn, cell: expected an RNNCell, found {type(cell).__name__}")
@@ -302,7 +302,7 @@ def rnn(
 
 
 def _kept(old: Variable, new: Variable, here: Variable) -> Variable:
-    """Return `new` where the step is inside of the sequence, else `old`."""
+    """Return `new` for steps inside of the sequence, else `old`."""
     return elementwise_add(elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0))
 
 

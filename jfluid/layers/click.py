@@ -56,21 +56,21 @@ def data_norm(
         input: [batch, width].
         act: the name of an activation; None for none.
         epsilon: is added to the squares of each example.
-        param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and
-            "scale_w", "bias").
+        param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and "scale_w", "bias").
+        data_layout: no effect.
         in_place: write the result into the variable of the input.
-        name: parameters are named `name`.batch_size and so on. The default is "dn", so two layers
-            without names share their parameters.
-        slot_dim: the number of columns of a slot, the first of which is a count: a slot whose count
-            is zero stays zero. -1 stands for no slots.
+        name: parameters are named `name`.batch_size and so on. The default is "dn", so two layers without names
+            share their parameters.
+        moving_mean_name: no effect.
+        moving_variance_name: no effect.
+        do_model_average_for_mean_and_var: no effect.
+        slot_dim: the number of columns of a slot, the first of which is a count: a slot whose count is zero stays
+            zero. -1 stands for no slots.
+        sync_stats: no effect on any device, as in Fluid on the CPU: the summaries are parameters with the batch's
+            counts and sums as gradients, and the optimizer alone changes them. Fluid's GPU build also updates
+            them in the gradient operator, on all GPUs together with `sync_stats`.
+        summary_decay_rate: no effect; the decay of the summaries in Fluid's GPU build.
         enable_scale_and_shift: multiply the result by a trained vector, and add one.
-        sync_stats, summary_decay_rate: no effect on any device, as in Fluid on the CPU: the
-            summaries are parameters whose gradients are the counts and sums of the batch, and
-            the optimizer alone changes them. In Fluid's build for GPUs the gradient operator
-            changes them, too: it multiplies them by `summary_decay_rate` and adds what it found in
-            the batch, on all GPUs together where `sync_stats` is set.
-        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var: no
-            effect.
 
     Returns:
         [batch, width].

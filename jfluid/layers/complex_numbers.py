@@ -30,12 +30,12 @@ Operand = Variable | ComplexVariable
 
 
 def is_complex(x: Any) -> bool:
-    """Return whether `x` is a complex variable."""
+    """Return True if `x` is a complex variable."""
     return isinstance(x, ComplexVariable)
 
 
 def is_real(x: Any) -> bool:
-    """Return whether `x` is a variable of real numbers."""
+    """Return True if `x` is a variable of real numbers."""
     return isinstance(x, Variable)
 
 
@@ -89,9 +89,12 @@ def elementwise_add(x: Operand, y: Operand, axis: int = -1, name: str | None = N
     """Add element by element.
 
     Args:
+        x: a ComplexVariable or a Variable.
+        y: see `x`.
         axis: the dimension of `x` at which those of `y` begin; -1 aligns the last ones.
+        name: see `jfluid.layers`.
 
-    Raises TypeError where both are real.
+    Raises TypeError if both are real.
     """
     return _sum("elementwise_add", x, y, lambda p, q: math.elementwise_add(p, q, axis, name=name))
 
@@ -126,13 +129,13 @@ def matmul(
 ) -> ComplexVariable:
     """Multiply matrices, with the arguments of `fluid.layers.matmul`; a transposed one is not conjugated.
 
-    Raises TypeError where both are real.
+    Raises TypeError if both are real.
     """
     return _product("matmul", x, y, lambda p, q: math.matmul(p, q, transpose_x, transpose_y, alpha, name))
 
 
 def kron(x: Operand, y: Operand, name: str | None = None) -> ComplexVariable:
-    """Return the Kronecker product. Raises TypeError where both are real."""
+    """Return the Kronecker product. Raises TypeError if both are real."""
     return _product("kron", x, y, lambda p, q: math.kron(p, q, name=name))
 
 
@@ -145,7 +148,7 @@ def reshape(x: Operand, shape: Any, inplace: bool = False, name: str | None = No
 
 
 def transpose(x: Operand, perm: Sequence[int], name: str | None = None) -> ComplexVariable:
-    """Bring the dimensions of `x` into the order `perm`. Raises TypeError where `x` is real."""
+    """Bring the dimensions of `x` into the order `perm`. Raises TypeError if `x` is real."""
     return _of_one("transpose", x, lambda part: transposed(part, perm, name))
 
 
@@ -157,7 +160,7 @@ def sum(
 ) -> ComplexVariable:
     """Sum over dimensions, with the arguments of `fluid.layers.reduce_sum`.
 
-    Raises TypeError where `input` is real.
+    Raises TypeError if `input` is real.
     """
     return _of_one("sum", input, lambda part: math.reduce_sum(part, dim, keep_dim, name))
 
@@ -165,6 +168,6 @@ def sum(
 def trace(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1, name: str | None = None) -> ComplexVariable:
     """Return the sum of a diagonal, with the arguments of `fluid.layers.trace`.
 
-    Raises TypeError where `input` is real.
+    Raises TypeError if `input` is real.
     """
     return _of_one("trace", input, lambda part: math.trace(part, offset, dim1, dim2, name=name))

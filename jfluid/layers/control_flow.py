@@ -133,10 +133,10 @@ def while_loop(
 
     Args:
         cond: a function of the loop variables that returns a boolean Variable of one element.
-        body: a function of the loop variables that returns as many, of the same structure, shapes
-            and dtypes.
+        body: a function of the loop variables that returns as many, of the same structure, shapes and dtypes.
         loop_vars: a list or tuple of Variables, arrays of tensors, or nested structures of them.
         is_test: stays in the program without effect.
+        name: prefix of the names of results.
 
     Returns:
         `loop_vars`, which have their values after the loop. What `While` says of bounds holds here,
@@ -308,7 +308,7 @@ def switch_case(
 
 
 class ConditionalBlock:
-    """A block that runs where all of `inputs` hold; `Switch` and `cond` say the same in fewer words.
+    """Block that runs if all of `inputs` are true; prefer `Switch` or `cond`.
 
         with ConditionalBlock([holds], is_scalar_condition=True).block():
             layers.assign(small, rate)
@@ -316,7 +316,7 @@ class ConditionalBlock:
     Args:
         inputs: boolean Variables of one element. Without `is_scalar_condition` Variables whose rows
             the block computes with.
-        is_scalar_condition: whether they are conditions.
+        is_scalar_condition: True if they are conditions.
         name: of the operator's helper.
 
     Raises TypeError for what is no list of Variables.

@@ -121,15 +121,16 @@ def conv2d(
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.
         num_filters: the number of output channels.
-        filter_size, stride, dilation: one number, or one for each of height and width.
-        padding: a number, one for each of height and width, [top, bottom, left, right], a pair for
-            each of the four dimensions, "SAME" or "VALID".
-        groups: into how many groups channels are divided, each of which is convolved by itself; 1
-            when None.
+        filter_size: one number, or one for each of height and width.
+        stride: see `filter_size`.
+        padding: a number, one for each of height and width, [top, bottom, left, right], a pair for each of the
+            four dimensions, "SAME" or "VALID".
+        dilation: see `filter_size`.
+        groups: into how many groups channels are divided, each of which is convolved by itself; 1 when None.
         param_attr: ParamAttr of the filters, [num_filters, C / groups, height, width].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
-        use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator
-            depthwise_conv2d, as Fluid does.
+        use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator depthwise_conv2d, as Fluid
+            does.
         act: the name of an activation; None for none.
         name: prefix of the names of the parameters.
         data_format: "NCHW" or "NHWC", of input and output.
@@ -138,7 +139,7 @@ def conv2d(
         [N, num_filters, H', W'] in the same format, where H' = (H + top + bottom - dilation *
             (height - 1) - 1) // stride + 1, and W' likewise.
 
-    Raises ShapeError where the input has another rank, its channels are unknown, or `groups` does
+    Raises ShapeError if the input has another rank, its channels are unknown, or `groups` does
     not divide channels and filters; ProgramError for another format or padding.
     """
     return _conv(

@@ -80,9 +80,9 @@ def into(
     attrs: dict[str, Any] | None = None,
     **options: Unpack[EmitOptions],
 ) -> Variable:
-    """Append an operator as `emit` does, but write into `out` where one is given.
+    """Append an operator like `emit`, and write into `out` if given.
 
-    Raises AttributeTypeError where `out` is no Variable.
+    Raises AttributeTypeError if `out` is no Variable.
     """
     if out is None:
         return emit(op_type, inputs, attrs, **options)
@@ -114,11 +114,11 @@ _VALUES = {
 
 
 def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Variable:
-    """Copy a Variable, or make a constant of a NumPy array, which then stands in the program.
+    """Copy a Variable, or create a constant from a NumPy array, which is stored in the program.
 
     Args:
         input: a Variable, or an array of bool, float32, int32 or int64.
-        output: the variable to write; a new one when None.
+        output: the variable to write; a new variable when None.
 
     Raises AttributeTypeError for any other input.
     """
@@ -148,17 +148,17 @@ def fill_constant(
     force_cpu: bool = False,
     out: Variable | None = None,
 ) -> Variable:
-    """Make a tensor with one value everywhere. It gets no gradient.
+    """Return a constant tensor. It gets no gradient.
 
     Args:
         shape: integers, integers and Variables mixed, or a Variable that holds them all. Variables
             must follow from shapes and constants, since XLA compiles for known shapes.
         dtype: the element type.
         value: a number, or a Variable of one element.
-        force_cpu: stays in the program without effect: XLA places values by itself.
-        out: the variable to write; a new one when None.
+        force_cpu: stays in the program without effect: XLA places values itself.
+        out: the variable to write; a new variable when None.
 
-    Raises AttributeTypeError where an entry of `shape` is neither an integer nor a Variable.
+    Raises AttributeTypeError if an entry of `shape` is neither an integer nor a Variable.
     """
     return _filled(shape, dtype, value, force_cpu, out, "fill_constant")
 
@@ -220,7 +220,7 @@ def fill_constant_batch_size_like(
 
 
 def check_device(device: str | None, what: str) -> None:
-    """Raise AttributeTypeError where `device` is none of the names that Fluid takes: None, "cpu", "gpu"."""
+    """Raise AttributeTypeError unless `device` is a name that Fluid takes: None, "cpu", "gpu"."""
     if device not in (None, "cpu", "gpu"):
         raise errors.AttributeTypeError(f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}")
 
@@ -234,16 +234,17 @@ def full(
     stop_gradient: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """Make a tensor with one value everywhere.
+    """Return a constant tensor.
 
     Args:
-        shape: as that of `fill_constant`.
+        shape: see `fill_constant`.
         fill_value: a number, or a Variable of one element.
-        out: the variable to write; a new one when None.
+        out: the variable to write; a new variable when None.
         dtype: the element type; float32 when None.
-        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the
-            Executor's place.
-        stop_gradient: whether no gradient flows to the result.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the Executor's
+            place.
+        stop_gradient: True if no gradient flows to the result.
+        name: see `jfluid.layers`.
 
     Raises AttributeTypeError for another device, and for a shape that is none.
     """
@@ -262,15 +263,17 @@ def full_like(
     stop_gradient: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """Make a tensor of the shape of `input` with one value everywhere.
+    """Return a constant tensor of the shape of `input`.
 
     Args:
+        input: the tensor that gives the shape.
         fill_value: a number.
-        out: the variable to write; a new one when None.
+        out: the variable to write; a new variable when None.
         dtype: the element type; that of `input` when None.
-        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the
-            Executor's place.
-        stop_gradient: whether no gradient flows to the result.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the Executor's
+            place.
+        stop_gradient: True if no gradient flows to the result.
+        name: see `jfluid.layers`.
 
     Raises AttributeTypeError for another device.
     """
@@ -296,12 +299,12 @@ def ones(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
 
 
 def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Make zeros of the shape and dtype of `x`, in `out` where it is given."""
+    """Return zeros of the shape and dtype of `x`; write them into `out` if given."""
     return into(out, "fill_zeros_like", {"X": x}, layer="zeros_like", stop_gradient=True)
 
 
 def ones_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Make ones of the shape and dtype of `x`, in `out` where it is given."""
+    """Return ones of the shape and dtype of `x`; write the ones into `out` if given."""
     return into(out, "fill_any_like", {"X": x}, {"value": 1.0}, layer="ones_like")
 
 
@@ -342,7 +345,10 @@ def arange(
     """Return the numbers from `start` up to `end`, without `end`, by `step`, as `range` does.
 
     Args:
-        dtype: of the result; float32 when None.
+        start: a number, or a Variable of one element.
+        end: see `start`.
+        step: see `start`.
+        dtype: dtype of the result; float32 when None.
         name: no effect, as in Fluid.
     """
     return range(start, end, step, "float32" if dtype is None else dtype)
@@ -352,8 +358,9 @@ def linspace(start: float | Variable, stop: float | Variable, num: int | Variabl
     """Return `num` evenly spaced numbers from `start` to `stop`, both included: [num].
 
     Args:
-        start, stop: numbers, or Variables of one element.
-        num: a number, or a Variable of one element that follows from shapes and constants.
+        start: a number, or a Variable of one element.
+        stop: the last number, like `start`.
+        num: a number, or a Variable of one element computed from shapes and constants.
         dtype: of the result.
     """
     inputs = {
@@ -370,15 +377,17 @@ def eye(
     batch_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """Make a matrix with ones on its diagonal: [*batch_shape, num_rows, num_columns].
+    """Return an identity matrix [*batch_shape, num_rows, num_columns].
 
     It gets no gradient.
 
     Args:
+        num_rows: the number of rows.
         num_columns: as many as rows when None.
         batch_shape: dimensions over which the matrix is repeated.
+        dtype: dtype of the result.
 
-    Raises AttributeTypeError where a size is negative or no integer.
+    Raises AttributeTypeError if a size is negative or no integer.
     """
     columns = num_rows if num_columns is None else num_columns
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in (num_rows, columns)):
@@ -397,7 +406,7 @@ def eye(
 
 
 def diag(diagonal: Variable | np.ndarray) -> Variable:
-    """Make a square matrix [n, n] with the vector `diagonal` [n] on its diagonal.
+    """Return a square matrix [n, n] with the vector `diagonal` [n] on its diagonal.
 
     It gets no gradient.
     """
@@ -409,17 +418,17 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
 
 
 def diag_embed(input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Variable:
-    """Put the last dimension of `input` on the diagonal of two new dimensions, which are zero elsewhere.
+    """Return matrices with the last dimension of `input` on the diagonal, zero elsewhere.
 
     The result gets no gradient.
 
     Args:
-        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones
-            below.
-        dim1, dim2: where the new dimensions stand in the result, whose rank is one more than that
-            of `input`.
+        input: vectors [..., n].
+        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones below.
+        dim1: index of the first new dimension in the result, whose rank is the rank of `input` plus one.
+        dim2: index of the second new dimension.
 
-    Raises ShapeError where these are not two different dimensions of the result.
+    Raises ShapeError if these are not two different dimensions of the result.
     """
     rank_ = len(input.shape) + 1
     if not all(-rank_ <= d < rank_ for d in (dim1, dim2)) or dim1 % rank_ == dim2 % rank_:

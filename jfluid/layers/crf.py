@@ -50,11 +50,12 @@ def crf_decoding(
     """Return the most likely tags of each sequence (Viterbi), int64 with the rows of `input`.
 
     Args:
-        input, length: as those of `linear_chain_crf`.
+        input: see `linear_chain_crf`.
         param_attr: names the transition weights that `linear_chain_crf` made.
         label: return 1 where the decoded tag is this label and 0 elsewhere, instead of the tags.
+        length: see `linear_chain_crf`.
 
-    Raises ProgramError where no parameter has the name.
+    Raises ProgramError if no parameter has the name.
     """
     helper = LayerHelper("crf_decoding", param_attr=param_attr)
     name = helper.param_attr.name if helper.param_attr else None
@@ -79,9 +80,10 @@ def chunk_eval(
     """Compare predicted chunks with labelled ones.
 
     Args:
-        input, label: predicted and true tags, int64: rows [rows, 1] with a LoD, or [number of
-            sequences, steps] with `seq_length`. A tag is type * (tags of the scheme) + tag;
-            num_chunk_types * (tags of the scheme) is outside of chunks.
+        input: predicted tags, int64: rows [rows, 1] with a LoD, or [number of sequences, steps] with
+            `seq_length`. A tag is type * (tags of the scheme) + tag; num_chunk_types * (tags of the scheme) is
+            outside of chunks.
+        label: true tags, like `input`.
         chunk_scheme: "IOB", "IOE", "IOBES" or "plain".
         num_chunk_types: how many types of chunks there are.
         excluded_chunk_types: types that do not count.

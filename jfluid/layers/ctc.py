@@ -56,11 +56,12 @@ def ctc_greedy_decoder(
     """Return the label that the best class of each step spells: repeated classes are merged, then blanks are removed.
 
     Args:
-        input: probabilities, logits or any other scores: rows [rows, classes] with a LoD of one
-            level, or [batch, longest sequence, classes] with `input_length`.
+        input: probabilities, logits or any other scores: rows [rows, classes] with a LoD of one level, or [batch,
+            longest sequence, classes] with `input_length`.
         blank: which class is the blank.
         input_length: int64 [batch, 1]: how many steps count.
         padding_value: what stands after the end of a label, where `input_length` is given.
+        name: see `jfluid.layers`.
 
     Returns:
         Without lengths int64 rows [symbols, 1] with a LoD; one row of -1 that no sequence has where

@@ -22,19 +22,22 @@ class Decoder:
     """Interface of decoders for `dynamic_decode`: initialization, step, finalization."""
 
     def initialize(self, inits: Any) -> tuple[Any, Any, Variable]:
-        """Return (the inputs of the first step, the states, which sequences are finished: bool).
+        """Return (the inputs of the first step, the states, the bool mask of finished sequences).
 
         Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define initialize")
 
     def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
-        """Return (the outputs, the states, the inputs of the next step, which sequences are finished).
+        """Return (the outputs, the states, the inputs of the next step, the mask of finished sequences).
 
         Raises NotImplementedError here.
 
         Args:
             time: the number of the step, from 0: int64 [1].
+            inputs: inputs of the step.
+            states: states before the step.
+            **kwargs: further arguments of the cell.
         """
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
@@ -262,7 +265,7 @@ def dynamic_decode(
 
 
 def _unless(finished: Variable, new: Variable, old: Variable) -> Variable:
-    """Return `old` where a sequence is finished, else `new`."""
+    """Return `old` for finished sequences, else `new`."""
     ended = cast(finished, new.dtype)
     return emit(
         "elementwise_add",

@@ -24,7 +24,7 @@ class DecodeHelper:
     """Interface of helpers for `BasicDecoder`: initialization, sampling, next inputs."""
 
     def initialize(self) -> tuple[Any, Variable]:
-        """Return (the inputs of the first step, which sequences are finished: bool [batch]).
+        """Return (the inputs of the first step, the bool mask [batch] of finished sequences).
 
         Raises NotImplementedError here.
         """
@@ -38,7 +38,7 @@ class DecodeHelper:
         raise NotImplementedError(f"{type(self).__name__} must define sample")
 
     def next_inputs(self, time: Variable, outputs: Any, states: Any, sample_ids: Variable) -> tuple[Variable, Any, Any]:
-        """Return (which sequences are finished now, the inputs of the next step, its states).
+        """Return (the mask of finished sequences, the inputs of the next step, its states).
 
         Raises NotImplementedError here.
         """

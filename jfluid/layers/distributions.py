@@ -60,7 +60,7 @@ class Distribution:
 
 
 def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
-    """Return the parameters as Variables, and whether all were plain numbers.
+    """Return the parameters as Variables, and True if all were plain numbers.
 
     Variables and numbers cannot be mixed.
     """
@@ -136,7 +136,7 @@ class Uniform(_TwoParameters):
 
 
 def _aligned(operation: str, x: Variable, y: Variable) -> Variable:
-    """Return x (op) y, where the shape of `y` is the end of the shape of `x`."""
+    """Return x (op) y for a `y` whose shape is a suffix of the shape of `x`."""
     return emit(f"elementwise_{operation}", {"X": x, "Y": y}, {"axis": -1})
 
 
@@ -171,7 +171,7 @@ class Normal(_TwoParameters):
         return _sub(_sub(square, _log(self.scale)), 0.5 * math.log(2 * math.pi))
 
     def kl_divergence(self, other: "Normal") -> Variable:
-        """Return (r + d - 1 - log r) / 2, where r = (scale / other.scale)² and d = ((loc - other.loc) / other.scale)²."""
+        """Return (r + d - 1 - log r) / 2 for r = (scale / other.scale)², d = ((loc - other.loc) / other.scale)²."""
         _same_kind(self, other)
         ratio = _div(self.scale, other.scale)
         ratio = _mul(ratio, ratio)
@@ -187,7 +187,7 @@ def _same_kind(one: Distribution, other: Distribution) -> None:
 
 
 class Categorical(Distribution):
-    """The distribution over the last dimension of `logits` [..., classes], which need not be normalised."""
+    """Categorical distribution over the last dimension of unnormalised `logits` [..., classes]."""
 
     def __init__(self, logits: Values):
         (self.logits,), _ = _parameters("Categorical", logits)

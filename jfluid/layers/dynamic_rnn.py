@@ -153,9 +153,10 @@ class DynamicRNN:
 
         Args:
             init: its first value, a row for each sequence; or
-            shape, value, dtype: the shape of a row, and the number that it is filled with.
-            need_reorder: bring `init` into the order of the steps, in which the longest sequence
-                comes first.
+            shape: the shape of a row.
+            value: the number that rows are filled with.
+            need_reorder: bring `init` into the order of the steps, in which the longest sequence comes first.
+            dtype: dtype of the rows.
         """
         self._only_inside("memory")
         table, parent = self._table("memory"), self._parent()
@@ -198,7 +199,7 @@ class DynamicRNN:
         return state
 
     def update_memory(self, ex_mem: Variable, new_mem: Variable) -> None:
-        """Make `new_mem` the state `ex_mem` of the next step."""
+        """Set the state `ex_mem` of the next step to `new_mem`."""
         self._only_inside("update_memory")
         if not isinstance(ex_mem, Variable) or not isinstance(new_mem, Variable):
             raise TypeError("DynamicRNN.update_memory: expected two Variables")
@@ -208,7 +209,7 @@ class DynamicRNN:
         self.mem_link.append((new_mem, array))
 
     def output(self, *outputs: Variable) -> None:
-        """Make these Variables of all steps results."""
+        """Collect these Variables of all steps as results."""
         self._only_inside("output")
         for each in outputs:
             name = "_".join([self.helper.name, "output_array", each.name])

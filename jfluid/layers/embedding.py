@@ -23,9 +23,9 @@ def look_up(
     param_attr: Any,
     dtype: str,
 ) -> Variable:
-    """Make the table, and append the look-up operator `op_type`.
+    """Create the table, and append the lookup operator `op_type`.
 
-    The other arguments are those of `embedding`.
+    For the other arguments see `embedding`.
     """
     check_variable(input, "embedding", "input")
     if len(size) != 2:
@@ -110,12 +110,12 @@ def embedding(
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
-    """Make a float32 vector of length `depth` for each id, with a 1 at the id and 0 elsewhere.
+    """Return a float32 one-hot vector of length `depth` for each id.
 
     Args:
         input: int ids whose last dimension is 1, which becomes `depth`; `fluid.one_hot` takes ids
             without it.
-        depth: a number, or a Variable [1] that follows from shapes and constants.
+        depth: a number, or a Variable [1] computed from shapes and constants.
         allow_out_of_range: ids outside [0, depth) give zeros; otherwise they give NaN, because a
             compiled step cannot raise.
     """

@@ -10,7 +10,7 @@ __all__ = ["affine_grid", "grid_sampler"]
 
 
 def affine_grid(theta: Variable, out_shape: Sequence[int] | Variable, name: str | None = None) -> Variable:
-    """Return the points at which images are sampled to be transformed.
+    """Return the sampling points of affine transformations of images.
 
     Args:
         theta: float [N, 2, 3], the transformations: a point of the image is theta (x, y, 1).

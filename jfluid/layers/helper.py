@@ -102,7 +102,7 @@ def emit(
         layer: the name that variables are numbered under; `op_type` when None.
         name: the user's name for the layer.
         act: an activation of the (single) output.
-        stop_gradient: whether no gradient flows to the outputs.
+        stop_gradient: True if no gradient flows to the outputs.
 
     Returns:
         The variable of the only slot, or a tuple with one entry for each slot.
@@ -131,7 +131,7 @@ def emit(
 
 
 def check_variable(value: Any, layer: str, what: str) -> None:
-    """Raise TypeError where `value` is neither a Variable nor None nor a list of Variables."""
+    """Raise TypeError unless `value` is a Variable, None or a list of Variables."""
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if v is not None and not isinstance(v, Variable):
             raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})")
@@ -221,7 +221,7 @@ class LayerHelper:
         stop_gradient: bool = False,
         type: VarType = VarType.LOD_TENSOR,
     ) -> Variable | None:
-        """Make a parameter in both programs, which the startup program initializes; None where `attr` is False."""
+        """Create a parameter in both programs, initialized by the startup program; None if `attr` is False."""
         if attr is False:
             return None
         attr = copy.deepcopy(ParamAttr._to_attr(attr))
@@ -262,13 +262,13 @@ class LayerHelper:
         return self.block.create_var(*args, **kwargs)
 
     def create_global_variable(self, persistable: bool = False, *args: Any, **kwargs: Any) -> Variable:
-        """Make a variable of the global block."""
+        """Create a variable of the global block."""
         kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
         kwargs.setdefault("stop_gradient", False)
         return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
 
     def create_or_get_global_variable(self, name: str, *args: Any, **kwargs: Any) -> tuple[Variable, bool]:
-        """Return (the variable of this name in the global block, whether it was made now)."""
+        """Return (the variable of this name in the global block, True if it was created now)."""
         block = self.main_program.global_block()
         if block.has_var(name):
             return block.var(name), False
@@ -325,14 +325,14 @@ class LayerHelper:
         return out
 
     def get_parameter(self, name: str) -> Variable:
-        """Return the program's parameter of this name. Raises ProgramError where there is none."""
+        """Return the program's parameter of this name. Raises ProgramError if there is none."""
         found = self.main_program.global_block().var(name)
         if not isinstance(found, Parameter):
             raise errors.ProgramError(f"layer {self.layer_type}: {name} is no parameter")
         return found
 
     def to_variable(self, value: Any) -> Variable:
-        """Return `value` itself. Raises TypeError when it is no Variable."""
+        """Return `value`, or raise TypeError if it is no Variable."""
         if not isinstance(value, Variable):
             raise TypeError(
                 f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} ({value!r:.60})"

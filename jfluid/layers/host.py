@@ -27,14 +27,17 @@ def Print(
     print_tensor_lod: bool = True,
     print_phase: str = "both",
 ) -> Variable:
-    """Print a tensor to standard output whenever it is computed, and return it.
+    """Print a tensor to standard output at each computation, and return it.
 
     Args:
+        input: the tensor.
         first_n: print only the first `first_n` times; -1 for always.
         message: is printed before the tensor.
         summarize: how many elements are printed; -1 for all.
-        print_tensor_name, print_tensor_type, print_tensor_shape, print_tensor_lod: what is printed
-            besides.
+        print_tensor_name: True to print the variable's name.
+        print_tensor_type: True to print the dtype.
+        print_tensor_shape: True to print the shape.
+        print_tensor_lod: True to print the LoD.
         print_phase: "forward" (the value), "backward" (its gradient) or "both".
 
     Raises ProgramError for another `print_phase`.

@@ -58,11 +58,13 @@ def slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers
     """Return `input[start:end]` along each of `axes`.
 
     Args:
+        input: tensor.
         axes: dimensions.
-        starts, ends: a bound for each of them. Negative ones count from the end, those outside are
-            cut off. They may be Variables that follow from shapes and constants.
+        starts: lower bounds of `axes`. Negative bounds count from the end, bounds out of range are clipped. They
+            may be Variables that are computed from shapes and constants.
+        ends: upper bounds, exclusive, like `starts`.
 
-    Raises ShapeError where a slice is empty.
+    Raises ShapeError if a slice is empty.
     """
     return _bounds("slice", input, axes, starts=starts, ends=ends)
 
@@ -77,11 +79,13 @@ def strided_slice(
     means "down to the first".
 
     Args:
+        input: tensor.
         axes: dimensions.
-        starts, ends, strides: for each of them; integers, or Variables that follow from shapes and
-            constants.
+        starts: lower bounds of `axes`: integers, or Variables that are computed from shapes and constants.
+        ends: upper bounds, exclusive, like `starts`.
+        strides: strides, like `starts`.
 
-    Raises ShapeError where a slice is empty.
+    Raises ShapeError if a slice is empty.
     """
     return _bounds("strided_slice", input, axes, starts=starts, ends=ends, strides=strides)
 
@@ -131,6 +135,7 @@ def scatter(
         input: [rows, ...].
         index: row numbers [n]; one outside is ignored.
         updates: [n, ...].
+        name: see `jfluid.layers`.
         overwrite: where an index occurs twice, whether its last row counts, or the sum of its rows.
     """
     return emit(
@@ -145,10 +150,12 @@ def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str 
     """Add `updates` to slices of `ref` at coordinates.
 
     Args:
-        index: as that of `gather_nd`.
+        ref: tensor.
+        index: see `gather_nd`.
         updates: of the shape that `gather_nd` would return.
+        name: see `jfluid.layers`.
 
-    Raises AttributeTypeError where the dtypes of `ref` and `updates` differ.
+    Raises AttributeTypeError if the dtypes of `ref` and `updates` differ.
     """
     check_variable(ref, "scatter_nd_add", "ref")
     if ref.dtype != updates.dtype:
@@ -166,7 +173,7 @@ def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str 
 def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
     """Add `updates` to slices of zeros of the given shape.
 
-    The arguments are those of `scatter_nd_add`.
+    For the arguments see `scatter_nd_add`.
     """
     return scatter_nd_add(zeros(shape, updates.dtype), index, updates, name)
 
@@ -188,7 +195,7 @@ def multiplex(inputs: Sequence[Variable], index: Variable) -> Variable:
         inputs: tensors of the same shape [rows, ...].
         index: int32 [rows, 1].
 
-    Raises AttributeTypeError where there are fewer than two inputs.
+    Raises AttributeTypeError if there are fewer than two inputs.
     """
     if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
         raise errors.AttributeTypeError("multiplex: expected inputs to be a list of at least two Variables")
@@ -199,7 +206,9 @@ def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[V
     """Return (the `k` largest values of each last dimension, largest first; their positions, int64): both [..., k].
 
     Args:
-        k: a number, or a Variable of one element that follows from shapes and constants.
+        input: tensor [..., n].
+        k: a number, or a Variable of one element computed from shapes and constants.
+        name: see `jfluid.layers`.
     """
     given = isinstance(k, Variable)
     return emit(
@@ -322,7 +331,9 @@ def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variabl
     """Keep the lower triangles of the matrices in `input` and set the rest to zero.
 
     Args:
+        input: [..., m, n].
         diagonal: the last diagonal that is kept: 0 is the main one, positive numbers lie above it.
+        name: see `jfluid.layers`.
     """
     check_variable(input, "tril", "input")
     return _triangle(input, diagonal, True, name)
@@ -332,7 +343,9 @@ def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variabl
     """Keep the upper triangles of the matrices in `input` and set the rest to zero.
 
     Args:
+        input: [..., m, n].
         diagonal: the first diagonal that is kept: 0 is the main one, positive numbers lie above it.
+        name: see `jfluid.layers`.
     """
     check_variable(input, "triu", "input")
     return _triangle(input, diagonal, False, name)

@@ -39,7 +39,7 @@ def data(
         dtype: the element type.
         lod_level: how many levels of sequences the feed has; 0 for none.
         type: the kind of variable.
-        stop_gradient: whether no gradient flows to it.
+        stop_gradient: True if no gradient flows to it.
     """
     dims = [-1 if d is None else int(d) for d in shape]
     if append_batch_size and all(d >= 0 for d in dims):
@@ -79,7 +79,7 @@ def load(out: Variable, file_path: str, load_as_fp16: bool | None = None) -> Non
     Args:
         out: the variable that takes the value.
         file_path: a file that a `save` operator or `fluid.io.save_vars` wrote, with this variable alone.
-        load_as_fp16: whether floating values become float16; else they stay as they are stored.
+        load_as_fp16: True if floating values become float16; else they stay as they are stored.
 
     Raises TypeError for an `out` that is no Variable; the run raises FileFormatError, naming the
     file and the variable, for a file that is missing or damaged.
@@ -101,7 +101,7 @@ def py_reader(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> ReaderVariable:
-    """Make a reader of batches, which the program reads from by `read_file`.
+    """Create a reader of batches for `read_file`.
 
     Args:
         capacity: how many batches are read ahead.
@@ -138,7 +138,7 @@ def create_py_reader_by_data(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> ReaderVariable:
-    """Make a reader as `py_reader` does, with the shapes, dtypes and levels of the variables in `feed_list`.
+    """Create a reader like `py_reader`, with shapes, dtypes and levels of the variables in `feed_list`.
 
     Raises TypeError when `feed_list` is no list of Variables, FeedError when it is empty or
     `capacity` is not positive.
@@ -157,7 +157,7 @@ def create_py_reader_by_data(
 
 
 def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool) -> ReaderVariable:
-    """Make a reader in the startup program and declare it in the main one, as in Fluid."""
+    """Create a reader in the startup program and declare it in the main program, as in Fluid."""
     session = ReaderSession(BatchSource(slots, capacity), False)
     made = create_reader(session, checks, default_startup_program().current_block(), name)
     reader = ReaderVariable.make(default_main_program().current_block(), made.name, session)

@@ -38,7 +38,7 @@ IN_DYGRAPH_MODE: dict[str, Callable[..., Any]] = {}
 
 
 def _schedule(function: F) -> F:
-    """Have a function return a schedule of `fluid.dygraph` in dygraph mode."""
+    """Wrap a function to return a schedule of `fluid.dygraph` in dygraph mode."""
 
     @functools.wraps(function)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ def _decay_step_counter(begin: int = 0) -> Variable:
 
 
 def _periods(decay_steps: int, staircase: bool) -> Variable:
-    """Return how many times `decay_steps` steps have passed, with `staircase` rounded down."""
+    """Return the number of past periods of `decay_steps` steps, rounded down with `staircase`."""
     periods = _decay_step_counter() / decay_steps
     return emit("floor", {"X": periods}) if staircase else periods
 
@@ -106,7 +106,10 @@ def polynomial_decay(
     """Decay by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
     Args:
+        learning_rate: the initial rate.
         decay_steps: after so many steps the rate stays at `end_learning_rate`.
+        end_learning_rate: the final rate.
+        power: the exponent.
         cycle: instead of that, start again with twice, three times ... as many `decay_steps`.
     """
     with default_main_program()._lr_schedule_guard():
@@ -180,7 +183,7 @@ def noam_decay(
 
 @_schedule
 def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: int) -> Variable:
-    """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step / step_each_epoch)."""
+    """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1) for epoch = floor(step / step_each_epoch)."""
     with default_main_program()._lr_schedule_guard():
         epoch = emit("floor", {"X": _decay_step_counter() / step_each_epoch})
         return learning_rate * 0.5 * (emit("cos", {"X": epoch * math.pi / epochs}) + 1)

@@ -79,9 +79,10 @@ def less_than(x: Variable, y: Variable, force_cpu: bool | None = None, cond: Var
     """Return x < y, element by element.
 
     Args:
-        x, y: tensors of one dtype, broadcast against each other.
+        x: tensors of one dtype, broadcast against each other.
+        y: see `x`.
         force_cpu: stays in the program without effect: XLA compares where the tensors are.
-        cond: the boolean variable to write; a new one when None.
+        cond: the boolean variable to write; a new variable when None.
     """
     hold([x, y], (*NUMBERS, *BOOLS), "less_than", "x, y")
     attrs = {} if force_cpu is None else {"force_cpu": force_cpu}
@@ -99,31 +100,33 @@ def logical_not(x: Variable, out: Variable | None = None, name: str | None = Non
 
     Args:
         x: a boolean tensor.
-        out: the variable to write; a new one when None.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     return into(out, "logical_not", {"X": hold(x, BOOLS, "logical_not", "x")}, name=name)
 
 
 def isfinite(x: Variable) -> Variable:
-    """Return whether all elements are finite: bool [1]."""
+    """Return True if all elements are finite: bool [1]."""
     return emit("isfinite", {"X": hold(x, NUMBERS, "isfinite", "x")})
 
 
 def has_inf(x: Variable) -> Variable:
-    """Return whether an element is infinite: bool [1]."""
+    """Return True if an element is infinite: bool [1]."""
     return emit("isinf", {"X": hold(x, NUMBERS, "has_inf", "x")})
 
 
 def has_nan(x: Variable) -> Variable:
-    """Return whether an element is not a number: bool [1]."""
+    """Return True if an element is not a number: bool [1]."""
     return emit("isnan", {"X": hold(x, NUMBERS, "has_nan", "x")})
 
 
 def is_empty(x: Variable, cond: Variable | None = None) -> Variable:
-    """Return whether the tensor has no elements: bool [1].
+    """Return True if the tensor has no elements: bool [1].
 
     Args:
-        cond: the boolean variable to write; a new one when None.
+        x: tensor.
+        cond: the boolean variable to write; a new variable when None.
     """
     return into(cond, "is_empty", {"X": x}, stop_gradient=True)
 
@@ -136,13 +139,17 @@ def allclose(
     equal_nan: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Return whether |input - other| <= atol + rtol * |other| everywhere: bool [1].
+    """Return True if |input - other| <= atol + rtol * |other| everywhere: bool [1].
 
     Args:
-        input, other: float tensors of the same shape.
-        equal_nan: whether two elements that are not numbers count as close.
+        input: float tensors of the same shape.
+        other: see `input`.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        equal_nan: True if two elements that are not numbers count as close.
+        name: see `jfluid.layers`.
 
-    Raises ShapeError where the shapes differ.
+    Raises ShapeError if the shapes differ.
     """
     hold([input, other], FLOATS, "allclose", "input, other")
     return emit(

@@ -44,13 +44,13 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
         input: probabilities [..., classes].
         label: class numbers (int64) [..., 1] or [...]; with `soft_label` probabilities of the shape
             of `input`.
-        soft_label: whether labels are probabilities.
+        soft_label: True if labels are probabilities.
         ignore_index: the hard label whose loss and gradient are 0.
 
     Returns:
         The losses, of the shape of hard labels; [..., 1] with soft labels.
 
-    Raises ShapeError where the labels do not fit the probabilities.
+    Raises ShapeError if the labels do not match the probabilities.
     """
     if soft_label:
         return emit(
@@ -65,7 +65,7 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
 def cross_entropy2(input: Variable, label: Variable, ignore_index: int = -100) -> Variable:
     """Return the cross entropy of probabilities with hard labels.
 
-    The arguments are those of `cross_entropy`.
+    For the arguments see `cross_entropy`.
     """
     return emit(
         "cross_entropy2",
@@ -90,7 +90,7 @@ def softmax_with_cross_entropy(
         logits: scores, of any sign; `axis` is the dimension of the classes.
         label: class numbers (int64), of the shape of `logits` with 1 at `axis`; with `soft_label`
             probabilities of the shape of `logits`, which should sum to 1.
-        soft_label: whether labels are probabilities.
+        soft_label: True if labels are probabilities.
         ignore_index: the hard label whose loss and gradient are 0.
         numeric_stable_mode: stays in the program without effect: the stable formula is used either
             way.
@@ -100,7 +100,7 @@ def softmax_with_cross_entropy(
     Returns:
         The loss, of the shape of `logits` with 1 at `axis`; or (loss, softmax).
 
-    Raises ShapeError where the labels do not fit the scores.
+    Raises ShapeError if the labels do not match the scores.
     """
     attrs = {
         "soft_label": soft_label,
@@ -130,6 +130,7 @@ def sigmoid_cross_entropy_with_logits(
         x: scores, of any sign and any shape.
         label: probabilities, of the shape of `x`.
         ignore_index: elements whose label is this number have loss 0.
+        name: see `jfluid.layers`.
         normalize: divide by the number of elements that are not ignored.
     """
     return emit(
@@ -170,8 +171,10 @@ def smooth_l1(
     else |d| - 0.5 / sigma²; both times outside_weight.
 
     Args:
-        x, y: of the same shape [rows, ...].
-        inside_weight, outside_weight: of the shape of `x`; ones when None.
+        x: of the same shape [rows, ...].
+        y: see `x`.
+        inside_weight: of the shape of `x`; ones when None.
+        outside_weight: see `inside_weight`.
         sigma: 1.0 when None.
     """
     inputs = {"X": x, "Y": y, "InsideWeight": inside_weight, "OutsideWeight": outside_weight}
@@ -187,13 +190,13 @@ def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
 
 
 def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
-    """Return the Kullback-Leibler divergence target * (log(target) - x), which is 0 where the target is not positive.
+    """Return the Kullback-Leibler divergence target * (log(target) - x), 0 for targets <= 0.
 
     Args:
         x: log probabilities.
         target: probabilities, of the shape of `x`.
-        reduction: "none" (element by element), "sum", "mean" (over all elements) or "batchmean"
-            (over rows).
+        reduction: "none" (element by element), "sum", "mean" (over all elements) or "batchmean" (over rows).
+        name: see `jfluid.layers`.
 
     Raises ProgramError for any other `reduction`.
     """
@@ -215,6 +218,7 @@ def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str 
         input: probabilities [rows, 1].
         label: 0 or 1, of the shape of `input`.
         epsilon: keeps the logarithms finite.
+        name: see `jfluid.layers`.
     """
     return emit(
         "log_loss",
@@ -230,7 +234,9 @@ def rank_loss(label: Variable, left: Variable, right: Variable, name: str | None
 
     Args:
         label: [rows, 1]: 1 where left ranks higher, 0 where right does, 0.5 for a tie.
-        left, right: scores [rows, 1].
+        left: scores [rows, 1].
+        right: see `left`.
+        name: see `jfluid.layers`.
     """
     return emit("rank_loss", {"Label": label, "Left": left, "Right": right}, name=name)
 
@@ -242,8 +248,10 @@ def margin_rank_loss(
 
     Args:
         label: [rows, 1]: 1 where left ranks higher, -1 where right does.
-        left, right: scores [rows, 1].
+        left: scores [rows, 1].
+        right: see `left`.
         margin: how far apart the scores should be.
+        name: see `jfluid.layers`.
     """
     return emit(
         "margin_rank_loss",
@@ -262,6 +270,7 @@ def bpr_loss(input: Variable, label: Variable, name: str | None = None) -> Varia
     Args:
         input: scores [rows, items].
         label: the number of the positive item (int64), [rows, 1].
+        name: see `jfluid.layers`.
     """
     return emit("bpr_loss", {"X": input, "Label": label}, outs=("Y",), name=name)
 
@@ -282,8 +291,9 @@ def label_smooth(
         prior_dist: the prior, [1, classes]; uniform when None.
         epsilon: from 0 to 1.
         dtype: of `label`; the result has the dtype of `label`, as in Fluid.
+        name: see `jfluid.layers`.
 
-    Raises ProgramError where `epsilon` is outside [0, 1].
+    Raises ProgramError if `epsilon` is outside [0, 1].
     """
     check_variable(label, "label_smooth", "label")
     if not 0 <= epsilon <= 1:
@@ -304,14 +314,13 @@ def teacher_student_sigmoid_loss(
     soft_max_up_bound: float = 15.0,
     soft_max_lower_bound: float = -15.0,
 ) -> Variable:
-    """Return the click loss of logits, plus the loss against a teacher's score where the label has one: [rows, 1].
+    """Return the click loss of logits, plus the loss against the teacher's score, if any: [rows, 1].
 
     Args:
         input: logits [rows, 1].
-        label: [rows, 1]: -2 (no click), -1 (click), z (no click, score z in [0, 1)), 1 + z (click,
-            score z).
-        soft_max_up_bound, soft_max_lower_bound: no gradient flows where a logit is at or beyond
-            these.
+        label: [rows, 1]: -2 (no click), -1 (click), z (no click, score z in [0, 1)), 1 + z (click, score z).
+        soft_max_up_bound: no gradient flows for a logit at or above it.
+        soft_max_lower_bound: no gradient flows for a logit at or below it.
     """
     check_variable(input, "teacher_student_sigmoid_loss", "input")
     helper = LayerHelper("teacher_student_sigmoid_loss")
@@ -412,11 +421,12 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     the same label, plus 0.25 * l2_reg times the mean squared lengths of both.
 
     Args:
-        anchor, positive: embeddings [rows, size].
+        anchor: embeddings [rows, size].
+        positive: see `anchor`.
         labels: the classes [rows]; the number of rows must be known.
         l2_reg: the weight of the lengths.
 
-    Raises ShapeError where the number of rows is not known.
+    Raises ShapeError if the number of rows is not known.
     """
     rows = labels.shape[0] if labels.shape else -1
     if rows < 1:

@@ -144,20 +144,21 @@ def logsumexp(
 
 
 def sum(x: Variable | Sequence[Variable]) -> Variable:
-    """Add up tensors of the same shape and dtype.
+    """Add up tensors of one shape and dtype.
 
-    Raises ShapeError where shapes or dtypes differ.
+    Raises ShapeError if shapes or dtypes differ.
     """
     return sums([x] if isinstance(x, Variable) else x)
 
 
 def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
-    """Add up tensors of the same shape and dtype.
+    """Add up tensors of one shape and dtype.
 
     Args:
-        out: the variable to write, which may be one of the inputs; a new one when None.
+        input: tensors of one shape and dtype.
+        out: the variable to write, which may be one of the inputs; a new variable when None.
 
-    Raises ShapeError where shapes or dtypes differ.
+    Raises ShapeError if shapes or dtypes differ.
     """
     tensors = [input] if isinstance(input, Variable) else list(input)
     return into(out, "sum", {"X": hold(tensors, NUMBERS, "sum", "input")})
@@ -171,12 +172,15 @@ def scale(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Return scale * x + bias; where `bias_after_scale` is false, scale * (x + bias).
+    """Return scale * x + bias, or scale * (x + bias) if `bias_after_scale` is False.
 
     Args:
         x: numbers; of integers only the whole parts of scale and bias are used.
         scale: a number, or a Variable of one element, which gets no gradient.
+        bias: a number.
+        bias_after_scale: True to add `bias` after the multiplication, False to add it before.
         act: the name of an activation of the result; None for none.
+        name: see `jfluid.layers`.
     """
     hold(x, (*NUMBERS, VarType.INT8, VarType.INT16, VarType.UINT8), "scale", "x")
     attrs = {"bias": float(bias), "bias_after_scale": bias_after_scale}
@@ -191,6 +195,7 @@ def cumsum(
     """Return running sums along a dimension.
 
     Args:
+        x: tensor.
         axis: the dimension; the last when None.
         exclusive: leave the element itself out of its sum, so that the first sum is 0.
         reverse: sum from the end.
@@ -205,7 +210,7 @@ def cumsum(
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
     """Return min(max(x, lower), upper), element by element; `min` is the lower bound and `max` the upper.
 
-    Raises ShapeError where `min` is not less than `max`.
+    Raises ShapeError if `min` is not less than `max`.
     """
     return emit(
         "clip",
@@ -225,12 +230,14 @@ def clamp(
     """Limit elements to the range from `min` to `max`.
 
     Args:
-        min: a number or a Variable of one element. Without it the bound is 0 and not minus
-            infinity, as in Fluid 1.8.
+        input: tensor.
+        min: a number or a Variable of one element. Without it the bound is 0 and not minus infinity, as in Fluid
+            1.8.
         max: a number or a Variable of one element. Without it there is no bound.
-        output: the variable to write; a new one when None.
+        output: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
 
-    Raises ValueError where neither bound is given.
+    Raises ValueError if neither bound is given.
     """
     if min is None and max is None:
         raise ValueError("layers.clamp: expected min, max or both, found neither")
@@ -264,7 +271,12 @@ def addcmul(
     """Return input + value * tensor1 * tensor2, element by element.
 
     Args:
-        out: the variable to write; a new one when None.
+        input: tensor.
+        tensor1: first factor.
+        tensor2: second factor.
+        value: factor of the product.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     hold([input, tensor1, tensor2], NUMBERS, "addcmul", "input, tensor1, tensor2")
     product = emit("elementwise_mul", {"X": tensor1, "Y": tensor2}, name=name)
@@ -282,14 +294,16 @@ def mul(
     """Multiply `x` and `y` as matrices.
 
     Args:
-        x_num_col_dims: how many leading dimensions of `x` make its rows; the others make its
-            columns.
+        x: tensor, flattened to a matrix.
+        y: tensor, flattened to a matrix.
+        x_num_col_dims: how many leading dimensions of `x` make its rows; the others make its columns.
         y_num_col_dims: the same of `y`.
+        name: see `jfluid.layers`.
 
     Returns:
         A tensor with the row dimensions of `x`, followed by the column dimensions of `y`.
 
-    Raises ShapeError where `x` has not as many columns as `y` has rows.
+    Raises ShapeError if `x` has not as many columns as `y` has rows.
     """
     hold([x, y], FLOATS, "mul", "x, y")
     attrs = {"x_num_col_dims": x_num_col_dims, "y_num_col_dims": y_num_col_dims}
@@ -312,12 +326,15 @@ def matmul(
     Args:
         x: [..., m, k], or [k].
         y: [..., k, n], or [k].
-        transpose_x, transpose_y: exchange the last two dimensions first.
+        transpose_x: transpose the last two dimensions of `x` first.
+        transpose_y: transpose the last two dimensions of `y` first.
+        alpha: factor of the product.
+        name: see `jfluid.layers`.
 
     Returns:
         [..., m, n].
 
-    Raises ShapeError where the shapes do not fit.
+    Raises ShapeError if the shapes do not match.
     """
     hold([x, y], FLOATS, "matmul", "x, y")
     attrs = {"transpose_X": transpose_x, "transpose_Y": transpose_y, "alpha": float(alpha)}
@@ -325,7 +342,7 @@ def matmul(
 
 
 def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """Multiply each matrix of `x` [batch, m, k] with that of `y` [batch, k, n]: [batch, m, n].
+    """Multiply batches of matrices `x` [batch, m, k] and `y` [batch, k, n]: [batch, m, n].
 
     Raises ShapeError for other shapes.
     """
@@ -335,7 +352,7 @@ def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """Return the inner product of two vectors, [1], or of the rows of two matrices, [rows, 1].
 
-    Raises ShapeError where the shapes differ, or have more than two dimensions.
+    Raises ShapeError if the shapes differ, or have more than two dimensions.
     """
     hold([x, y], NUMBERS, "dot", "x, y")
     return emit("dot", {"X": x, "Y": y}, name=name)
@@ -363,10 +380,13 @@ def addmm(
 
 
 def kron(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
-    """Return the Kronecker product, which has a block for each element of `x`: that element times the whole of `y`.
+    """Return the Kronecker product: each element of `x` times the whole of `y`.
 
     Args:
-        out: the variable to write; a new one when None.
+        x: tensor.
+        y: tensor of the same rank.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     hold([x, y], NUMBERS, "kron", "x, y")
     return into(out, "kron", {"X": x, "Y": y}, name=name)
@@ -376,9 +396,11 @@ def cross(input: Variable, other: Variable, dim: int | None = None) -> Variable:
     """Return the cross products of the vectors of `input` and `other` along a dimension.
 
     Args:
+        input: tensor.
+        other: tensor of the same shape.
         dim: the dimension, of size 3; the first such when None.
 
-    Raises ShapeError where the shapes differ, or the dimension is not of size 3.
+    Raises ShapeError if the shapes differ, or the dimension is not of size 3.
     """
     hold([input, other], NUMBERS, "cross", "input, other")
     return emit("cross", {"X": input, "Y": other}, {"dim": dim})
@@ -392,21 +414,26 @@ def trace(
     out: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Return the sum of a diagonal of each matrix that the dimensions `dim1` and `dim2` make.
+    """Return the sum of a diagonal of each matrix over the dimensions `dim1` and `dim2`.
 
     Args:
-        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones
-            below.
-        out: the variable to write; a new one when None.
+        input: tensor.
+        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones below.
+        dim1: first dimension of the matrices.
+        dim2: second dimension of the matrices.
+        out: the variable to write; a new variable when None.
+        name: see `jfluid.layers`.
     """
     hold(input, NUMBERS, "trace", "input")
     return into(out, "trace", {"Input": input}, {"offset": offset, "dim1": dim1, "dim2": dim2}, name=name)
 
 
 def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
-    """Return the norm of x - y, which are broadcast against each other: [1].
+    """Return the norm of x - y, broadcast against each other: [1].
 
     Args:
+        x: tensor.
+        y: tensor that broadcasts against `x`.
         p: the order of the norm, which may be 0 or infinite.
     """
     return emit(
@@ -420,8 +447,10 @@ def l2_normalize(x: Variable, axis: int | None, epsilon: float = 1e-12, name: st
     """Return x / sqrt(sum(x²) + epsilon), with the sum along `axis`.
 
     Args:
-        axis: the dimension; where it is None, 1, or 0 of a vector.
+        x: tensor.
+        axis: the dimension; when None, 1, or 0 of a vector.
         epsilon: keeps the divisor from 0.
+        name: see `jfluid.layers`.
     """
     check_variable(x, "l2_normalize", "x")
     axis = 0 if len(x.shape) == 1 else 1 if axis is None else axis
@@ -437,7 +466,7 @@ def l2_normalize(x: Variable, axis: int | None, epsilon: float = 1e-12, name: st
 
 
 def cos_sim(X: Variable, Y: Variable) -> Variable:
-    """Return the cosine of the angle between each row of `X` and that of `Y`: [rows, 1].
+    """Return the cosine similarity of rows of `X` and `Y`: [rows, 1].
 
     Args:
         X: [rows, width].

@@ -32,7 +32,7 @@ def _result(op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: s
 
 
 def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) -> Variable:
-    """Return the number as a tensor of the dtype of `like`; where the shape has a -1, its batch size is that of `like`."""
+    """Return a number as a tensor of the dtype of `like`; a -1 in the shape is the batch size of `like`."""
     attrs = {"shape": list(shape), "dtype": int(like.dtype), "value": float(value)}
     if -1 in shape:
         at = list(shape).index(-1)
@@ -55,7 +55,7 @@ def _of_python(value: Any) -> Any:
 
 
 def _number(value: Any, like: Variable) -> float | None:
-    """Return the value as a number that the dtype of `like` can hold; None where it is no number."""
+    """Return the value as a number in the range of the dtype of `like`; None if it is no number."""
     value = _of_python(value)
     if not isinstance(value, (int, float)):
         return None
@@ -84,7 +84,7 @@ def binary(op_type: str, x: Variable, y: Any, reverse: bool = False) -> Variable
     A number becomes a `scale` operator where one suffices, else a constant tensor. A Variable of
     another dtype is converted to that of `x`.
 
-    Raises AttributeTypeError where `y` is neither, or a fraction beside integers.
+    Raises AttributeTypeError if `y` is neither, or a fraction beside integers.
     """
     number = _number(y, x)
     if number is not None:
@@ -237,7 +237,7 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
 
 
 def iterate(x: Variable) -> Iterator[Variable]:
-    """Yield `x[0]`, `x[1]`, and so on. Raises TypeError where the first dimension is unknown."""
+    """Yield `x[0]`, `x[1]`, and so on. Raises TypeError if the first dimension is unknown."""
     if not x.shape or x.shape[0] < 0:
         raise TypeError(f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown")
     return (getitem(x, i) for i in range(x.shape[0]))

@@ -102,7 +102,8 @@ def mean_iou(input: Variable, label: Variable, num_classes: int) -> tuple[Variab
     """Return the mean intersection over union of predicted classes, over the classes that occur.
 
     Args:
-        input, label: int32 or int64 class numbers, of the same shape.
+        input: int32 or int64 class numbers, of the same shape.
+        label: see `input`.
         num_classes: the number of classes.
 
     Returns:

@@ -38,7 +38,7 @@ def fc(
     Returns:
         The leading dimensions of the input, followed by `size`.
 
-    Raises ShapeError where `num_flatten_dims` does not leave at least one dimension on either side,
+    Raises ShapeError if `num_flatten_dims` does not leave at least one dimension on either side,
     or where a dimension that the weight needs is unknown.
     """
     check_variable(input, "fc", "input")
@@ -86,12 +86,13 @@ def dropout(
     Args:
         x: a float tensor of any shape; the result has the same.
         dropout_prob: between 0 and 1.
-        is_test: whether this is the test form, which drops nothing; `Program.clone(for_test=True)`
-            sets it, and so do `no_grad` and `Layer.eval` in dygraph mode.
-        seed: a fixed seed gives the same mask in every step; None draws a new one in each, from the
-            program's seed.
-        dropout_implementation: "downgrade_in_infer" multiplies by 1 - dropout_prob in the test
-            form, "upscale_in_train" divides by 1 - dropout_prob in training.
+        is_test: True if this is the test form, which drops nothing; `Program.clone(for_test=True)` sets it, and
+            so do `no_grad` and `Layer.eval` in dygraph mode.
+        seed: a fixed seed gives the same mask in every step; None draws a new one in each, from the program's
+            seed.
+        name: see `jfluid.layers`.
+        dropout_implementation: "downgrade_in_infer" multiplies by 1 - dropout_prob in the test form,
+            "upscale_in_train" divides by 1 - dropout_prob in training.
 
     Raises ProgramError for another implementation or probability.
     """

@@ -132,15 +132,15 @@ def batch_norm(
         data_layout: "NCHW" or "NHWC", for any number of dimensions.
         in_place: write the output into the variable of the input.
         name: prefix of the names of the parameters.
-        moving_mean_name, moving_variance_name: names of the running statistics, parameters [C] that
-            are not trained.
-        do_model_average_for_mean_and_var: whether `ModelAverage` averages them.
+        moving_mean_name: name of the running mean, a parameter [C] that is not trained.
+        moving_variance_name: name of the running variance, a parameter [C] that is not trained.
+        do_model_average_for_mean_and_var: True if `ModelAverage` averages them.
         use_global_stats: use the running statistics in training, too.
 
     Returns:
         A tensor of the shape of `input`.
 
-    Raises ShapeError where the number of channels is unknown.
+    Raises ShapeError if the number of channels is unknown.
     """
     return _normalised(
         "batch_norm",
@@ -181,9 +181,20 @@ def inplace_abn(
     """Normalise each channel over the batch and apply an activation, in one operator that writes over its input.
 
     Args:
+        input: see `batch_norm`.
         act: None, "identity", "leaky_relu" or "elu".
+        is_test: see `batch_norm`.
+        momentum: see `batch_norm`.
+        epsilon: see `batch_norm`.
+        param_attr: see `batch_norm`.
+        bias_attr: see `batch_norm`.
+        data_layout: see `batch_norm`.
+        name: see `jfluid.layers`.
+        moving_mean_name: see `batch_norm`.
+        moving_variance_name: see `batch_norm`.
+        do_model_average_for_mean_and_var: see `batch_norm`.
+        use_global_stats: see `batch_norm`.
         act_alpha: the activation's alpha.
-        The others are those of `batch_norm`.
 
     Raises ProgramError for another activation.
     """
@@ -224,19 +235,19 @@ def layer_norm(
 
     Args:
         input: [d0, d1, ...].
-        scale, shift: whether the result is multiplied by a trained scale, and a trained bias is
-            added.
-        begin_norm_axis: the first of the dimensions that are normalised together; they must be
-            known.
+        scale: True to multiply by a trained scale.
+        shift: True to add a trained bias.
+        begin_norm_axis: the first of the dimensions that are normalised together; they must be known.
         epsilon: keeps the divisor from 0.
         param_attr: ParamAttr of the scale, [product of those dimensions], which begins with 1.
         bias_attr: ParamAttr of the bias, of the same shape, which begins with 0.
         act: the name of an activation; None for none.
+        name: see `jfluid.layers`.
 
     Returns:
         A tensor of the shape of `input`.
 
-    Raises ShapeError where such a dimension is unknown, ProgramError where `param_attr` is False
+    Raises ShapeError if such a dimension is unknown, ProgramError where `param_attr` is False
     and `scale` True, or `bias_attr` is False and `shift` True.
     """
     check_variable(input, "layer_norm", "input")
@@ -284,9 +295,11 @@ def instance_norm(
     Args:
         input: [N, C, ...].
         epsilon: keeps the divisor from 0.
-        param_attr, bias_attr: ParamAttrs of scale and bias, [C], which begin with 1 and 0.
+        param_attr: ParamAttr of the scale, [C], initially 1.
+        bias_attr: ParamAttr of the bias, [C], initially 0.
+        name: see `jfluid.layers`.
 
-    Raises ProgramError where `param_attr` or `bias_attr` is False: the operator needs both
+    Raises ProgramError if `param_attr` or `bias_attr` is False: the operator needs both
     parameters.
     """
     if param_attr is False or bias_attr is False:
@@ -322,10 +335,11 @@ def group_norm(
         input: [N, C, ...], or [N, ..., C] with data_layout "NHWC".
         groups: the number of groups, which must divide the channels.
         epsilon: keeps the divisor from 0.
-        param_attr, bias_attr: ParamAttrs of a scale and a bias, [C]. Without one there is none, as
-            in Fluid 1.8.
+        param_attr: ParamAttr of the scale, [C]. None for no scale, as in Fluid 1.8.
+        bias_attr: ParamAttr of the bias, [C]. None for no bias, as in Fluid 1.8.
         act: the name of an activation; None for none.
         data_layout: "NCHW" or "NHWC".
+        name: see `jfluid.layers`.
     """
     channels = _known_channels("group_norm", input, data_layout)
     if groups < 1 or channels % groups:
@@ -397,7 +411,10 @@ def affine_channel(
 
     Args:
         x: [N, C, H, W], or [N, H, W, C] with data_layout "NHWC".
-        scale, bias: Variables [C].
+        scale: Variable [C].
+        bias: Variable [C].
+        data_layout: "NCHW" or "NHWC".
+        name: see `jfluid.layers`.
         act: the name of an activation; None for none.
     """
     if scale is None or bias is None:
@@ -425,6 +442,7 @@ def spectral_norm(
         dim: the dimension that makes its rows.
         power_iters: steps of the power iteration in each run.
         eps: keeps divisors from 0.
+        name: see `jfluid.layers`.
     """
     check_variable(weight, "spectral_norm", "weight")
     helper = LayerHelper("spectral_norm", name=name)

@@ -24,8 +24,10 @@ def unfold(
 
     Args:
         x: float [N, C, H, W].
-        kernel_sizes, strides, dilations: one number, or one for each of height and width.
+        kernel_sizes: one number, or one for each of height and width.
+        strides: see `kernel_sizes`.
         paddings: one number, one for each of height and width, or [top, left, bottom, right].
+        dilations: see `kernel_sizes`.
         name: the name of the result.
 
     Returns:

@@ -82,14 +82,16 @@ def pool2d(
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
-        pool_size, pool_stride: one number, or one for each of height and width.
+        pool_size: one number, or one for each of height and width.
         pool_type: "max" or "avg".
+        pool_stride: see `pool_size`.
         pool_padding: in one of the forms of `conv2d`.
         global_pooling: use one window over the whole plane, whatever `pool_size` is.
         use_cudnn: no effect: XLA chooses the kernel.
-        ceil_mode: round the size of the output up, so that a last window may reach beyond the
-            input.
+        ceil_mode: round the size of the output up, so that a last window may reach beyond the input.
+        name: see `jfluid.layers`.
         exclusive: leave padding out of means.
+        data_format: "NCHW" or "NHWC".
 
     Returns:
         [N, C, H', W'] in the same format, where H' = (H + top + bottom - height) / stride + 1,
@@ -179,6 +181,7 @@ def adaptive_pool2d(
         pool_size: height and width of the output, or one number for both.
         pool_type: "max" or "avg".
         require_index: also return the position of each maximum in its plane (int32).
+        name: see `jfluid.layers`.
 
     Returns:
         [N, C, *pool_size]; or (that, positions) of the same shape.

@@ -57,12 +57,13 @@ def _pull_sparse(
         input: int64 ids whose last dimension is 1, or a list of such tensors.
         size: the width of a row.
         table_id: which table: look-ups with the same one share it, the parameter "table_<table_id>".
-        padding_id: an id whose row reads as zeros.
-        dtype: "float32".
-        accessor_class, scale_sparse_grad: no effect. They say how PSLib's servers update rows; here
-            the program's optimizer does, with the gradient of its loss.
+        accessor_class: no effect. They say how PSLib's servers update rows; here the program's optimizer does,
+            with the gradient of its loss.
         name: no effect: Fluid names the layer's variables by it.
         ctr_label_name: "".
+        padding_id: an id whose row reads as zeros.
+        dtype: "float32".
+        scale_sparse_grad: see `accessor_class`.
 
     Returns:
         The rows: the shape of `input` with `size` in place of the last 1; a list for a list.

@@ -70,7 +70,11 @@ def gaussian_random(
     """Draw normally distributed numbers.
 
     Args:
+        shape: shape of the result.
+        mean: the mean.
         std: the standard deviation.
+        seed: 0 draws new numbers in each step.
+        dtype: dtype of the result.
     """
     attrs = {
         "dtype": _float_number(dtype, "gaussian_random"),
@@ -160,16 +164,20 @@ def randint(
     seed: int = 0,
     name: str | None = None,
 ) -> Variable:
-    """Draw integers evenly from [low, high), or from [0, low) where `high` is None.
+    """Draw integers uniformly from [low, high), or from [0, low) if `high` is None.
 
     Args:
+        low: lower bound; without `high`, the upper bound of numbers from 0.
+        high: upper bound, exclusive.
         shape: [1] when None.
-        out: the variable to write; a new one when None.
+        out: the variable to write; a new variable when None.
         dtype: int32 or int64; int64 when None.
-        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
-            Executor's place.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the Executor's place.
+        stop_gradient: True if no gradient flows to the result.
+        seed: 0 draws new numbers in each step.
+        name: see `jfluid.layers`.
 
-    Raises AttributeTypeError where the range is empty, or the dtype is no integer type.
+    Raises AttributeTypeError if the range is empty, or the dtype is no integer type.
     """
     check_device(device, "randint")
     low, high = (0, low) if high is None else (low, high)
@@ -195,10 +203,12 @@ def randn(
     """Draw numbers from the standard normal distribution.
 
     Args:
-        out: the variable to write; a new one when None.
+        shape: shape of the result.
+        out: the variable to write; a new variable when None.
         dtype: float32 when None.
-        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
-            Executor's place.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the Executor's place.
+        stop_gradient: True if no gradient flows to the result.
+        name: see `jfluid.layers`.
     """
     check_device(device, "randn")
     attrs = {
@@ -223,11 +233,14 @@ def randperm(
     """Return the numbers from 0 to n - 1 in random order: [n].
 
     Args:
-        out: the variable to write; a new one when None.
-        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
-            Executor's place.
+        n: the number of integers.
+        out: the variable to write; a new variable when None.
+        dtype: dtype of the result.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the Executor's place.
+        stop_gradient: True if no gradient flows to the result.
+        seed: 0 draws a new permutation in each step.
 
-    Raises AttributeTypeError where `n` is below 1.
+    Raises AttributeTypeError if `n` is below 1.
     """
     check_device(device, "randperm")
     if n < 1:
@@ -242,7 +255,9 @@ def sampling_id(x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, 
 
     Args:
         x: probabilities [rows, columns].
-        min, max: the range of the random number that is compared with the running sum of a row.
+        min: lower bound of the uniform number that is compared with the running sum of a row.
+        max: upper bound of the uniform number.
+        seed: 0 draws new numbers in each step.
         dtype: no effect: Fluid, too, returns int64 whatever it is.
     """
     return emit("sampling_id", {"X": x}, {"min": float(min), "max": float(max), "seed": seed})

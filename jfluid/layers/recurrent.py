@@ -57,21 +57,24 @@ def dynamic_lstm(
     Args:
         input: projected inputs [rows, size] with a LoD, from an `fc` of width `size`.
         size: four times the width of the hidden state.
-        h_0, c_0: initial states [number of sequences, size / 4]; zeros when None. Either both are
-            given or none.
+        h_0: initial states [number of sequences, size / 4]; zeros when None. Give both `h_0` and `c_0`, or
+            neither.
+        c_0: initial cells, like `h_0`.
         param_attr: ParamAttr of the recurrent weight, [size / 4, size].
-        bias_attr: ParamAttr of the bias: [1, size]; with peepholes [1, 7 size / 4], where the
-            peepholes' weights follow the biases.
-        use_peepholes: whether gates see the cells.
+        bias_attr: ParamAttr of the bias: [1, size]; with peepholes [1, 7 size / 4], where the peepholes' weights
+            follow the biases.
+        use_peepholes: True if gates see the cells.
         is_reverse: go from the end of each sequence to its start.
-        gate_activation, cell_activation, candidate_activation: "sigmoid", "tanh", "relu" or
-            "identity".
+        gate_activation: "sigmoid", "tanh", "relu" or "identity".
+        cell_activation: see `gate_activation`.
+        candidate_activation: see `gate_activation`.
         dtype: of the parameters.
+        name: see `jfluid.layers`.
 
     Returns:
         (hidden states, cells), each [rows, size / 4] with the LoD of `input`.
 
-    Raises ShapeError where 4 does not divide `size`, ProgramError for one initial state without the
+    Raises ShapeError if 4 does not divide `size`, ProgramError for one initial state without the
     other or another activation.
     """
     for argument, value in (
@@ -220,7 +223,8 @@ def dynamic_gru(
         param_attr: ParamAttr of the recurrent weight, [size, 3 size].
         bias_attr: ParamAttr of the bias, [1, 3 size]; False for none.
         is_reverse: go from the end of each sequence to its start.
-        gate_activation, candidate_activation: "sigmoid", "tanh", "relu" or "identity".
+        gate_activation: "sigmoid", "tanh", "relu" or "identity".
+        candidate_activation: see `gate_activation`.
         h_0: the initial state [number of sequences, size]; zeros when None.
         origin_mode: compute h' = u h + (1 - u) c as in Cho et al., instead of (1 - u) h + u c.
 
@@ -275,9 +279,9 @@ def gru_unit(
         size: three times the width of the state.
         param_attr: ParamAttr of the recurrent weight, [size / 3, size].
         bias_attr: ParamAttr of the bias, [1, size]; False for none.
-        activation, gate_activation: of the candidate and of the gates: "sigmoid", "tanh", "relu" or
-            "identity".
-        origin_mode: as that of `dynamic_gru`.
+        activation: activation of the candidate: "sigmoid", "tanh", "relu" or "identity".
+        gate_activation: activation of the gates, like `activation`.
+        origin_mode: see `dynamic_gru`.
 
     Returns:
         (the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate
@@ -317,15 +321,17 @@ def lstm_unit(
 
     Args:
         x_t: the input [batch, inputs].
-        hidden_t_prev, cell_t_prev: the former state and cell [batch, width].
+        hidden_t_prev: the former state [batch, width].
+        cell_t_prev: the former cell [batch, width].
         forget_bias: is added to the forget gate before its sigmoid.
         param_attr: ParamAttr of the weight, [inputs + width, 4 width].
         bias_attr: ParamAttr of the bias, [4 width].
+        name: see `jfluid.layers`.
 
     Returns:
         (the new hidden state, the new cell), each [batch, width].
 
-    Raises ShapeError where the shapes do not fit.
+    Raises ShapeError if the shapes do not match.
     """
     check_variable(x_t, "lstm_unit", "x_t")
     for argument, value in (
@@ -379,12 +385,15 @@ def lstm(
 
     Args:
         input: [time, batch, inputs].
-        init_h, init_c: initial states and cells [num_layers (times 2 when bidirectional), batch,
-            hidden_size].
+        init_h: initial states [num_layers (times 2 when bidirectional), batch, hidden_size].
+        init_c: initial cells, like `init_h`.
         max_len: no effect: the length is that of `input`.
+        hidden_size: the width of the state.
+        num_layers: the number of layers.
         dropout_prob: the probability of dropout between the layers.
         is_bidirec: run each layer in both directions; the next one sees both.
-        is_test: whether this is the test form, without dropout.
+        is_test: True if this is the test form, without dropout.
+        name: see `jfluid.layers`.
         default_initializer: of the parameter; None is Xavier's.
         seed: of the dropout; -1 draws anew in each step.
 
@@ -426,8 +435,8 @@ def gather_tree(ids: Variable, parents: Variable) -> Variable:
     """Return the whole sequences of a beam search, by following `parents` from the last step to the first.
 
     Args:
-        ids, parents: integers [time, batch, beam]: the token that each step chose, and the beam of
-            the step before that it continues.
+        ids: integers [time, batch, beam]: the token of each step.
+        parents: integers [time, batch, beam]: the index of the parent beam in the step before.
 
     Returns:
         Tokens [time, batch, beam].

@@ -136,7 +136,7 @@ def image_resize(
         name: the name of the result.
         resample: "BILINEAR", "TRILINEAR" or "NEAREST".
         actual_shape: a tensor of the sizes, which goes before `out_shape` and `scale`.
-        align_corners: whether the centres of the outermost pixels of input and result are at the
+        align_corners: True if the centres of the outermost pixels of input and result are at the
             same place; otherwise their outer edges are.
         align_mode: where a pixel of the result is when `align_corners` is False and the
             interpolation linear: 0: (place + 0.5) / scale - 0.5, 1: place / scale.

@@ -58,9 +58,10 @@ def sequence_conv(
         filter_stride: must be 1.
         padding: no effect, as in Fluid: the output always has the rows of the input.
         padding_start: where the window begins relative to its row; -(filter_size // 2) when None.
-        param_attr: ParamAttr of the filter, [filter_size * width, num_filters].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
+        param_attr: ParamAttr of the filter, [filter_size * width, num_filters].
         act: the name of an activation; None for none.
+        name: see `jfluid.layers`.
 
     Returns:
         [rows, num_filters] with the LoD of `input`.
@@ -85,7 +86,7 @@ def sequence_conv(
 
 
 def sequence_softmax(input: Variable, use_cudnn: bool = False, name: str | None = None) -> Variable:
-    """Apply softmax over the rows of each sequence, which have one number each.
+    """Apply softmax over the rows of each sequence; a row has one number.
 
     `use_cudnn` has no effect.
     """
@@ -147,6 +148,7 @@ def sequence_slice(input: Variable, offset: Variable, length: Variable, name: st
         input: rows with a LoD of one level.
         offset: integers [number of sequences, 1]: where the part of each begins.
         length: integers [number of sequences, 1]: how many rows it has.
+        name: see `jfluid.layers`.
 
     A step raises OperandError where a part is not within its sequence.
     """
@@ -154,12 +156,13 @@ def sequence_slice(input: Variable, offset: Variable, length: Variable, name: st
 
 
 def sequence_expand(x: Variable, y: Variable, ref_level: int = -1, name: str | None = None) -> Variable:
-    """Repeat rows: row i of `x` (or sequence i, where `x` has a LoD) as often as sequence i of `y` has entries.
+    """Repeat row i of `x` (sequence i, if `x` has a LoD) for each entry of sequence i of `y`.
 
     Args:
         x: rows, or sequences of one level.
         y: sequences; only their LoD counts.
         ref_level: which level of the LoD of `y`; -1 is the last.
+        name: see `jfluid.layers`.
     """
     return emit("sequence_expand", {"X": x, "Y": y}, {"ref_level": ref_level}, name=name)
 
@@ -202,6 +205,7 @@ def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Va
     Args:
         x: [number of sequences, longest, ...].
         length: int64 [number of sequences]: how many steps of each are taken.
+        name: see `jfluid.layers`.
 
     A step raises OperandError where a length is below 0 or above the longest.
     """
@@ -225,6 +229,7 @@ def sequence_scatter(input: Variable, index: Variable, updates: Variable, name: 
         input: [number of sequences, width].
         index: columns, int64 rows [rows, 1] with a LoD.
         updates: numbers to add, with the shape and LoD of `index`.
+        name: see `jfluid.layers`.
     """
     return emit("sequence_scatter", {"X": input, "Ids": index, "Updates": updates}, name=name)
 
@@ -287,9 +292,10 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
     """Give `x` one more level below its LoD.
 
     Args:
+        x: rows.
         level: its offsets, as a list or a Variable.
 
-    Raises ProgramError where `level` is neither. A step raises OperandError where the LoD of `x` does
+    Raises ProgramError if `level` is neither. A step raises OperandError where the LoD of `x` does
     not end at the number of sequences of the level.
     """
     if isinstance(level, Variable):
@@ -333,16 +339,18 @@ def im2sequence(
     out_stride: Any = 1,
     name: str | None = None,
 ) -> Variable:
-    """Cut each image into patches, which become a sequence of rows, from left to right and from top to bottom.
+    """Extract patches of each image as a sequence of rows, in row-major order.
 
     Args:
         input: images [batch, channels, height, width].
-        filter_size, stride: of a patch: one number or [height, width].
+        filter_size: of a patch: one number or [height, width].
+        stride: see `filter_size`.
         padding: one number, [height, width] or [top, left, bottom, right].
-        input_image_size: [batch, 2], the height and width of each image before it was padded;
-            patches beyond are left out.
-        out_stride: one number or [height, width]: the factor by which those sizes have shrunk on
-            the way to `input`.
+        input_image_size: [batch, 2], the height and width of each image before it was padded; patches beyond are
+            left out.
+        out_stride: one number or [height, width]: the factor by which those sizes have shrunk on the way to
+            `input`.
+        name: see `jfluid.layers`.
 
     Returns:
         Rows [patches, channels * height * width of a patch], a sequence for each image.
@@ -369,6 +377,9 @@ def add_position_encoding(input: Variable, alpha: float, beta: float, name: str 
 
     Args:
         input: [batch, time, width], or rows [rows, width] with a LoD.
+        alpha: factor of `input`.
+        beta: factor of the encoding.
+        name: see `jfluid.layers`.
     """
     return emit("add_position_encoding", {"X": input}, {"alpha": alpha, "beta": beta}, name=name)
 
@@ -381,9 +392,9 @@ def sequence_topk_avg_pooling(
     Where a row has fewer entries, all count, and the divisor stays k.
 
     Args:
-        input: sequences of channel * row * column numbers in one column, a matrix for each channel
-            of each pair.
-        row, col: sequences whose lengths are the numbers of rows and columns of the matrices.
+        input: sequences of channel * row * column numbers in one column, a matrix for each channel of each pair.
+        row: sequences whose lengths are the numbers of rows of the matrices.
+        col: sequences whose lengths are the numbers of columns of the matrices.
         topks: the numbers k.
         channel_num: the number of channels.
 

@@ -91,7 +91,7 @@ def _with_x_shape(
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
     """Bring the dimensions of `x` into the order `perm`: dimension i of the result is dimension perm[i] of `x`.
 
-    Raises ShapeError where `perm` is no permutation of the dimensions of `x`.
+    Raises ShapeError if `perm` is no permutation of the dimensions of `x`.
     """
     check_variable(x, "transpose", "x")
     if sorted(perm) != list(range(len(x.shape))):
@@ -102,9 +102,9 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 
 
 def t(input: Variable, name: str | None = None) -> Variable:
-    """Transpose a matrix; a vector or scalar stays as it is.
+    """Transpose a matrix; return a vector or scalar unchanged.
 
-    Raises ShapeError where the input has more than two dimensions.
+    Raises ShapeError if the input has more than two dimensions.
     """
     check_variable(input, "t", "input")
     if len(input.shape) > 2:
@@ -151,12 +151,13 @@ def split(
     """Divide `input` along a dimension into a list of tensors.
 
     Args:
-        num_or_sections: the number of equal parts, or the size of each part, of which one may be
-            -1: the rest.
-        dim: the dimension; negative numbers count from the last. A Variable must follow from shapes
-            and constants.
+        input: tensor.
+        num_or_sections: the number of equal parts, or the size of each part, of which one may be -1: the rest.
+        dim: the dimension; negative numbers count from the last. A Variable must follow from shapes and
+            constants.
+        name: see `jfluid.layers`.
 
-    Raises ShapeError where the dimension cannot be divided in this way.
+    Raises ShapeError if the dimension cannot be divided in this way.
     """
     check_variable(input, "split", "input")
     inputs: dict[str, Any] = {"X": input}
@@ -178,7 +179,7 @@ def split(
 
 
 def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
-    """Join tensors of the same shape, or the elements of one array (`create_array`), along a new dimension `axis`."""
+    """Join tensors of one shape, or the elements of a tensor array, along a new dimension `axis`."""
     inputs: list[Any] = list(x) if isinstance(x, (list, tuple)) else [x]
     if is_array(inputs, "stack"):
         return tensor_array_to_tensor(inputs[0], axis, use_stack=True)[0]
@@ -194,9 +195,11 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
     """Return the slices of `x` along `axis`, without that dimension, as a list.
 
     Args:
+        x: tensor.
+        axis: the dimension.
         num: how many there are, where the program does not know.
 
-    Raises ShapeError where the number of slices is not known.
+    Raises ShapeError if the number of slices is not known.
     """
     check_variable(x, "unstack", "x")
     num = x.shape[axis] if num is None else num
@@ -209,7 +212,9 @@ def expand(x: Variable, expand_times: Integers, name: str | None = None) -> Vari
     """Repeat `x` expand_times[i] times along dimension i.
 
     Args:
+        x: tensor.
         expand_times: integers, integers and Variables mixed, or a Variable that holds them all.
+        name: see `jfluid.layers`.
     """
     inputs, attrs = integers(expand_times, "expand_times", "ExpandTimes", "expand_times_tensor", "expand, expand_times")
     return emit("expand", {"X": x, **inputs}, attrs, name=name)
@@ -256,7 +261,10 @@ def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str 
     """Add values to `x`: `paddings[2i]` before and `paddings[2i + 1]` after it along dimension i.
 
     Args:
+        x: tensor.
+        paddings: the numbers before and after each dimension, in turn.
         pad_value: the value.
+        name: see `jfluid.layers`.
     """
     return emit("pad", {"X": x}, {"paddings": list(paddings), "pad_value": float(pad_value)}, name=name)
 
@@ -274,9 +282,11 @@ def pad2d(
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
         paddings: the numbers of pixels [top, bottom, left, right], or a Variable that holds them.
-        mode: "constant" (`pad_value`), "reflect" (mirrored, without the edge itself) or "edge" (the
-            edge repeated).
+        mode: "constant" (`pad_value`), "reflect" (mirrored, without the edge itself) or "edge" (the edge
+            repeated).
         pad_value: of the mode "constant".
+        data_format: "NCHW" or "NHWC".
+        name: see `jfluid.layers`.
 
     Raises AttributeTypeError for another mode or format.
     """
@@ -308,10 +318,12 @@ def crop(
     """Return a part of `x`.
 
     Args:
+        x: tensor.
         shape: of the part: integers, or a Variable whose shape is taken.
         offsets: where the part begins: integers, or a Variable that holds them; zeros when None.
+        name: see `jfluid.layers`.
 
-    Raises AttributeTypeError where `shape` is missing.
+    Raises AttributeTypeError if `shape` is missing.
     """
     check_variable(x, "crop", "x")
     if shape is None:
@@ -338,11 +350,13 @@ def crop_tensor(
     """Return a part of `x`.
 
     Args:
-        shape: of the part; -1 takes all that is left. Integers, integers and Variables mixed, or a
-            Variable that holds them all.
+        x: tensor.
+        shape: of the part; -1 takes all that is left. Integers, integers and Variables mixed, or a Variable that
+            holds them all.
         offsets: where the part begins, in the same forms; zeros when None.
+        name: see `jfluid.layers`.
 
-    Raises AttributeTypeError where `shape` is missing.
+    Raises AttributeTypeError if `shape` is missing.
     """
     check_variable(x, "crop_tensor", "x")
     if shape is None:
@@ -354,9 +368,9 @@ def crop_tensor(
 
 
 def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
-    """Move channels into space: [N, C * r * r, H, W] becomes [N, C, H * r, W * r], with r = `upscale_factor`.
+    """Rearrange channels [N, C * r * r, H, W] to pixels [N, C, H * r, W * r] for r = `upscale_factor`.
 
-    Raises AttributeTypeError where the factor is no positive integer.
+    Raises AttributeTypeError if the factor is no positive integer.
     """
     if not isinstance(upscale_factor, int) or upscale_factor < 1:
         raise errors.AttributeTypeError(f"pixel_shuffle: expected a positive upscale_factor, found {upscale_factor!r}")
@@ -364,7 +378,7 @@ def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
 
 
 def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variable:
-    """Interleave the channels of [N, C, H, W], which are divided into `group` groups (ShuffleNet)."""
+    """Interleave the `group` groups of channels of [N, C, H, W] (ShuffleNet)."""
     if not isinstance(group, int) or group < 1:
         raise errors.AttributeTypeError(f"shuffle_channel: expected a positive group, found {group!r}")
     return emit("shuffle_channel", {"X": x}, {"group": group}, name=name)
@@ -377,6 +391,7 @@ def temporal_shift(x: Variable, seg_num: int, shift_ratio: float = 0.25, name: s
         x: [N * seg_num, C, H, W].
         seg_num: the number of time steps.
         shift_ratio: each share, as a fraction of the channels.
+        name: see `jfluid.layers`.
     """
     return emit(
         "temporal_shift",

@@ -117,7 +117,7 @@ class StaticRNN:
         return step
 
     def step_output(self, o: Variable) -> None:
-        """Make `o` of all steps, [time, batch, ...], a result."""
+        """Collect `o` of all steps as a result [time, batch, ...]."""
         self._only_inside("step_output")
         copy = self.helper.create_variable_for_type_inference(dtype=o.dtype)
         self.helper.append_op(
@@ -130,12 +130,12 @@ class StaticRNN:
         self.outputs.append(self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype))
 
     def output(self, *outputs: Variable) -> None:
-        """Make each of these a result, as `step_output` does."""
+        """Collect each Variable as a result, like `step_output`."""
         for each in outputs:
             self.step_output(each)
 
     def update_memory(self, mem: Variable, var: Variable) -> None:
-        """Make `var` the state `mem` of the next step."""
+        """Set the state `mem` of the next step to `var`."""
         if not isinstance(mem, Variable) or not isinstance(var, Variable):
             raise TypeError("StaticRNN.update_memory: expected two Variables")
         if mem.name not in self.memories:

@@ -1,4 +1,4 @@
-"""Layers that make variables, parameters and counters, join tensors, and tell their shapes and largest elements."""
+"""Layers that create variables, parameters and counters, join tensors, and return shapes and extrema."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,13 +50,14 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Variable:
-    """Make a trainable parameter, which the startup program initializes.
+    """Create a trainable parameter, initialized by the startup program.
 
     Args:
         shape: all dimensions, known and positive.
         dtype: the element type.
+        name: see `jfluid.layers`.
         attr: a ParamAttr; by default one of the given name.
-        is_bias: whether the default initializer is zero instead of Xavier's.
+        is_bias: True if the default initializer is zero instead of Xavier's.
         default_initializer: used where `attr` names none.
 
     Raises:
@@ -84,14 +85,17 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Make a variable of the global block, which the startup program fills with `value`.
+    """Create a variable of the global block, filled with `value` by the startup program.
 
     It gets no gradient.
 
     Args:
         shape: all dimensions, known and positive.
-        persistable: whether the value outlives a run.
-        force_cpu: stays in the program without effect: XLA places values by itself.
+        value: value of all elements.
+        dtype: dtype of the variable.
+        persistable: True if the value outlives a run.
+        force_cpu: stays in the program without effect: XLA places values itself.
+        name: see `jfluid.layers`.
     """
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
@@ -105,12 +109,13 @@ def concat(input: Sequence[Variable] | Variable, axis: int | Variable = 0, name:
     """Join tensors along a dimension.
 
     Args:
-        input: tensors of the same rank, equal in all dimensions but `axis`; or one array
-            (`create_array`), whose elements are joined.
-        axis: the dimension to join along; negative numbers count from the last. A Variable must be
-            known before the run.
+        input: tensors of the same rank, equal in all dimensions but `axis`; or one array (`create_array`), whose
+            elements are joined.
+        axis: the dimension to join along; negative numbers count from the last. A Variable must be known before
+            the run.
+        name: see `jfluid.layers`.
 
-    Raises ShapeError where the shapes differ in another dimension.
+    Raises ShapeError if the shapes differ in another dimension.
     """
     given, attrs = _axis(axis)
     inputs: list[Any] = list(input) if isinstance(input, (list, tuple)) else [input]
@@ -142,10 +147,12 @@ def rank(input: Variable) -> Variable:
 
 
 def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variable:
-    """Add `value` to `x`, which has one element.
+    """Add `value` to `x`, a Variable of one element.
 
     Args:
-        in_place: whether the sum is written into `x`; otherwise it is a new variable.
+        x: Variable of one element.
+        value: the number to add.
+        in_place: True if the sum is written into `x`; otherwise it is a new variable.
     """
     return into(x if in_place else None, "increment", {"X": x}, {"step": float(value)})
 
@@ -167,7 +174,7 @@ def argmin(x: Variable, axis: int = 0) -> Variable:
 
 
 def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Variable:
-    """Make a counter, int64 [1], that grows by `step` at the beginning of each run.
+    """Create a counter, int64 [1], that grows by `step` at the beginning of each run.
 
     Args:
         counter_name: calls with one name share one counter, which grows once a run;

@@ -11,7 +11,7 @@ from jfluid.param_attr import WeightNormParamAttr
 
 
 def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Variable:
-    """Return the 2-norm over all dimensions but `dim`, which keep size 1."""
+    """Return the 2-norm over all dimensions except `dim`; reduced dimensions keep size 1."""
 
     def temp() -> Variable:
         return block.create_var(name=unique_name.generate(f"{helper.name}.tmp"))

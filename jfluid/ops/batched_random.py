@@ -93,7 +93,7 @@ def standard(kinds: Sequence[str], keys: jax.Array, sizes: Sequence[int]) -> lis
 
 
 def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
-    """Return whether numbers of this key are to be drawn by `large`."""
+    """Return True if numbers of this key are to be drawn by `large`."""
     return dtype == np.float32 and _LARGE <= math.prod(shape) < 1 << 31 and possible(key)
 
 

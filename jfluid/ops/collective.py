@@ -54,9 +54,9 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def in_group(type_: str) -> bool:
-    """Return whether there are other replicas.
+    """Return True if there are other replicas.
 
-    Raises OpError where other processes wait but this trace cannot reach them.
+    Raises OpError if other processes wait but this trace cannot reach them.
     """
     if among_replicas():
         return True

@@ -189,10 +189,10 @@ class OpDef(Options):
             fetch, blocks).
         forward: for a gradient that is derived by `jax.vjp`, the operator that it belongs to.
         wants_ctx, wants_rows: whether the function has a parameter `ctx`, or `rows`.
-        wants_replicas: whether it has a parameter `replicas`, how many have rows in X, one after the
+        wants_replicas: True if it has a parameter `replicas`, how many have rows in X, one after the
             other: each has values of its own in the slots that `inplace` names, [replicas, ...],
             and in the outputs that are not in `row_outs`.
-        wants_shared: whether it has a parameter `shared`: whether outputs are the variables that
+        wants_shared: True if it has a parameter `shared`: whether outputs are the variables that
             `inplace` says they may be.
     """
 
@@ -208,7 +208,7 @@ class OpDef(Options):
     wants_shared: bool = False
 
     def is_shared(self, op: Any) -> bool:
-        """Return whether all outputs of operator `op` are the inputs that `inplace` names."""
+        """Return True if all outputs of operator `op` are the inputs that `inplace` names."""
         return all(op.output(o) == op.input(i) for o, i in self.inplace.items())
 
     @property
@@ -219,7 +219,7 @@ class OpDef(Options):
         return self.fn
 
     def on_host(self, op: Any) -> bool:
-        """Return whether operator `op`, of this definition, runs on the host."""
+        """Return True if operator `op`, of this definition, runs on the host."""
         return self.host or (self.host_when is not None and self.host_when(op))
 
     @property

@@ -71,7 +71,7 @@ def only(tensor: Any, dtype: Any) -> Any:
 
 
 def is_float(array: Any) -> bool:
-    """Return whether the array has floating-point numbers."""
+    """Return True if the array has floating-point numbers."""
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 

@@ -64,7 +64,7 @@ def gradient(forward: OpDef) -> OpDef:
 
 
 def differentiable(value: Any) -> bool:
-    """Return whether a gradient can flow into the array."""
+    """Return True if a gradient can flow into the array."""
     return value is not None and jnp.issubdtype(value.dtype, jnp.inexact)
 
 

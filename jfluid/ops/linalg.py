@@ -17,7 +17,7 @@ from jfluid.ops.shape import is_unknown
 def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
     """Return True if two sizes are equal; False if a size is unknown; raise ShapeError otherwise.
 
-    Raises ShapeError where they differ.
+    Raises ShapeError if they differ.
     """
     if x_size == y_size:
         return True

@@ -74,19 +74,19 @@ def _values(x: Array) -> Array:
 
 @op("isfinite", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isfinite(x: Array) -> Array:
-    """Return whether all elements are finite numbers."""
+    """Return True if all elements are finite numbers."""
     return jnp.isfinite(_values(x)).all().reshape(1)
 
 
 @op("isinf", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isinf(x: Array) -> Array:
-    """Return whether an element is infinite."""
+    """Return True if an element is infinite."""
     return jnp.isinf(_values(x)).any().reshape(1)
 
 
 @op("isnan", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isnan(x: Array) -> Array:
-    """Return whether an element is not a number."""
+    """Return True if an element is not a number."""
     return jnp.isnan(_values(x)).any().reshape(1)
 
 
@@ -108,7 +108,7 @@ def allclose(
     equal_nan: bool = False,
     rows: RowMask | None = None,
 ) -> Array:
-    """Return whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
+    """Return True if all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
     if x.ndim != other.ndim or any(
         a != b and not is_unknown(a) and not is_unknown(b) for a, b in zip(x.shape, other.shape, strict=True)
     ):

@@ -90,7 +90,7 @@ class Ragged:
         levels: the coarsest first; the last groups rows. Empty where only the number of rows
             varies.
         total: int32 scalar, the number of real rows, where `levels` do not tell it (else None).
-        exact: whether it is known while tracing that no row is padding.
+        exact: True if it is known while tracing that no row is padding.
         columns: int32 scalar, how many columns users see, where that depends on data (else None).
     """
 

@@ -60,7 +60,7 @@ class Rule(NamedTuple):
     when: Callable[[Any], bool] = lambda op: True
 
     def applies(self, op: Any) -> bool:
-        """Return whether the rule is for an operator."""
+        """Return True if the rule is for an operator."""
         return bool(op.input(self.slot)) and self.when(op)
 
     def row(self, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Array:

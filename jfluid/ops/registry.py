@@ -252,7 +252,7 @@ def note_built_in() -> None:
 
 
 def is_built_in(definition: OpDef) -> bool:
-    """Return whether a definition is this package's own, and no user's."""
+    """Return True if a definition is this package's own, and no user's."""
     definition = root(definition)
     return definition.fn is None or _BUILT_IN.get(definition.type) is definition
 

@@ -93,9 +93,11 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
     needs no more room; should it, its values are no numbers.
 
     Args:
-        chosen: whether a sequence comes from `true`; the others come from `false`.
+        true: sequences of the rows with a true condition.
+        false: sequences of the rows with a false condition.
+        chosen: True if a sequence comes from `true`, False if it comes from `false`.
         real: which of them are no padding.
-        counted: whether the number of those depends on data, and no level above tells it.
+        counted: True if the number of those depends on data, and no level above tells it.
     """
     if len(true.levels) != len(false.levels):
         raise errors.ShapeError(

@@ -21,7 +21,7 @@ def numpy_of(*arrays: Any) -> Any:
 
 
 def is_unknown(size: int) -> bool:
-    """Return whether the dimension is known only when the program runs; False while a program is lowered."""
+    """Return True if the dimension is known only when the program runs; False while a program is lowered."""
     p = static_values.placeholder()
     return p is not None and size > 0 and size % p == 0
 
@@ -49,7 +49,7 @@ def shaped(x: Array, shape: Sequence[int]) -> Array:
 def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None) -> tuple[int, ...]:
     """Return the shape that all shapes agree on, apart from the dimension `apart_from`.
 
-    While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where
+    While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError if
     they disagree.
     """
     sizes = []

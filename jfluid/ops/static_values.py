@@ -75,7 +75,7 @@ def placeholder() -> int | None:
 
 
 def is_static(value: object) -> bool:
-    """Return whether the value can be read while tracing."""
+    """Return True if the value can be read while tracing."""
     return not isinstance(value, jax.core.Tracer)
 
 

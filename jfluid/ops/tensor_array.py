@@ -47,7 +47,7 @@ class TensorArray:
         items: the elements, where they are a list (None: not written yet).
         buffer: the elements stacked along a first dimension, where they are not; else None.
         length: int64 scalar, the number of elements of a buffer; else None.
-        fixed: whether a compiled loop or condition carries the buffer, so that it cannot grow; it
+        fixed: True if a compiled loop or condition carries the buffer, so that it cannot grow; it
             has room for all that is written there.
     """
 

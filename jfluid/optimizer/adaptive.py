@@ -1,4 +1,4 @@
-"""Optimizers whose steps follow the size of earlier gradients."""
+"""Optimizers with adaptive step sizes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class AdagradOptimizer(Optimizer):
         epsilon: keeps the divisor from zero.
         initial_accumulator_value: what the moment starts with.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "adagrad"
@@ -53,7 +53,7 @@ class DecayedAdagradOptimizer(Optimizer):
         decay: the factor on the old moment.
         epsilon: keeps the divisor from zero.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "decayed_adagrad"
@@ -78,7 +78,7 @@ class DecayedAdagradOptimizer(Optimizer):
 
 
 class _BetaPowers(Optimizer):
-    """An optimizer with powers of its betas, one element each."""
+    """Base class of optimizers with accumulated powers of their betas, one element each."""
 
     _beta1: float | Variable
     _beta2: float | Variable
@@ -100,18 +100,17 @@ class _BetaPowers(Optimizer):
 
 
 class AdamOptimizer(_BetaPowers):
-    """Adam (Kingma and Ba, 2014), with epsilon outside of the correction:
+    """Adam (Kingma and Ba, 2014), with epsilon outside of the bias correction.
 
-    param -= learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * moment1 / (sqrt(moment2) +
-    epsilon).
+    param -= learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * moment1 / (sqrt(moment2) + epsilon).
 
     Args:
         beta1: the factor on the first moment; a number or a variable with one element.
         beta2: the factor on the second moment; a number or a variable with one element.
-        epsilon: keeps the divisor from zero.
-        lazy_mode: with sparse gradients, moments of rows that get no gradient stay as they are.
+        epsilon: added to the divisor.
+        lazy_mode: with sparse gradients, moments of rows without a gradient stay unchanged.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "adam"
@@ -159,7 +158,7 @@ class AdamaxOptimizer(_BetaPowers):
         beta2: the factor on the maximum.
         epsilon: keeps the divisor from zero.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "adamax"
@@ -186,7 +185,7 @@ class AdamaxOptimizer(_BetaPowers):
         self._epsilon = epsilon
 
     def _finish_update(self, block: Block, params_grads: Sequence[ParamGrad]) -> None:
-        """The operator leaves the power of beta1 alone: advance it here."""
+        """Update the powers of beta1, which the operator does not update."""
         for param, grad in params_grads:
             if grad is None or not param.trainable:
                 continue
@@ -207,7 +206,7 @@ class LambOptimizer(_BetaPowers):
         epsilon: keeps the divisor from zero.
         exclude_from_weight_decay_fn: tells of a parameter whether it is spared the weight decay.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "lamb"
@@ -244,13 +243,13 @@ class LambOptimizer(_BetaPowers):
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Steps as large as earlier steps were (Zeiler, 2012); as in Fluid, `learning_rate` has no effect on them.
+    """Adadelta (Zeiler, 2012): step sizes from running averages; `learning_rate` has no effect, as in Fluid.
 
     Args:
-        epsilon: keeps the divisor from zero.
+        epsilon: added to both averages.
         rho: the factor on the old averages.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "adadelta"
@@ -287,7 +286,7 @@ class RMSPropOptimizer(Optimizer):
         momentum: the factor on the old moment.
         centered: subtract the square of the average gradient from the average square.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "rmsprop"
@@ -335,7 +334,7 @@ class FtrlOptimizer(Optimizer):
         l2: what Fluid's documentation calls the coefficient of the L2 penalty.
         lr_power: the exponent of the squared gradients' sum in the rate.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "ftrl"

@@ -32,7 +32,7 @@ def _averaged_parameters() -> list[Parameter]:
 
 
 def _backup(param: Parameter, name: str) -> Variable:
-    """A variable that keeps the trained value while the average stands in its place."""
+    """Return a new variable for the trained value while the average replaces it."""
     return param.block.create_var(
         name=unique_name.generate(name), dtype=param.dtype, persistable=False, stop_gradient=True
     )
@@ -47,7 +47,7 @@ def _put_back(pairs: list[tuple[Parameter, Variable]]) -> Program:
 
 
 class _Applied:
-    """What both averages share: `apply` and `restore`."""
+    """Base class of parameter averages: `apply` and `restore`."""
 
     apply_program: Program
     restore_program: Program
@@ -150,7 +150,9 @@ class ModelAverage(_Applied, Optimizer):
 
 
 class ExponentialMovingAverage(_Applied):
-    """average = decay * average + (1 - decay) * param, corrected for its start at zero when it is applied.
+    """Exponential moving average of parameters, with bias correction when it is applied.
+
+    average = decay * average + (1 - decay) * param.
 
     Make it after `minimize` and call `update()` once. As in Fluid, `apply` leaves the corrected
     average behind: what follows is averaged with that.

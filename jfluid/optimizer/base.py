@@ -1,4 +1,4 @@
-"""What all optimizers share: gradients, clips, penalties, learning rates and accumulators."""
+"""Base class of optimizers: gradients, clips, penalties, learning rates and accumulators."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -49,9 +49,7 @@ class Optimizer(DygraphMode):
     accumulators: ClassVar[Mapping[str, tuple[str, str | None]]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Give a subclass the names of its accumulators as Fluid's have them, such as
-        `_moment1_acc_str`, for subclasses of that time.
-        """
+        """Set Fluid's attributes with names of accumulators, such as `_moment1_acc_str`, for old subclasses."""
         super().__init_subclass__()
         for name in vars(cls).get("accumulators", ()):
             setattr(cls, f"_{name.strip('_').removesuffix('_acc')}_acc_str", name)
@@ -224,15 +222,15 @@ class Optimizer(DygraphMode):
 
     # What subclasses say
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        """The attributes of the operator that updates `param`."""
+        """Return the attributes of the operator that updates `param`."""
         return {}
 
     def _first_value(self, accumulator: str) -> float:
-        """What every element of the accumulator starts with."""
+        """Return the initial value of the accumulator's elements."""
         return 0.0
 
     def _accumulator_shape(self, accumulator: str, param: Parameter) -> Sequence[int] | None:
-        """The shape of an accumulator; the parameter's when None."""
+        """Return the shape of an accumulator; None for the parameter's shape."""
         return None
 
     def _create_accumulators(self, block: Block, parameters: Sequence[Parameter]) -> None:
@@ -250,14 +248,14 @@ class Optimizer(DygraphMode):
         return all(param.name in made.get(self._accumulator_key(n), ()) for n in self.accumulators)
 
     def _extra_inputs(self) -> dict[str, Variable]:
-        """Inputs of the update operator beside parameter, gradient, learning rate and accumulators."""
+        """Return inputs of the update operator beside parameter, gradient, learning rate and accumulators."""
         return {}
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         return block.append_op(self.type, *self._update(param_and_grad))
 
     def _update(self, param_and_grad: ParamGrad) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Inputs, outputs and attributes of the operator that updates a parameter."""
+        """Return inputs, outputs and attributes of the operator that updates a parameter."""
         param, grad = param_and_grad
         inputs: dict[str, Any] = {"Param": param, "Grad": grad, **self._extra_inputs()}
         outputs = {"ParamOut": param}
@@ -270,7 +268,7 @@ class Optimizer(DygraphMode):
         return inputs, outputs, self._attributes(param)
 
     def _finish_update(self, block: Block, params_grads: Sequence[ParamGrad]) -> None:
-        """Called after all updates are appended."""
+        """Append further operators after all updates."""
 
     # Learning rates
     def _create_global_learning_rate(self) -> None:
@@ -291,8 +289,9 @@ class Optimizer(DygraphMode):
         )
 
     def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
-        """Return the learning rate's variable in a program (the default main one); before `minimize`
-        None, or the variable that the optimizer was given.
+        """Return the learning rate's variable in a program (the default main program).
+
+        Before `minimize` it is None, or the variable that was passed to the optimizer.
         """
         program = program or default_main_program()
         rate = self._learning_rate
@@ -300,7 +299,7 @@ class Optimizer(DygraphMode):
         return self._learning_rate_map.get(program, given)
 
     def _create_param_lr(self, param_and_grad: ParamGrad) -> Variable:
-        """The learning rate of one parameter: the global one times the factor that its ParamAttr gives."""
+        """Return the learning rate of a parameter: the global rate times the ParamAttr's factor."""
         factor = param_and_grad[0].optimize_attr["learning_rate"]
         if isinstance(factor, Variable):
             return factor
@@ -328,7 +327,7 @@ class Optimizer(DygraphMode):
         shape: Sequence[int] | None = None,
         type: VarType = VarType.LOD_TENSOR,
     ) -> Variable:
-        """A persistable variable that belongs to `param`, filled in the startup program."""
+        """Create a persistable variable that belongs to `param`, filled in the startup program."""
         key = self._accumulator_key(name)
         known = self._accumulators.setdefault(key, {})
         if param.name in known:
@@ -353,14 +352,14 @@ class Optimizer(DygraphMode):
         return var
 
     def _get_accumulator(self, name: str, param: Parameter) -> Variable:
-        """The accumulator of `param`. Raises ProgramError when there is none."""
+        """Return the accumulator of `param`, or raise ProgramError."""
         found = self._accumulators.get(self._accumulator_key(name), {}).get(param.name)
         if found is None:
             raise errors.ProgramError(f"{type(self).__name__} has no accumulator {name} for parameter {param.name}")
         return found
 
     def get_opti_var_name_list(self) -> list[str]:
-        """Return names of all accumulators, in the order they were made."""
+        """Return names of all accumulators, in order of creation."""
         return self._opti_name_list
 
 

@@ -10,7 +10,7 @@ from jfluid.regularizer import WeightDecayRegularizer
 
 
 class SGDOptimizer(Optimizer):
-    """param -= learning_rate * grad. The arguments are those of `Optimizer`."""
+    """Stochastic gradient descent: param -= learning_rate * grad; for the arguments see `Optimizer`."""
 
     type = "sgd"
 
@@ -22,7 +22,7 @@ class MomentumOptimizer(Optimizer):
         momentum: the factor on the old velocity.
         use_nesterov: step along grad + momentum * velocity instead.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "momentum"
@@ -47,18 +47,17 @@ class MomentumOptimizer(Optimizer):
 
 
 class LarsMomentumOptimizer(Optimizer):
-    """Momentum with a learning rate of its own for each parameter (You et al., 2017).
+    """Momentum with layer-wise adaptive learning rates (LARS, You et al., 2017).
 
-    rate = learning_rate * lars_coeff * norm(param) / (norm(grad) + lars_weight_decay *
-    norm(param)); velocity = momentum * velocity + rate * (grad + lars_weight_decay * param); param
-    -= velocity.
+    rate = learning_rate * lars_coeff * norm(param) / (norm(grad) + lars_weight_decay * norm(param));
+    velocity = momentum * velocity + rate * (grad + lars_weight_decay * param); param -= velocity.
 
     Args:
         momentum: the factor on the old velocity.
-        lars_coeff: how far a parameter may move, relative to its norm.
+        lars_coeff: bound on the step of a parameter, relative to its norm.
         lars_weight_decay: the coefficient of the weight decay.
 
-    The other arguments are those of `Optimizer`.
+    For the other arguments see `Optimizer`.
     """
 
     type = "lars_momentum"

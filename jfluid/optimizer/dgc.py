@@ -1,4 +1,4 @@
-"""Momentum with gradients of which the replicas exchange only the largest elements."""
+"""Deep gradient compression: momentum with an exchange of only the largest gradient elements."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
@@ -43,11 +43,11 @@ class DGCMomentumOptimizer(Optimizer):
         rampup_step: the steps in which `sparsity` is gone through.
         sparsity: the shares of a gradient that stay behind, one after the other; the last one stays.
         use_nesterov: step along grad + momentum * velocity instead.
-        num_trainers: how many replicas there are; needed with `grad_clip`.
+        num_trainers: the number of replicas; needed with `grad_clip`.
         grad_clip: a `GradientClipByNorm`. Each replica clips its own gradient, to a norm that is
             smaller by the square root of `num_trainers`.
 
-    The other arguments are those of `Optimizer`. Raises TypeError and ValueError where one does not
+    For the other arguments see `Optimizer`. Raises TypeError and ValueError where one does not
     fit.
     """
 
@@ -103,7 +103,7 @@ class DGCMomentumOptimizer(Optimizer):
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
-        """Append the gradient operators, and those that compress gradients."""
+        """Append the gradient operators, and the operators that compress gradients."""
         pairs = super().backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
         with program_guard(loss.block.program, startup_program):
             self._compress(loss.block.program, pairs)
@@ -204,13 +204,13 @@ def _is_compressed(param: Parameter, grad: Variable) -> bool:
 
 
 def _float_variable(name: str, value: float) -> Variable:
-    """A number that several optimizers of a program share."""
+    """Return a variable with a number that the optimizers of a program share."""
     known = default_main_program().global_block().vars.get(name)
     return known or global_variable(name, [1], VarType.FP32, value)
 
 
 def _penalty(regularizer: WeightDecayRegularizer | None) -> tuple[int, float]:
-    """The attributes `regular_type` and `regular_coeff`."""
+    """Return the attributes `regular_type` and `regular_coeff`."""
     if regularizer is None:
         return 0, 0.0
     if not isinstance(regularizer, L1DecayRegularizer | L2DecayRegularizer):
@@ -221,7 +221,7 @@ def _penalty(regularizer: WeightDecayRegularizer | None) -> tuple[int, float]:
 
 
 def _without_role(block: Block, param: Parameter, grad: Variable) -> None:
-    """Leave it to the `dgc` operator that the gradient belongs to the parameter: replicas exchange what it gives."""
+    """Unmark `grad` as the gradient of `param`: replicas exchange the output of the `dgc` operator instead."""
     for op in block.ops:
         pairs = list(op.attrs.get("op_role_var", ()))
         if op.attrs.get("op_role", 0) == OpRole.Backward and param.name in pairs:

@@ -1,6 +1,4 @@
-"""What optimizers do in dygraph mode: they update the parameters that they were given, by gradients
-that are there already, and their state is read and set as a dict.
-"""
+"""Optimizers in dygraph mode: eager updates from existing gradients, and state as a dict."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,9 +14,7 @@ _SCHEDULE, _STEPS = "LR_Scheduler", "global_step"
 
 
 class DygraphMode:
-    """The methods of `Optimizer` that work in dygraph mode only; elsewhere each raises DygraphError
-    and says what to do.
-    """
+    """Methods of `Optimizer` for dygraph mode; outside of it each raises DygraphError."""
 
     _parameter_list: Sequence[Parameter | str] | None
     _learning_rate: Any
@@ -48,7 +44,7 @@ class DygraphMode:
 
         Dygraph mode only; for programs there is `fluid.load`.
 
-        Raises DygraphError where it lacks an accumulator or the schedule's state, or where a value
+        Raises DygraphError if it lacks an accumulator or the schedule's state, or where a value
         has another shape or dtype.
         """
         _check_mode("set_dict", "Use fluid.load(program, path).")
@@ -96,10 +92,9 @@ class DygraphMode:
                 param.clear_gradient()
 
     def current_step_lr(self) -> float | np.floating[Any]:
-        """Return the learning rate of the last `minimize`, as a number of NumPy's that prints with
-        the digits it has, or, before the first, of that.
+        """Return the learning rate of the last `minimize`, or of the first one to come, as a NumPy number.
 
-        Dygraph mode only; for programs the learning rate's variable is fetched.
+        The number prints with its own digits. Dygraph mode only; in programs, fetch the learning rate's variable.
         """
         _check_mode(
             "current_step_lr",
@@ -119,7 +114,7 @@ class DygraphMode:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
     ) -> list[Any]:
-        """Return the pairs of parameter and gradient of those that have one."""
+        """Return the pairs (parameter, gradient) of parameters that have a gradient."""
         left_out = {v if isinstance(v, str) else v.name for v in no_grad_set or ()}
         found = []
         param: Any
@@ -150,7 +145,7 @@ class DygraphMode:
 
 
 def is_schedule(rate: Any) -> bool:
-    """Whether a learning rate is a schedule of dygraph mode."""
+    """Return True if a learning rate is a dygraph schedule."""
     if isinstance(rate, (int, float, Variable)):
         return False
     from jfluid.dygraph.learning_rate_scheduler import LearningRateDecay

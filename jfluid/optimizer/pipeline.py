@@ -12,9 +12,10 @@ from jfluid.optimizer.dygraph_mode import refuse_eagerly
 
 
 class PipelineOptimizer:
-    """Divides a program into sections, each on a device of its own, through which parts of a batch
-    go one behind the other; the inner optimizer then updates once, by the mean of the parts'
-    gradients. For a loss that is a mean over the batch, results are those of the undivided program.
+    """Pipeline parallelism: sections of a program on separate devices, through which micro-batches flow.
+
+    The inner optimizer updates once per batch, by the mean of the micro-batches' gradients. For a loss that is
+    a mean over the batch, results equal the results of the undivided program.
 
         with fluid.device_guard("gpu:0"):
             hidden = fluid.layers.fc(x, 100)
@@ -23,25 +24,27 @@ class PipelineOptimizer:
         fluid.optimizer.PipelineOptimizer(fluid.optimizer.SGD(0.1)).minimize(loss)
         exe.run(feed=...)  # or exe.train_from_dataset
 
-    A section's parameters, and the optimizer's state of them, lie on its device. Statistics that
-    operators keep (batch norm) are updated by one part after the other. Fetches of the parts are
-    joined by rows where the variable's first dimension is -1; else numbers are averaged, integers
-    added. Batches with LoD are not divided.
+    A section's parameters, and their optimizer state, are stored on its device. Statistics that
+    operators keep (batch norm) are updated by each micro-batch in turn. Fetches of the micro-batches are
+    joined by rows if the variable's first dimension is -1; else floating-point numbers are averaged, integers
+    summed. Batches with LoD are not divided.
 
     Args:
-        optimizer: takes the steps.
-        cut_list: the variables that each section computes, a list for each section; the last one
-            computes what is left. None where operators name their devices by `device_guard`: each
+        optimizer: the inner optimizer.
+        cut_list: the variables that each section computes, a list for each section; the last section
+            computes the rest. None if operators name their devices by `device_guard`: each
             device is a section.
         place_list: the place of each section, also of 2k - 1 places for k sections as in Fluid:
-            backward sections run where the forward ones do. CPU places take the CPU's devices
+            backward sections run on the devices of forward sections. CPU places take the CPU's devices
             (CPU_NUM) in turn.
-        concurrency_list, queue_size, sync_steps, start_cpu_core_id: without effect: sections wait
-            for each other by their values, and every step is synchronous.
-        num_microbatches: into how many parts a batch is divided; into fewer where so many do not
-            divide it. None for as many as there are sections.
+        concurrency_list: no effect: sections wait for each other's values.
+        queue_size: no effect.
+        sync_steps: no effect: every step is synchronous.
+        start_cpu_core_id: no effect.
+        num_microbatches: the number of micro-batches; fewer if the batch is not divisible by it. None for the
+            number of sections.
 
-    Raises TypeError and ValueError where an argument does not fit.
+    Raises TypeError or ValueError for a wrong argument.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class PipelineOptimizer:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """The inner optimizer's `minimize`; the program runs in sections from now on."""
+        """Call the inner optimizer's `minimize`, and run the program in sections from now on."""
         found = self._optimizer.minimize(loss, startup_program, parameter_list, no_grad_set)
         loss.block.program._pipeline_opt = self._options
         return found

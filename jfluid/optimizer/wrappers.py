@@ -45,9 +45,7 @@ class LookaheadOptimizer:
     def minimize(
         self, loss: Variable, startup_program: Program | None = None
     ) -> tuple[list[Operator], list[ParamGrad]]:
-        """Return the inner optimizer's `minimize`, then the exchange with the slow copies; returns
-        what the former does.
-        """
+        """Call the inner optimizer's `minimize`, append the exchange with the slow copies, and return its result."""
         result = self.inner_optimizer.minimize(loss, startup_program=startup_program)
         main, startup = loss.block.program, startup_program or default_startup_program()
         pairs = [(p, self._slow_copy(p, startup.global_block())) for p in main.global_block().all_parameters()]
@@ -93,7 +91,7 @@ class RecomputeOptimizer(Optimizer):
         self._learning_rate_map = optimizer._learning_rate_map
 
     def _set_checkpoints(self, checkpoints: Sequence[Variable]) -> None:
-        """The variables to keep; what lies between two of them is computed again."""
+        """Set the variables to keep; values between two kept variables are recomputed."""
         if not isinstance(checkpoints, (list, tuple)):
             raise TypeError(f"checkpoints: expected a list of Variables, found {type(checkpoints).__name__}")
         self._checkpoints = list(checkpoints)
@@ -106,7 +104,7 @@ class RecomputeOptimizer(Optimizer):
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
-        """Append the gradient operators, and again the forward operators that they need.
+        """Append the gradient operators, and copies of the forward operators that are recomputed.
 
         Raises ProgramError before `_set_checkpoints`.
         """
@@ -131,5 +129,5 @@ class RecomputeOptimizer(Optimizer):
         return self._optimizer.get_opti_var_name_list()
 
     def load(self, stat_dict: Any) -> NoReturn:
-        """Raises UnsupportedError, as in Fluid. Use `fluid.load`."""
+        """Raise UnsupportedError, as in Fluid; use `fluid.load`."""
         raise errors.UnsupportedError("RecomputeOptimizer.load is not supported; use fluid.load(program, path)")

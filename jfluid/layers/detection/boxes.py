@@ -250,8 +250,10 @@ def box_clip(input: Variable, im_info: Variable, name: str | None = None) -> Var
     """Return boxes with a LoD [rows, 4], clipped to their images.
 
     Args:
-        im_info: [images, 3]: height and width of the scaled image, and the scale; boxes are in
-            pixels of the image before it was scaled.
+        input: boxes [rows, ..., 4] with a LoD.
+        im_info: [images, 3]: height and width of the scaled image, and the scale; boxes are in pixels of the
+            image before it was scaled.
+        name: see `jfluid.layers`.
     """
     inputs = {
         "Input": hold(input, FLOATS, "box_clip", "input"),
@@ -303,7 +305,8 @@ def iou_similarity(x: Variable, y: Variable, box_normalized: bool = True, name: 
     Args:
         x: boxes [N, 4], may have a LoD, which the result gets.
         y: boxes [M, 4].
-        box_normalized: whether boxes are shares of the image, not pixels.
+        box_normalized: True if boxes are shares of the image, not pixels.
+        name: see `jfluid.layers`.
     """
     boxes = {s: hold(v, FLOATS, "iou_similarity", s.lower()) for s, v in (("X", x), ("Y", y))}
     return emit("iou_similarity", boxes, {"box_normalized": box_normalized}, name=name)

@@ -25,16 +25,16 @@ def detection_map(
 
     Args:
         detect_res: rows (class, score, left, top, right, bottom) with a LoD: of each image.
-        label: rows (class, left, top, right, bottom), or with 1 for a difficult box after the
-            class, with a LoD of as many images.
-        class_num: how many classes there are.
+        label: rows (class, left, top, right, bottom), or with 1 for a difficult box after the class, with a LoD
+            of as many images.
+        class_num: the number of classes.
         background_label: has no effect, as in Fluid; a warning says so where it is not 0.
         overlap_threshold: the intersection over union above which a box is found.
-        evaluate_difficult: whether difficult boxes count.
+        evaluate_difficult: True if difficult boxes count.
         has_state: int32 [1]: whether `input_states` count, too.
-        input_states, out_states: of the batches before, and of those and this one: the number of
-            boxes of each class, int32 [class_num, 1]; scores and marks of right detections, and of
-            wrong ones, float32 [rows, 2] with a sequence for each class.
+        input_states: state of earlier batches: the number of boxes of each class, int32 [class_num, 1]; scores
+            and marks of true positives, and of false positives, float32 [rows, 2] with a sequence for each class.
+        out_states: the updated state, like `input_states`.
         ap_version: "integral", or "11point" as in PASCAL VOC 2007.
     """
     check_variable(detect_res, "detection_map", "detect_res")

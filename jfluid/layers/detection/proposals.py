@@ -314,10 +314,11 @@ def generate_mask_labels(
         im_info: [N, 3].
         gt_classes: int32 [objects, 1] by image (LoD).
         is_crowd: int32 [objects, 1] with the same LoD: 1 for objects without a mask.
-        gt_segms: points [rows, 2] with a LoD of three levels: the objects of each image, the
-            polygons of each object, the points of each polygon. In pixels before scaling.
-        rois, labels_int32: what `generate_proposal_labels` returns.
-        num_classes: how many classes there are, the background among them.
+        gt_segms: points [rows, 2] with a LoD of three levels: the objects of each image, the polygons of each
+            object, the points of each polygon. In pixels before scaling.
+        rois: the first result of `generate_proposal_labels`.
+        labels_int32: the second result of `generate_proposal_labels`.
+        num_classes: the number of classes, including the background.
         resolution: the sides of a mask.
 
     Returns:
@@ -357,7 +358,8 @@ def collect_fpn_proposals(
     Args:
         multi_rois: for each level boxes [rows, 4] by image (LoD).
         multi_scores: for each level their scores [rows, 1].
-        min_level, max_level: the lowest and highest level; so many tensors are used.
+        min_level: the lowest level.
+        max_level: the highest level; one tensor for each level is used.
         post_nms_top_n: how many of all images are kept at most, those with the best scores.
         name: no effect.
 

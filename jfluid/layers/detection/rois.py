@@ -29,16 +29,16 @@ def roi_align(
 
     Args:
         input: float [N, C, H, W].
-        rois: [boxes, 4], (x1, y1, x2, y2) in pixels of the image, with one sequence of boxes for each
-            of the N images as its LoD. Boxes get no gradient.
-        pooled_height, pooled_width: into how many bins a box is divided. A box counts as at least
-            one pixel of `input` high and wide.
+        rois: [boxes, 4], (x1, y1, x2, y2) in pixels of the image, with one sequence of boxes for each of the N
+            images as its LoD. Boxes get no gradient.
+        pooled_height: the number of rows of bins of a box. A box counts as at least one pixel of `input` high and
+            wide.
+        pooled_width: the number of columns of bins of a box.
         spatial_scale: pixels of `input` for one pixel of the image.
-        sampling_ratio: how many samples a bin has in each direction; as many as it is pixels long,
-            rounded up, where it is not positive.
+        sampling_ratio: how many samples a bin has in each direction; as many as it is pixels long, rounded up,
+            where it is not positive.
         name: the name of the result.
-        rois_lod: integers [N + 1], where the boxes of each image begin and the last end, in place
-            of a LoD.
+        rois_lod: integers [N + 1], where the boxes of each image begin and the last end, in place of a LoD.
 
     Returns:
         [boxes, C, pooled_height, pooled_width].
@@ -178,19 +178,24 @@ def deformable_roi_pooling(
     position_sensitive: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Average samples over the bins of each box, which are moved by offsets that are computed.
+    """Average samples over the bins of each box; bins move by computed offsets.
 
     Args:
-        input, rois, spatial_scale, pooled_height, pooled_width, name: as those of `roi_align`.
-        trans: [boxes, 2 * classes, *part_size], how far bins move across and down, in sizes of the
-            box; each class of channels has its own offsets.
+        input: see `roi_align`.
+        rois: see `input`.
+        trans: [boxes, 2 * classes, *part_size], how far bins move across and down, in sizes of the box; each
+            class of channels has its own offsets.
         no_trans: leave `trans` out of account.
+        spatial_scale: see `input`.
         group_size: [rows, columns] of a grid, each place of which has channels of its own.
+        pooled_height: see `input`.
+        pooled_width: see `input`.
         part_size: [rows, columns] of the offsets; None: one for each bin.
         sample_per_part: how many samples a bin has in each direction.
         trans_std: what offsets are multiplied by.
-        position_sensitive: whether the channels of `input` are those of the result times the bins;
-            `group_size` says which are whose.
+        position_sensitive: True if the channels of `input` are those of the result times the bins; `group_size`
+            says which are whose.
+        name: see `input`.
 
     Returns:
         [boxes, channels, pooled_height, pooled_width].
@@ -235,10 +240,11 @@ def roi_perspective_transform(
 
     Args:
         input: float [N, C, H, W].
-        rois: [boxes, 8], the corners (x, y) of each quadrangle, clockwise from the top left, with
-            one sequence of boxes for each image as its LoD.
-        transformed_height, transformed_width: the size of the result. A quadrangle keeps its own
-            ratio of width to height as far as that width goes.
+        rois: [boxes, 8], the corners (x, y) of each quadrangle, clockwise from the top left, with one sequence of
+            boxes for each image as its LoD.
+        transformed_height: the height of the result.
+        transformed_width: the width of the result. A quadrangle keeps its ratio of width to height as far as that
+            width goes.
         spatial_scale: pixels of `input` for one pixel of the image.
         name: the name of the result.
 

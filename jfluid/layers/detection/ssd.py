@@ -27,7 +27,7 @@ __all__ = ["detection_output", "multi_box_head", "ssd_loss"]
 
 
 def _of_each_map(value: Any, count: int, what: str) -> list[Any]:
-    """Return a list with an entry for each feature map; of None where `value` is None."""
+    """Return a list with an entry for each feature map; entries are None if `value` is None."""
     if value is None:
         return [None] * count
     if not isinstance(value, (list, tuple)) or len(value) != count:
@@ -173,7 +173,7 @@ def _as_rows(x: Variable) -> Variable:
 
 
 def _constant(x: Variable) -> Variable:
-    """Return x, which no gradient flows to."""
+    """Stop the gradient of x, and return x."""
     x.stop_gradient = True
     return x
 

@@ -28,13 +28,15 @@ def yolo_box(
     """Decode boxes from a feature map of YOLOv3 (Redmon and Farhadi, 2018).
 
     Args:
-        x: [images, anchors * (5 + class_num), height, width]: for each anchor x, y, width, height,
-            confidence and classes.
+        x: [images, anchors * (5 + class_num), height, width]: for each anchor x, y, width, height, confidence and
+            classes.
         img_size: [images, 2], int32: height and width that boxes are scaled to.
         anchors: widths and heights in turn, in pixels of the network's input.
+        class_num: the number of classes.
         conf_thresh: boxes with less confidence are all zeros, as are their scores.
         downsample_ratio: from the network's input to `x`.
-        clip_bbox: whether boxes end at the image's edges.
+        clip_bbox: True if boxes end at the image's edges.
+        name: see `jfluid.layers`.
         scale_x_y: how far centres may lie beyond their cell (Bochkovskiy et al., 2020).
 
     Returns:
@@ -77,16 +79,18 @@ def yolov3_loss(
 
     Args:
         x: [images, masks * (5 + class_num), side, side], as of `yolo_box`.
-        gt_box: [images, boxes, 4]: x and y of the centre, width and height, in shares of the image;
-            boxes without width or height are padding.
+        gt_box: [images, boxes, 4]: x and y of the centre, width and height, in shares of the image; boxes without
+            width or height are padding.
         gt_label: [images, boxes], int32, from 0 on.
         anchors: widths and heights of all anchors in turn, in pixels of the network's input.
         anchor_mask: the numbers of those that belong to this map.
+        class_num: the number of classes.
         ignore_thresh: predicted boxes that overlap ground truth by more need not be background.
         downsample_ratio: from the network's input to `x`.
         gt_score: [images, boxes]: the weight of each box, for mixed images; None for 1.
-        use_label_smooth: whether classes have targets 1 - d and d, with d = min(1 / class_num,
-            1 / 40), in place of 1 and 0.
+        use_label_smooth: True if classes have targets 1 - d and d, with d = min(1 / class_num, 1 / 40), in place
+            of 1 and 0.
+        name: see `jfluid.layers`.
         scale_x_y: as of `yolo_box`.
 
     Where several boxes have one cell and anchor only the last one has a gradient, as in Fluid.

@@ -27,11 +27,12 @@ def _weighted(x: Array, down: Array, across: Array, image: Array, learn_boxes: b
     """Sum the pixels of each bin, times their weights.
 
     Args:
-        x: [images, height, width, bins, channels]; bins is 1, or that of a box where each of its
-            bins has channels of its own.
-        down, across: [boxes, rows of bins, height] and [boxes, columns of bins, width]: weights.
+        x: [images, height, width, bins, channels]; bins is 1, or that of a box where each of its bins has
+            channels of its own.
+        down: [boxes, rows of bins, height] and [boxes, columns of bins, width]: weights.
+        across: see `down`.
         image: int32 [boxes].
-        learn_boxes: whether weights have gradients.
+        learn_boxes: True if weights have gradients.
 
     Returns [boxes, rows of bins, columns of bins, channels].
     """
@@ -124,7 +125,7 @@ _weighted.defvjp(_weighted_forward, _weighted_backward)
 def images_of(op_type: str, x: Array, boxes: Value, offsets: Any, counts: Any = None) -> Array:
     """Return int32 [boxes]: the image of each box, from the LoD of the boxes or from a tensor of offsets or of counts.
 
-    Raises ShapeError where they are not as many as the images.
+    Raises ShapeError if they are not as many as the images.
     """
     if offsets is None and counts is None:
         level = need(boxes, op_type, "ROIs").last

@@ -18,6 +18,7 @@ def best(scores: Array, above: float, limit: int) -> tuple[Array, Array, Array]:
 
     Args:
         scores: [..., n]; those that are not greater than `above`, and NaN, are no candidates.
+        above: lower bound, exclusive, of candidates' scores.
         limit: the most candidates of a lane; -1 for all.
 
     Returns:
