@@ -11,7 +11,7 @@ __all__ = ["WeightedAverage"]
 
 
 class WeightedAverage:
-    """The mean of values (numbers or arrays), each with a weight."""
+    """Weighted mean of values (numbers or arrays)."""
 
     def __init__(self) -> None:
         self.reset()

@@ -134,7 +134,7 @@ def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> No
 
 
 class GradientClipByValue(GradientClipBase):
-    """Limits every element of each gradient to [min, max].
+    """Gradient clip of every element to [min, max].
 
     Args:
         max: the upper bound.
@@ -155,7 +155,7 @@ class GradientClipByValue(GradientClipBase):
 
 
 class GradientClipByNorm(GradientClipBase):
-    """Scales each gradient, one by one, to an L2 norm of at most `clip_norm`.
+    """Gradient clip of each gradient separately to an L2 norm of at most `clip_norm`.
 
     Args:
         clip_norm: the largest norm.
@@ -175,7 +175,7 @@ class GradientClipByNorm(GradientClipBase):
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
-    """Scale all gradients by clip_norm / max(clip_norm, global L2 norm).
+    """Gradient clip by the global norm: all gradients times clip_norm / max(clip_norm, global L2 norm).
 
     Args:
         clip_norm: the largest norm.

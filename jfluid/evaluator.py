@@ -18,7 +18,7 @@ __all__ = ["ChunkEvaluator", "DetectionMAP", "EditDistance"]
 
 
 class _Evaluator:
-    """States of the program that add up over batches.
+    """States of the program with totals over batches.
 
     Attributes:
         states: the Variables of what was counted since the last `reset`.

@@ -10,7 +10,7 @@ from jfluid import errors, record
 
 
 class FetchHandler:
-    """Looks at variables while a dataset trains a program: override `handler`.
+    """Observer of variables while a dataset trains a program: override `handler`.
 
     Args:
         var_dict: Variables by the names under which `handler` gets them.

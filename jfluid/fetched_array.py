@@ -6,7 +6,7 @@ import numpy as np
 
 
 class FetchedArray(np.ndarray[Any, Any]):
-    """An array that `Executor.run` returned.
+    """Array that `Executor.run` returned.
 
     NumPy 2.4 takes `float(array)` for an error unless the array has no dimensions, and Fluid's
     losses have shape [1]. Here an array of one element converts with `float`, `int`, `complex`, `%`

@@ -49,7 +49,7 @@ _HELD_AS = {
 
 
 class Initializer:
-    """The base of all initializers: `initializer(var, block)` makes `block` compute the initial value of `var`.
+    """Base class of initializers: `initializer(var, block)` appends the computation of `var` to `block`.
 
     The operator is put at the front of the block. Its `seed` attribute is the user's; with 0, the
     default, the numbers follow from the program's `random_seed`.
@@ -85,7 +85,7 @@ def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict[st
 
 
 class ConstantInitializer(Initializer):
-    """Sets every element to `value`. `force_cpu` stays in the program without effect."""
+    """Initializer with a constant `value`. `force_cpu` stays in the program without effect."""
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False):
         self.value = value
@@ -105,7 +105,7 @@ class ConstantInitializer(Initializer):
 
 
 class UniformInitializer(Initializer):
-    """Draws numbers evenly from [low, high).
+    """Initializer with uniformly distributed numbers in [low, high).
 
     Args:
         seed: not 0 gives the same numbers in every program.
@@ -148,7 +148,7 @@ class UniformInitializer(Initializer):
 
 
 class NormalInitializer(Initializer):
-    """Draws normally distributed numbers with mean `loc` and standard deviation `scale`."""
+    """Initializer with normally distributed numbers with mean `loc` and standard deviation `scale`."""
 
     op_type = "gaussian_random"
 
@@ -195,7 +195,7 @@ def _scaled(var: Variable, block: Block, tag: str, variance: float, uniform: boo
 
 
 class XavierInitializer(Initializer):
-    """Draws numbers of variance 2 / (fan_in + fan_out), uniform or normal (Glorot & Bengio, 2010).
+    """Initializer with variance 2 / (fan_in + fan_out), uniform or normal (Glorot & Bengio, 2010).
 
     Args:
         uniform: True if the distribution is uniform; otherwise it is normal.
@@ -221,7 +221,7 @@ class XavierInitializer(Initializer):
 
 
 class MSRAInitializer(Initializer):
-    """Draws numbers of variance 2 / fan_in, uniform or normal (He et al., 2015).
+    """Initializer with variance 2 / fan_in, uniform or normal (He et al., 2015).
 
     Args:
         uniform: True if the distribution is uniform; otherwise it is normal.
@@ -242,7 +242,7 @@ def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operat
 
 
 class BilinearInitializer(Initializer):
-    """Sets a filter [out, in, size, size] of a transposed convolution to the kernel of bilinear upsampling.
+    """Initializer of transposed convolutions' filters [out, in, size, size]: bilinear upsampling.
 
     The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
     rows are not quite the ones of plain bilinear interpolation.

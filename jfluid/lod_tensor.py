@@ -30,7 +30,7 @@ def whole(value: Any) -> Any:
 
 
 class Pending(Protocol):
-    """Brings the values of tensors later."""
+    """Future of tensors' values."""
 
     def finish(self) -> None:
         """Wait for the values and `settle` the tensors, also before raising an error of the computation."""
@@ -115,7 +115,7 @@ class _Value:
 
 
 class LoDTensor:
-    """A tensor, and the offsets (LoD) that group its rows into sequences, level by level.
+    """Tensor with offsets (LoD) that group its rows into sequences, level by level.
 
     Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step
     updates.
@@ -380,7 +380,7 @@ class SelectedRows:
 
 
 class LoDTensorArray(list[Any]):
-    """A list of LoDTensors."""
+    """List of LoDTensors."""
 
 
 def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None) -> LoDTensor:

@@ -48,7 +48,7 @@ def _zero(value: Any) -> Any:
 
 
 class MetricBase:
-    """The base of all metrics.
+    """Base class of metrics.
 
     Attributes whose names do not begin with an underscore are the metric's state.
 
@@ -123,7 +123,7 @@ def _binary(preds: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarra
 
 
 class Precision(MetricBase):
-    """The precision of binary predictions: true positives / (true positives + false positives)."""
+    """Precision of binary predictions: true positives / (true positives + false positives)."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -147,7 +147,7 @@ class Precision(MetricBase):
 
 
 class Recall(MetricBase):
-    """The recall of binary predictions: true positives / (true positives + false negatives)."""
+    """Recall of binary predictions: true positives / (true positives + false negatives)."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -171,7 +171,7 @@ class Recall(MetricBase):
 
 
 class Accuracy(MetricBase):
-    """The weighted mean of the accuracies that `layers.accuracy` gives for batches."""
+    """Weighted mean of the accuracies of batches, from `layers.accuracy`."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -229,7 +229,7 @@ class ChunkEvaluator(MetricBase):
 
 
 class EditDistance(MetricBase):
-    """The mean edit distance of sequences, and the share of sequences that are not exact."""
+    """Mean edit distance of sequences, and fraction of inexact sequences."""
 
     def __init__(self, name: str | None):
         super().__init__(name)
@@ -262,7 +262,7 @@ class EditDistance(MetricBase):
 
 
 class Auc(MetricBase):
-    """The area under the ROC curve, from histograms of the scores.
+    """Area under the ROC curve, from histograms of the scores.
 
     Args:
         curve: "ROC" or "PR"; as in Fluid the area is that of the ROC curve for both.
@@ -319,7 +319,7 @@ class Auc(MetricBase):
 
 
 class DetectionMAP:
-    """The mean average precision of detections: of a batch, and of all batches since the last `reset`.
+    """Mean average precision of detections: of a batch, and of all batches since the last `reset`.
 
     It appends operators to the default main program.
 

@@ -14,7 +14,7 @@ __all__ = ["ParallelExecutor"]
 
 
 class ParallelExecutor:
-    """Runs one program in replicas, as `CompiledProgram.with_data_parallel` does.
+    """Executor of one program in replicas, like `CompiledProgram.with_data_parallel`.
 
     Args:
         use_cuda: use all GPUs; otherwise as many CPU devices as the variable CPU_NUM says.

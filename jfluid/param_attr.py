@@ -9,7 +9,7 @@ __all__ = ["ParamAttr", "WeightNormParamAttr"]
 
 
 class ParamAttr:
-    """The attributes of one parameter.
+    """Attributes of a parameter.
 
     Args:
         name: the parameter's name; made from the layer's when None. Layers that name the same
@@ -105,7 +105,7 @@ class ParamAttr:
 
 
 class WeightNormParamAttr(ParamAttr):
-    """A parameter that is a direction times a length: w = g * v / |v| (Salimans & Kingma 2016, arXiv:1602.07868).
+    """Weight normalisation: w = g * v / |v| (Salimans & Kingma 2016, arXiv:1602.07868).
 
     Args:
         dim: the dimension that keeps a length of its own; None for one length in all.

@@ -8,7 +8,7 @@ from jfluid import cpu_threads, environment, errors, flags, heap
 
 
 class Place:
-    """A device that programs run on. `core.Place()` is one that is told later: `set_place`."""
+    """Device that programs run on. `core.Place()` is set later by `set_place`."""
 
     _told: "Place | None" = None
 
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CPUPlace(Place):
-    """The CPUs of this host."""
+    """CPUs of this host."""
 
     def device(self) -> jax.Device:
         """Return the first CPU device of JAX.

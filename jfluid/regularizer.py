@@ -32,7 +32,7 @@ class WeightDecayRegularizer:
 
 
 class L2DecayRegularizer(WeightDecayRegularizer):
-    """The penalty coeff / 2 * sum(param²): coeff * param is added to the gradient.
+    """L2 penalty coeff / 2 * sum(param²): coeff * param is added to the gradient.
 
     Args:
         regularization_coeff: the coefficient.
@@ -43,7 +43,7 @@ class L2DecayRegularizer(WeightDecayRegularizer):
 
 
 class L1DecayRegularizer(WeightDecayRegularizer):
-    """The penalty coeff * sum(|param|): coeff * sign(param) is added to the gradient.
+    """L1 penalty coeff * sum(|param|): coeff * sign(param) is added to the gradient.
 
     Args:
         regularization_coeff: the coefficient.

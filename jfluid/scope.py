@@ -12,7 +12,7 @@ _MOST_STEPS = 1 << 16  # programs whose runs a scope counts, of about 250 bytes
 
 
 class ScopeVariable:
-    """A name in a Scope and its tensor.
+    """Variable of a Scope: a name and its tensor.
 
     Attributes:
         row_initializer: of a table that is never made as a whole: (the initializer of its rows, the
@@ -76,7 +76,7 @@ class ScopeVariable:
 
 
 class Scope:
-    """Variables by name; a name that is not found is looked up in the enclosing scope."""
+    """Variables by name; a missing name is looked up in the parent scope."""
 
     def __init__(self, parent: "Scope | None" = None):
         self.parent = parent

@@ -31,7 +31,7 @@ _VALUES = (
 
 
 class TrainerDesc:
-    """The settings, as attributes of `proto_desc`; `_set_debug(True)` sets `proto_desc.debug`, and so on."""
+    """Settings, as attributes of `proto_desc`; `_set_debug(True)` sets `proto_desc.debug`, and so on."""
 
     class_name = ""
 

@@ -78,14 +78,14 @@ class Api:
     def __init__(self, record: dict[str, Any]):
         entries = {key: _entry(one) for key, one in record["objects"].items()}
         self._modules = {
-            path: dict(_named(text, entries) for text in names.split()) for path, names in record["modules"].items()
+            path: dict(_named(text, entries) for text in names) for path, names in record["modules"].items()
         }
         self._packages = {
             ".".join(path.split(".")[:n]) for path in self._modules for n in range(1, path.count(".") + 1)
         }
         self._classes = {e.name: e for e in entries.values() if e.kind == "class"}
         self._methods = {name for e in entries.values() for name in e.methods}
-        self.operators = {state: frozenset(names.split()) for state, names in record["operators"].items()}
+        self.operators = {state: frozenset(names) for state, names in record["operators"].items()}
         self.reaches = {name: _reach(one) for name, one in record["reaches"].items()}
         self.activations = frozenset(record["activations"])
         self.dtypes = frozenset(record["dtypes"])

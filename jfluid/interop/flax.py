@@ -20,7 +20,7 @@ __all__ = ["FluidModule", "to_scope"]
 
 
 class FluidModule(nnx.Module):
-    """A program as a `flax.nnx.Module`: called with the feeds (in order, or one dict by name), it returns the fetches.
+    """Program as a `flax.nnx.Module`: called with the feeds (in order, or one dict), it returns the fetches.
 
     Trainable parameters are `nnx.Param`; other variables that outlive a run (running statistics,
     ...) are `nnx.BatchStat`, which a call in training form updates. Names with dots become keys of

@@ -202,7 +202,7 @@ def _append_grad_suffix_(name: str) -> str:
 
 
 class _Builder:
-    """Goes through the forward operators from the last to the first and appends their gradient operators.
+    """Builder of gradient operators, from the last forward operator to the first.
 
     `pending` has, for each variable, the names that its gradient has been written to so far; when
     an operator needs the gradient, several of them are summed.

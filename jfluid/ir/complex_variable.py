@@ -12,7 +12,7 @@ __all__ = ["ComplexVariable"]
 
 
 class ComplexVariable:
-    """A complex variable: two of real numbers.
+    """Complex variable: a pair of real variables.
 
     Args:
         real, imag: its parts, of one shape and dtype.

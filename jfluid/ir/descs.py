@@ -36,7 +36,7 @@ class _Op(Protocol):
 
 
 class OpDesc:
-    """The description of one operator.
+    """Description of an operator.
 
     Args:
         op: the Operator that it describes.
@@ -149,7 +149,7 @@ class OpDesc:
 
 
 class VarDesc:
-    """The description of one variable.
+    """Description of a variable.
 
     Args:
         var: the Variable that it describes.
@@ -218,7 +218,7 @@ class VarDesc:
 
 
 class BlockDesc:
-    """The description of one block.
+    """Description of a block.
 
     Args:
         block: the Block that it describes.
@@ -270,7 +270,7 @@ class BlockDesc:
 
 
 class ProgramDesc:
-    """The description of one program.
+    """Description of a program.
 
     Args:
         program: the Program that it describes.
@@ -286,7 +286,7 @@ class ProgramDesc:
         return BlockDesc(self.described.block(index))
 
     def flush(self) -> None:
-        """Do nothing: a description shows the current program."""
+        """No effect: a description shows the current program."""
 
     def get_feed_target_names(self) -> list[str]:
         """Return the variables that `feed` operators of the global block write."""

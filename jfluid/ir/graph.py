@@ -31,7 +31,7 @@ class Graph:
 
 
 class IrOpNode:
-    """An operator of a graph."""
+    """Operator node of a graph."""
 
     def __init__(self, op: Operator, graph: "IrGraph"):
         self.node, self._graph = op, graph
@@ -84,7 +84,7 @@ class IrOpNode:
 
 
 class IrVarNode:
-    """A variable of a graph: one node for all operators that read or write it."""
+    """Variable node of a graph: one node for all operators that read or write it."""
 
     def __init__(self, var: Variable, graph: "IrGraph"):
         self.node, self._graph = var, graph
@@ -139,7 +139,7 @@ IrNode = IrOpNode | IrVarNode
 
 
 class IrGraph:
-    """The global block of a program, for the passes of `fluid.contrib.slim.quantization`.
+    """Global block of a program, for the passes of `fluid.contrib.slim.quantization`.
 
     Args:
         graph: a `core.Graph`, whose program the passes rewrite.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OpRole:
-    """The part of a step that an operator belongs to.
+    """Part of a step that an operator belongs to.
 
     The bits are Fluid's, and are written to saved programs.
     """

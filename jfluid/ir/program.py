@@ -22,7 +22,7 @@ _RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
 
 
 class Program:
-    """A Fluid program: blocks of operators; block 0 is the global one.
+    """Fluid program: blocks of operators; block 0 is the global block.
 
     Attributes:
         eager: True if its operators run as they are appended, as in dygraph mode.
@@ -427,7 +427,7 @@ def named(value: Any) -> Any:
 
 
 class _NameScopes:
-    """The stack of `name_scope` prefixes, with a number after the second and later uses of a prefix."""
+    """Stack of `name_scope` prefixes, with a number after the second and later uses of a prefix."""
 
     def __init__(self) -> None:
         self.path = "/"

@@ -14,7 +14,7 @@ Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the
 
 
 class Schema(Protocol[Op]):
-    """The questions that the IR asks about operators."""
+    """Interface for the IR's queries about operators."""
 
     def check(self, op: Op) -> None:
         """Check slots and attributes against the definition, and convert attributes to their types."""

@@ -19,7 +19,7 @@ _STYLE = """
 
 
 class _Node:
-    """A box: an operator, or a variable that comes from outside."""
+    """Box of a drawing: an operator, or an outer variable."""
 
     def __init__(self, title: str, lines: list[str], is_op: bool, layer: int):
         self.title, self.lines, self.is_op, self.layer = title, lines, is_op, layer

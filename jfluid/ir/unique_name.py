@@ -14,7 +14,7 @@ _MOST_KEYS = 1 << 18  # of a generator, of about 150 bytes: keys made of names (
 
 
 class UniqueNameGenerator:
-    """Counts the uses of each key, in `counts`; names begin with a common prefix."""
+    """Generator of names with use counts of each key in `counts`, and a common prefix."""
 
     def __init__(self, prefix: str = ""):
         self.prefix = prefix

@@ -275,7 +275,7 @@ def _dygraph_words(what: str) -> str:
 
 
 class Parameter(Variable):
-    """A persistable variable that training changes.
+    """Persistable variable that training changes.
 
     It has these attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate":
     factor}`), regularizer, gradient_clip_attr, do_model_average, is_distributed, entry, max_rows,

@@ -19,7 +19,7 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell", "rnn"]
 
 
 class RNNCell:
-    """A step of a recurrent network: `call(inputs, states)` returns (outputs, new states).
+    """Interface of a step of a recurrent network: `call(inputs, states)` returns (outputs, new states).
 
     A subclass defines `call` and `state_shape`.
     """
@@ -175,7 +175,7 @@ class GRUCell(RNNCell):
 
 
 class LSTMCell(RNNCell):
-    """A long short-term memory without peepholes; its states are the list [hidden, cell].
+    """Long short-term memory without peepholes; its states are the list [hidden, cell].
 
     Args:
         hidden_size: the width of each state.

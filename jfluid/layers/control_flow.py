@@ -30,7 +30,7 @@ def _check_condition(layer: str, argument: str, value: Any) -> None:
 
 
 class While:
-    """A loop that runs its block while a condition holds.
+    """Loop that runs its block while a condition is true.
 
         i = layers.fill_constant([1], "int64", 0)
         going = layers.less_than(i, limit)

@@ -98,7 +98,7 @@ class TrainingHelper(DecodeHelper):
 
 
 class GreedyEmbeddingHelper(DecodeHelper):
-    """Gives each step the embedding of the best output of the one before, until the end token.
+    """Helper that feeds back the embedding of the argmax, until the end token.
 
     Args:
         embedding_fn: a function from ids, int64 [batch], to the inputs of a step, such as one that

@@ -34,7 +34,7 @@ def _reduced(op_type: str, x: Variable) -> Variable:
 
 
 class Distribution:
-    """The base of distributions.
+    """Base class of distributions.
 
     A method that a distribution does not have raises NotImplementedError.
     """
@@ -108,7 +108,7 @@ def _dimensions(x: Variable) -> list[int | Variable]:
 
 
 class Uniform(_TwoParameters):
-    """The uniform distribution over [low, high).
+    """Uniform distribution over [low, high).
 
     Args:
         low, high: numbers, lists, arrays, or two Variables.
@@ -141,7 +141,7 @@ def _aligned(operation: str, x: Variable, y: Variable) -> Variable:
 
 
 class Normal(_TwoParameters):
-    """The normal distribution with mean `loc` and standard deviation `scale`.
+    """Normal distribution with mean `loc` and standard deviation `scale`.
 
     Args:
         loc, scale: numbers, lists, arrays, or two Variables.
@@ -213,7 +213,7 @@ class Categorical(Distribution):
 
 
 class MultivariateNormalDiag(Distribution):
-    """The normal distribution over vectors with a diagonal covariance matrix.
+    """Multivariate normal distribution with a diagonal covariance matrix.
 
     Args:
         loc: the mean, [k].

@@ -20,7 +20,7 @@ __all__ = ["DynamicRNN"]
 
 
 class DynamicRNN:
-    """A recurrent network over sequences of different lengths, defined by the operators of one step.
+    """Recurrent network over sequences of different lengths, defined by the operators of one step.
 
         rnn = layers.DynamicRNN()
         with rnn.block():

@@ -17,7 +17,7 @@ from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 
 
 class EmitOptions(TypedDict, total=False):
-    """The keyword arguments of `emit`."""
+    """Keyword arguments of `emit`."""
 
     layer: str | None
     name: str | None
@@ -138,7 +138,7 @@ def check_variable(value: Any, layer: str, what: str) -> None:
 
 
 class LayerHelper:
-    """The names, parameters and operators of one layer.
+    """Names, parameters and operators of one layer.
 
     Args:
         layer_type: what its variables are numbered under.

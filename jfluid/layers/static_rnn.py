@@ -22,7 +22,7 @@ class _Memory:
 
 
 class StaticRNN:
-    """A recurrent network over sequences of equal length, [time, batch, ...], defined by the operators of one step.
+    """Recurrent network over sequences of equal length, [time, batch, ...], defined by the operators of one step.
 
         rnn = layers.StaticRNN()
         with rnn.step():

@@ -27,43 +27,42 @@ table(
     {name: unary(compute) for name, compute in _PLAIN.items()},
     ins=("X",),
     outs=("Out",),
-    rows="map",
     examples=("X",),
 )
 
 
-@op("relu6", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("relu6", ins=("X",), outs=("Out",), examples=("X",))
 def relu6(x: Array, *, threshold: float = 6.0) -> Array:
     """Limit x to 0..threshold."""
     return between(x, 0.0, threshold)
 
 
-@op("brelu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("brelu", ins=("X",), outs=("Out",), examples=("X",))
 def brelu(x: Array, *, t_min: float = 0.0, t_max: float = 24.0) -> Array:
     """Limit x to t_min..t_max."""
     return between(x, t_min, t_max)
 
 
-@op("leaky_relu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("leaky_relu", ins=("X",), outs=("Out",), examples=("X",))
 def leaky_relu(x: Array, *, alpha: float = 0.02) -> Array:
     """Return the larger of x and alpha * x."""
     positive, negative = (x, alpha * x) if alpha <= 1 else (alpha * x, x)
     return jnp.where(x > 0, positive, negative)
 
 
-@op("elu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("elu", ins=("X",), outs=("Out",), examples=("X",))
 def elu(x: Array, *, alpha: float = 1.0) -> Array:
     """Return x if positive, else alpha * (exp(x) - 1)."""
     return jax.nn.elu(x, alpha)
 
 
-@op("selu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("selu", ins=("X",), outs=("Out",), examples=("X",))
 def selu(x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
     """Return scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
 
-@op("gelu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("gelu", ins=("X",), outs=("Out",), examples=("X",))
 def gelu(x: Array, *, approximate: bool = False) -> Array:
     """Return x times the normal distribution function of x, or its approximation by tanh."""
     return jax.nn.gelu(x, approximate)
@@ -82,49 +81,49 @@ def _soft_relu_jvp(threshold: float, primals: tuple[Any, ...], tangents: tuple[A
     return out, tangents[0] * jnp.where(out < threshold, -jnp.expm1(-out), 0.0)
 
 
-@op("soft_relu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("soft_relu", ins=("X",), outs=("Out",), examples=("X",))
 def soft_relu(x: Array, *, threshold: float = 40.0) -> Array:
     """Return log(1 + exp(x)), with x limited to -threshold..threshold."""
     return _soft_relu(x, threshold)
 
 
-@op("softshrink", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("softshrink", ins=("X",), outs=("Out",), examples=("X",))
 def softshrink(x: Array, *, lambda_: float = 0.5) -> Array:
     """Shrink x towards zero by lambda; return zero if |x| is below lambda."""
     return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
 
 
-@op("hard_shrink", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("hard_shrink", ins=("X",), outs=("Out",), examples=("X",))
 def hard_shrink(x: Array, *, threshold: float = 0.5) -> Array:
     """Return x, or zero if its magnitude is at most the threshold."""
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
-@op("thresholded_relu", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("thresholded_relu", ins=("X",), outs=("Out",), examples=("X",))
 def thresholded_relu(x: Array, *, threshold: float = 1.0) -> Array:
     """Return x, or zero if x is at most the threshold."""
     return jnp.where(x > threshold, x, 0.0)
 
 
-@op("hard_sigmoid", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("hard_sigmoid", ins=("X",), outs=("Out",), examples=("X",))
 def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
     """Return slope * x + offset, limited to 0..1."""
     return between(slope * x + offset, 0.0, 1.0)
 
 
-@op("hard_swish", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("hard_swish", ins=("X",), outs=("Out",), examples=("X",))
 def hard_swish(x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0) -> Array:
     """Return x times (x + offset limited to 0..threshold), divided by scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
 
-@op("swish", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("swish", ins=("X",), outs=("Out",), examples=("X",))
 def swish(x: Array, *, beta: float = 1.0) -> Array:
     """Return x * sigmoid(beta * x)."""
     return x * jax.nn.sigmoid(beta * x)
 
 
-@op("mish", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("mish", ins=("X",), outs=("Out",), examples=("X",))
 def mish(x: Array, *, threshold: float = 20.0) -> Array:
     """Return x * tanh(softplus(x)); above the threshold softplus is taken as x, below its negative as exp(x)."""
     low, high = x < -threshold, x > threshold
@@ -134,7 +133,7 @@ def mish(x: Array, *, threshold: float = 20.0) -> Array:
     return x * jnp.tanh(soft)
 
 
-@op("stanh", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("stanh", ins=("X",), outs=("Out",), examples=("X",))
 def stanh(x: Array, *, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
     """Return scale_b * tanh(scale_a * x)."""
     return scale_b * jnp.tanh(scale_a * x)

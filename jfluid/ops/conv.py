@@ -146,7 +146,7 @@ _CONV2D: dict[str, Any] = {
 }
 
 
-@op("conv2d", **_CONV2D, rows="map")
+@op("conv2d", **_CONV2D)
 def conv2d(
     x: Array,
     w: Array,
@@ -169,14 +169,13 @@ def conv2d(
     return _finished(y, bias, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection)
 
 
-op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
+op("depthwise_conv2d", **_CONV2D)(conv2d)
 
 
 @op(
     "conv3d",
     ins=("Input", "Filter", "ResidualData?"),
     outs=("Output",),
-    rows="map",
     examples=("Input", "ResidualData"),
     convolves=True,
 )
@@ -305,7 +304,7 @@ _TRANSPOSE2D: dict[str, Any] = {
 }
 
 
-@op("conv2d_transpose", **_TRANSPOSE2D, rows="map")
+@op("conv2d_transpose", **_TRANSPOSE2D)
 def conv2d_transpose(
     x: Array,
     w: Array,
@@ -338,14 +337,13 @@ def conv2d_transpose(
     return _finished(y, bias, None, data_format, fuse_activation, fuse_alpha)
 
 
-op("depthwise_conv2d_transpose", **_TRANSPOSE2D, rows="map")(conv2d_transpose)
+op("depthwise_conv2d_transpose", **_TRANSPOSE2D)(conv2d_transpose)
 
 
 @op(
     "conv3d_transpose",
     ins=("Input", "Filter"),
     outs=("Output",),
-    rows="map",
     examples=("Input",),
     convolves=True,
 )

@@ -110,7 +110,7 @@ class Options:
             keyword-only `ctx` gets an object with the operator (`.op`), the Scope (`.scope`) and the
             Executor's place (`.place`).
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see
-            `jfluid.ops.ragged_dispatch`).
+            `jfluid.ops.ragged_dispatch`). Operators with `examples` are "map" by default.
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
         sparse: True if the operator takes `SelectedRows` where gradients may be sparse; without it
             `SelectedRows` are refused.
@@ -174,7 +174,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(Options):
-    """The arguments of `registry.op`: the options, and the slots in order, as text (see `Slot.parse`)."""
+    """Arguments of `registry.op`: the options, and the slots in order, as text (see `Slot.parse`)."""
 
     ins: tuple[str, ...] = ()
     outs: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class Declaration(Options):
 
 @dataclass(frozen=True)
 class OpDef(Options):
-    """The definition of an operator. No list of operator names stands anywhere else.
+    """Definition of an operator. It is the only place of facts about an operator.
 
     Attributes:
         fn: the pure function; None for an operator that the lowering treats by its structure (feed,

@@ -133,7 +133,6 @@ table(
     ins=("X", "Y"),
     outs=("Out",),
     fold=True,
-    rows="map",
     examples=_by_example,
 )
 table(
@@ -166,7 +165,6 @@ table(
     ins=("X", "Y"),
     outs=("Out",),
     fold=True,
-    rows="map",
     sparse=True,
     examples=_by_example,
 )
@@ -178,7 +176,7 @@ def minus(x: Array, y: Array) -> Array:
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
-@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True, examples=("X",))
+@op("sum", ins=("X*",), outs=("Out",), fold=True, sparse=True, examples=("X",))
 def sum_(xs: list[Array | SelectedRows]) -> Array | SelectedRows:
     """Add up tensors of equal shape; of sparse rows alone, the result has the rows of all."""
     if not xs:
@@ -205,7 +203,6 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     outs=("Out",),
     nograd=("ScaleTensor",),
     fold=True,
-    rows="map",
     sparse=True,
     examples=("X",),
 )
@@ -321,14 +318,12 @@ table(
     {name: unary(compute) for name, compute in _UNARY.items() if name not in _OF_SPARSE},
     ins=("X",),
     outs=("Out",),
-    rows="map",
     examples=("X",),
 )
 table(
     {name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE},
     ins=("X",),
     outs=("Out",),
-    rows="map",
     examples=("X",),
     sparse=True,
 )

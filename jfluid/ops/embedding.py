@@ -69,7 +69,6 @@ _SERVERS = Reach("network", ("epmap",), (("epmap",), ("remote_prefetch", "is_dis
     outs=("Out",),
     nograd=("Ids",),
     reaches=_SERVERS,
-    rows="map",
     examples=("Ids",),
     sparse=True,
 )
@@ -97,7 +96,6 @@ def lookup_table(
     outs=("Out",),
     nograd=("Ids",),
     reaches=_SERVERS,
-    rows="map",
     examples=("Ids",),
     sparse=True,
 )

@@ -182,7 +182,7 @@ def _decreased(x: Array, axes: Sequence[int]) -> Array:
 
 
 class _Element(NamedTuple):
-    """A number in a tensor."""
+    """Index expression of an element of a tensor."""
 
     tensor: Any
     at: int

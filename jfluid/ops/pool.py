@@ -245,7 +245,7 @@ def _pool(
     return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
 
-@op("pool2d", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("pool2d", ins=("X",), outs=("Out",), examples=("X",))
 def pool2d(
     x: Array,
     *,
@@ -277,7 +277,7 @@ def pool2d(
     )
 
 
-@op("pool3d", ins=("X",), outs=("Out",), rows="map", examples=("X",))
+@op("pool3d", ins=("X",), outs=("Out",), examples=("X",))
 def pool3d(
     x: Array,
     *,

@@ -29,7 +29,7 @@ from jfluid.ops.tensor_array import TensorArray
 
 
 class NeedsExactRows(errors.OpError):
-    """An operator that does not support padding got padded rows.
+    """Error: an operator that does not support padding got padded rows.
 
     The step is then compiled again with exact shapes.
     """

@@ -161,6 +161,9 @@ def _add(
     } - {s.name for s in outs}
     if unknown:
         raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
+    options = declaration.options()
+    if declaration.examples and declaration.rows is None:
+        options["rows"] = "map"
     _OPS[type_] = OpDef(
         type_,
         fn,
@@ -171,7 +174,7 @@ def _add(
         wants_rows=wants_rows,
         wants_replicas=wants_replicas,
         wants_shared=wants_shared,
-        **declaration.options(),
+        **options,
     )
 
 

@@ -19,7 +19,7 @@ Pull = Callable[[Sequence[Any]], list[Any]]
 
 
 class _Alone(Exception):
-    """An output is known while it is traced, and must stay so."""
+    """Error: an output is a constant while traced, so the operator must be traced alone."""
 
 
 class Repeated:

@@ -78,7 +78,7 @@ def normalise(value: Any, kind: str) -> Any:
 
 
 class RegistrySchema:
-    """The registry, behind the IR's hook (`jfluid.ir.schema.Schema`)."""
+    """Implementation of `jfluid.ir.schema.Schema` by the registry."""
 
     def __init__(self) -> None:
         self._inferred = KeptShapes()
@@ -364,7 +364,7 @@ def _abstract(v: Variable, size: int) -> Any:
 
 @dataclass(frozen=True)
 class _Spec:
-    """The shape, dtype and kind that were inferred for one output."""
+    """Inferred shape, dtype and kind of an output."""
 
     shape: tuple[int, ...]
     dtype: Any

@@ -11,7 +11,7 @@ from jfluid.ops.ragged import Level
 
 
 class LstmArrays(NamedTuple):
-    """The arrays of an LSTM over sequences beside its input, rows [rows, 4 width] for candidate, input, forget, output.
+    """Arrays of an LSTM beside its input rows [rows, 4 width] (candidate, input, forget, output).
 
     Attributes:
         weight: [width, 4 width].
@@ -41,7 +41,7 @@ class LstmForm(NamedTuple):
 
 
 class GruArrays(NamedTuple):
-    """The arrays of a GRU over sequences beside its input, rows [rows, 3 width] for update, reset, candidate.
+    """Arrays of a GRU beside its input rows [rows, 3 width] (update, reset, candidate).
 
     Attributes:
         to_gates: [width, 2 width].

@@ -9,7 +9,7 @@ from jax import Array
 
 
 class TableRows(Protocol):
-    """Rows of tables [height, width] by their numbers, int [n].
+    """Interface of gathers and updates of table rows: tables [height, width], row indices int [n].
 
     Each gives None for arrays that it is not made for.
     """

@@ -41,7 +41,7 @@ def writing_where(active: Any) -> Iterator[None]:
 )
 @dataclass(frozen=True)
 class TensorArray:
-    """A LoDTensorArray.
+    """Value of a LoDTensorArray.
 
     Attributes:
         items: the elements, where they are a list (None: not written yet).
@@ -150,7 +150,7 @@ def _widen(missing: int, buffer: Any) -> Any:
 )
 @dataclass(frozen=True)
 class RankTable:
-    """A LoDRankTable: the sequences of a level from the longest to the shortest, equal ones in their order.
+    """Value of a LoDRankTable: sequences of a level from longest to shortest, in stable order.
 
     Attributes:
         order: int32 [number], the sequence of each rank.

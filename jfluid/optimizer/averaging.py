@@ -73,7 +73,7 @@ class _Applied:
 
 
 class ModelAverage(_Applied, Optimizer):
-    """The plain average of each parameter over a window of the last steps.
+    """Plain average of each parameter over a window of the last steps.
 
     Make it after `minimize`: it appends operators that sum up the parameters to the default main
     program. The window holds at least `min_average_window` and at most `max_average_window` steps,

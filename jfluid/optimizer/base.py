@@ -27,7 +27,7 @@ ParamGrad = tuple[Parameter, Variable | None]
 
 
 class Optimizer(DygraphMode):
-    """Appends one update operator for each parameter to a program.
+    """Base class of optimizers, which append an update operator for each parameter.
 
     A subclass names its operator in `type`, its accumulators in `accumulators`, and gives the
     operator's attributes in `_attributes`. One that needs more overrides `_create_accumulators`,

@@ -73,7 +73,7 @@ class LookaheadOptimizer:
 
 
 class RecomputeOptimizer(Optimizer):
-    """Keeps only checkpoints of the forward pass; the rest is computed again in the backward pass.
+    """Optimizer that keeps only checkpoints of the forward pass and recomputes the rest for gradients.
 
         optimizer = fluid.optimizer.RecomputeOptimizer(fluid.optimizer.Adam(0.001))
         optimizer._set_checkpoints([hidden_1, hidden_2])

@@ -1,5 +1,6 @@
-"""jfluid/doctor/fluid_api.json: Fluid's names as `jfluid doctor` has to know them without importing
-any: what each does here, its parameters, its methods, and the operators, flags and dtypes.
+"""jfluid/doctor/fluid_api.json: index of Fluid's names for `jfluid doctor`, which imports none of them.
+
+It has the state, parameters and methods of each object, and the operators, flags and dtypes.
 """
 
 import enum
@@ -7,6 +8,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +23,13 @@ from jfluid.ir.types import var_type
 from jfluid.ops import registry
 
 _SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.json"
-# How docstrings begin of what does not do what Fluid's does.
-_STATES = {
-    "Raises UnsupportedError": "refuses",
-    "Dygraph only: raises DygraphError": "imperative mode only",
-    "No effect": "no effect",
-}
-# Everything that NumPy or Fluid call a dtype; those that layers take are kept.
+# First words of docstrings of functions that do not work as in Fluid, and the state of these functions.
+_STATES = (
+    (re.compile("Raises? UnsupportedError"), "refuses"),
+    (re.compile("Dygraph only: raises DygraphError"), "imperative mode only"),
+    (re.compile("No effect"), "no effect"),
+)
+# Names of dtypes in NumPy and Fluid; the index has the names that layers take.
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *(
@@ -46,7 +48,7 @@ _DTYPES = (
 
 
 def text() -> str:
-    """The file's text."""
+    """Return the file's text."""
     table = _Table()
     files = {name for name in jfluid.__all__ if isinstance(getattr(jfluid, name), ModuleType)}
     paths = {
@@ -72,9 +74,9 @@ def text() -> str:
         table.add(f"paddle.distributed.{name}", importlib.import_module(home))
     modules = table.modules
     parts = {
-        "modules": {path: " ".join(found) for path, found in sorted(modules.items())},
+        "modules": dict(sorted(modules.items())),
         "objects": dict(sorted(table.objects.items())),
-        "operators": {state: " ".join(names) for state, names in _operators().items()},
+        "operators": _operators(),
         "reaches": {
             name: asdict(found) for name in registry.registered() if (found := registry.get(name).reaches) is not None
         },
@@ -82,15 +84,19 @@ def text() -> str:
         "dtypes": [name for name in _DTYPES if _is_dtype(name)],
         "flags": {"effective": sorted(flags.EFFECTIVE), "without effect": sorted(flags.NO_EFFECT)},
     }
-    return "{\n" + ",\n".join(_line(key, value) for key, value in parts.items()) + "\n}\n"
+    return _laid_out(parts) + "\n"
 
 
-def _line(key: str, value: Any) -> str:
-    """A part of the file; each entry of a table on a line of its own, so that changes are small."""
-    if not isinstance(value, dict):
-        return f"{json.dumps(key)}: {json.dumps(value)}"
-    entries = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-    return f"{json.dumps(key)}: {{\n{entries}\n}}"
+def _laid_out(value: Any) -> str:
+    """Return JSON text with a line for each name, so that changes merge; a function with its parameters is one line."""
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if value else "[]"
+    if not isinstance(value, dict) or not value or isinstance(value.get("what"), str):
+        return json.dumps(value)
+    if isinstance(value.get("kind"), str):
+        show = {"methods": _laid_out}
+        return "{" + ", ".join(f"{json.dumps(k)}: {show.get(k, json.dumps)(v)}" for k, v in value.items()) + "}"
+    return "{\n" + ",\n".join(f"{json.dumps(k)}: {_laid_out(v)}" for k, v in value.items()) + "\n}"
 
 
 class _Table:
@@ -184,9 +190,9 @@ def _called(value: Any) -> dict[str, Any]:
         "parameters": _parameters(value),
     }
     about = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-    for start, state in _STATES.items():
-        if about.startswith(start):
-            found |= {"state": state, "says": about.removeprefix(start).lstrip(":., ")}
+    for start, state in _STATES:
+        if match := start.match(about):
+            found |= {"state": state, "says": about[match.end() :].lstrip(":., ")}
     returned = getattr(value, "__annotations__", {}).get("return")
     if isinstance(returned, str):
         returned = getattr(sys.modules[value.__module__], returned, None)

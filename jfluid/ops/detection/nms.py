@@ -17,7 +17,7 @@ _FEW = 256
 
 
 class _Limits(NamedTuple):
-    """The attributes of multiclass suppression."""
+    """Attributes of multiclass suppression."""
 
     background_label: int
     score_threshold: float
