@@ -40,12 +40,7 @@ if TYPE_CHECKING:
     from jfluid.feeding.reader import batch
     from jfluid.flags import get_flags, set_flags
     from jfluid.input import data, embedding, one_hot
-    from jfluid.installation import (
-        load_op_library,
-        memory_optimize,
-        release_memory,
-        require_version,
-    )
+    from jfluid.installation import load_op_library, memory_optimize, release_memory, require_version
     from jfluid.interop import to_jax
     from jfluid.io import load, load_program_state, save, set_program_state
     from jfluid.ir import backward, unique_name
@@ -60,13 +55,7 @@ if TYPE_CHECKING:
     )
     from jfluid.ir.variable import Variable
     from jfluid.known_sizes import shape_buckets
-    from jfluid.lod_tensor import (
-        LoDTensor,
-        LoDTensorArray,
-        Tensor,
-        create_lod_tensor,
-        create_random_int_lodtensor,
-    )
+    from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor, create_lod_tensor, create_random_int_lodtensor
     from jfluid.parallel_executor import ParallelExecutor
     from jfluid.param_attr import ParamAttr, WeightNormParamAttr
     from jfluid.places import (
@@ -82,12 +71,7 @@ if TYPE_CHECKING:
     from jfluid.record import log_histogram as log_histogram
     from jfluid.record import log_image as log_image
     from jfluid.scope import Scope, global_scope, scope_guard
-    from jfluid.transpiler import (
-        DistributeTranspiler,
-        DistributeTranspilerConfig,
-        HashName,
-        RoundRobin,
-    )
+    from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName, RoundRobin
 
 # Names of Fluid that are not here, and modules under Fluid's other paths, are found by `surface`.
 __all__ = [

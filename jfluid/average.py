@@ -31,10 +31,7 @@ class WeightedAverage:
         if self.numerator is None:
             self.numerator, self.denominator = value * weight, weight
         else:
-            self.numerator, self.denominator = (
-                self.numerator + value * weight,
-                self.denominator + weight,
-            )
+            self.numerator, self.denominator = (self.numerator + value * weight, self.denominator + weight)
 
     def eval(self) -> float | np.ndarray:
         """Return the mean. Raises ValueError when nothing was added."""

@@ -206,13 +206,7 @@ class GradientClipByGlobalNorm(GradientClipBase):
         squares = []
         for grad in counted:
             with grad.block.program._optimized_guard(pair_of[grad.name]):
-                squares.append(
-                    emit(
-                        "reduce_sum",
-                        {"X": emit("square", {"X": _merged(grad)})},
-                        {"reduce_all": True},
-                    )
-                )
+                squares.append(emit("reduce_sum", {"X": emit("square", {"X": _merged(grad)})}, {"reduce_all": True}))
         last = pair_of[counted[-1].name]
         with last[0].block.program._optimized_guard(last):
             norm = emit("sqrt", {"X": emit("sum", {"X": squares})})
@@ -240,9 +234,7 @@ class GradientClipByGlobalNorm(GradientClipBase):
 
 
 def set_gradient_clip(
-    clip: GradientClipBase,
-    param_list: Sequence[Parameter | str] | None = None,
-    program: Program | None = None,
+    clip: GradientClipBase, param_list: Sequence[Parameter | str] | None = None, program: Program | None = None
 ) -> None:
     """Attach `clip` to parameters; an optimizer without `grad_clip` applies it in `minimize`.
 
@@ -318,8 +310,4 @@ def _merged(grad: Variable) -> Variable:
 
 
 # Fluid's other names of these.
-ClipByValue, ClipByNorm, ClipByGlobalNorm = (
-    GradientClipByValue,
-    GradientClipByNorm,
-    GradientClipByGlobalNorm,
-)
+ClipByValue, ClipByNorm, ClipByGlobalNorm = (GradientClipByValue, GradientClipByNorm, GradientClipByGlobalNorm)

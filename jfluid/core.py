@@ -6,13 +6,7 @@ from jfluid.ir.descs import BlockDesc, OpDesc, ProgramDesc, VarDesc
 from jfluid.ir.operator import OpRole
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows, Tensor
-from jfluid.places import (
-    CPUPlace,
-    CUDAPinnedPlace,
-    CUDAPlace,
-    get_cuda_device_count,
-    is_compiled_with_cuda,
-)
+from jfluid.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, get_cuda_device_count, is_compiled_with_cuda
 from jfluid.scope import Scope
 
 __all__ = [

@@ -85,11 +85,7 @@ def repr_lodtensor(proto: pb.VarDesc) -> str | None:
     """Return a VarDesc message of a LoDTensor in one line; None for other kinds."""
     desc = proto.type.lod_tensor
     return _repr_holder(
-        proto,
-        VarType.LOD_TENSOR,
-        "LoDTensor" if desc.lod_level else "Tensor",
-        desc.tensor,
-        desc.lod_level,
+        proto, VarType.LOD_TENSOR, "LoDTensor" if desc.lod_level else "Tensor", desc.tensor, desc.lod_level
     )
 
 
@@ -186,14 +182,7 @@ def run_fast_nan_inf_debug(
     set_flags({flag: True})
     try:
         return executor.run(
-            program,
-            feed,
-            fetch_list,
-            feed_var_name,
-            fetch_var_name,
-            scope,
-            return_numpy,
-            use_program_cache,
+            program, feed, fetch_list, feed_var_name, fetch_var_name, scope, return_numpy, use_program_cache
         )
     finally:
         set_flags(before)

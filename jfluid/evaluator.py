@@ -88,13 +88,7 @@ class ChunkEvaluator(_Evaluator):
         *self.metrics, inferred, labelled, right = layers.chunk_eval(
             input, label, chunk_scheme, num_chunk_types, excluded_chunk_types
         )
-        self._add_up(
-            {
-                "num_infer_chunks": inferred,
-                "num_label_chunks": labelled,
-                "num_correct_chunks": right,
-            }
-        )
+        self._add_up({"num_infer_chunks": inferred, "num_label_chunks": labelled, "num_correct_chunks": right})
         self.num_infer_chunks, self.num_label_chunks, self.num_correct_chunks = self.states
 
     def eval(
@@ -104,11 +98,7 @@ class ChunkEvaluator(_Evaluator):
         inferred, labelled, right = (int(c[0]) for c in self._counted(executor, eval_program))
         precision, recall = right / max(inferred, 1), right / max(labelled, 1)
         score = 2 * precision * recall / (precision + recall) if right else 0
-        return (
-            np.array([precision], np.float32),
-            np.array([recall], np.float32),
-            np.array([score], np.float32),
-        )
+        return (np.array([precision], np.float32), np.array([recall], np.float32), np.array([score], np.float32))
 
 
 class EditDistance(_Evaluator):

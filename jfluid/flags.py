@@ -23,8 +23,7 @@ EFFECTIVE = {
         "where compiled programs are kept; empty: each process compiles anew",
     ),
     "FLAGS_compilation_cache_max_bytes": Flag(
-        4 << 30,
-        "bytes of files there; what was written and read before all else is deleted first",
+        4 << 30, "bytes of files there; what was written and read before all else is deleted first"
     ),
     "FLAGS_communicator_is_sgd_optimizer": Flag(True, "gradients of several steps are added up, else averaged"),
     "FLAGS_communicator_max_merge_var_num": Flag(20, "steps whose gradients are sent together"),
@@ -56,8 +55,7 @@ EFFECTIVE = {
         "xla_gpu_deterministic_ops); those on CPUs always do",
     ),
     "FLAGS_dataset_max_bytes": Flag(
-        0,
-        "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three quarters of the memory",
+        0, "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three quarters of the memory"
     ),
     "FLAGS_dynamic_shapes": Flag(
         True,

@@ -75,12 +75,7 @@ def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict[st
         )
     op = block.prepend_op(op_type, outputs={"Out": target}, attrs={"shape": var.shape, "dtype": int(dtype)} | attrs)
     if target is not var:
-        block.append_op(
-            "cast",
-            {"X": target},
-            {"Out": var},
-            {"in_dtype": int(dtype), "out_dtype": int(var.dtype)},
-        )
+        block.append_op("cast", {"X": target}, {"Out": var}, {"in_dtype": int(dtype), "out_dtype": int(var.dtype)})
     return op
 
 
@@ -159,11 +154,7 @@ class NormalInitializer(Initializer):
 
     def __call__(self, var: Variable, block: Block) -> Operator:
         return _prepend(
-            block,
-            var,
-            self.op_type,
-            self.op_type,
-            {"mean": self.loc, "std": self.scale, "seed": self.seed},
+            block, var, self.op_type, self.op_type, {"mean": self.loc, "std": self.scale, "seed": self.seed}
         )
 
 
@@ -204,13 +195,7 @@ class XavierInitializer(Initializer):
         seed: not 0 gives the same numbers in every program.
     """
 
-    def __init__(
-        self,
-        uniform: bool = True,
-        fan_in: float | None = None,
-        fan_out: float | None = None,
-        seed: int = 0,
-    ):
+    def __init__(self, uniform: bool = True, fan_in: float | None = None, fan_out: float | None = None, seed: int = 0):
         self.uniform, self.fan_in, self.fan_out, self.seed = uniform, fan_in, fan_out, seed
 
     def __call__(self, var: Variable, block: Block) -> Operator:

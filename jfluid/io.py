@@ -122,11 +122,7 @@ def load_persistables(
 
 
 def _load(
-    executor: Any,
-    dirname: str,
-    program: Program,
-    predicate: Callable[[Variable], bool],
-    filename: str | None,
+    executor: Any, dirname: str, program: Program, predicate: Callable[[Variable], bool], filename: str | None
 ) -> None:
     if filename is not None:
         load_vars(executor, dirname, program, predicate=predicate, filename=filename)
@@ -173,11 +169,5 @@ def save_inference_model(
             "params_filename out"
         )
     return checkpoint.save_inference_model(
-        executor,
-        dirname,
-        feeded_var_names,
-        target_vars,
-        program,
-        export_for_deployment,
-        program_only=program_only,
+        executor, dirname, feeded_var_names, target_vars, program, export_for_deployment, program_only=program_only
     )

@@ -408,11 +408,7 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
 
 
 def create_random_int_lodtensor(
-    recursive_seq_lens: Sequence[Sequence[int]],
-    base_shape: Sequence[int],
-    place: Any,
-    low: int,
-    high: int,
+    recursive_seq_lens: Sequence[Sequence[int]], base_shape: Sequence[int], place: Any, low: int, high: int
 ) -> LoDTensor:
     """Create a LoDTensor of random int64 from [low, high], with rows of shape `base_shape`.
 

@@ -374,12 +374,7 @@ class DetectionMAP:
         ]
         self.has_state = self._state("has_state", "int32", [1])
         self.accum_map = layers.detection_map(
-            input,
-            labels,
-            has_state=self.has_state,
-            input_states=self.states,
-            out_states=self.states,
-            **settings,
+            input, labels, has_state=self.has_state, input_states=self.states, out_states=self.states, **settings
         )
         layers.fill_constant(shape=[1], value=1, dtype="int32", out=self.has_state)
 

@@ -7,13 +7,7 @@ from jfluid import errors, layers
 from jfluid.ir.variable import Variable
 from jfluid.layers import argument_types
 
-__all__ = [
-    "glu",
-    "img_conv_group",
-    "scaled_dot_product_attention",
-    "sequence_conv_pool",
-    "simple_img_conv_pool",
-]
+__all__ = ["glu", "img_conv_group", "scaled_dot_product_attention", "sequence_conv_pool", "simple_img_conv_pool"]
 
 
 def simple_img_conv_pool(
@@ -101,14 +95,8 @@ def img_conv_group(
             raise errors.ProgramError(f"img_conv_group: {what} has {len(values)} values for {count} convolutions")
         return values
 
-    paddings, sizes = (
-        spread(conv_padding, "conv_padding"),
-        spread(conv_filter_size, "conv_filter_size"),
-    )
-    attrs, norms = (
-        spread(param_attr, "param_attr"),
-        spread(conv_with_batchnorm, "conv_with_batchnorm"),
-    )
+    paddings, sizes = (spread(conv_padding, "conv_padding"), spread(conv_filter_size, "conv_filter_size"))
+    attrs, norms = (spread(param_attr, "param_attr"), spread(conv_with_batchnorm, "conv_with_batchnorm"))
     rates = spread(conv_batchnorm_drop_rate, "conv_batchnorm_drop_rate")
     out = input
     for i in range(count):
@@ -126,11 +114,7 @@ def img_conv_group(
             if abs(rates[i]) > 1e-5:
                 out = layers.dropout(x=out, dropout_prob=rates[i])
     return layers.pool2d(
-        input=out,
-        pool_size=pool_size,
-        pool_type=pool_type,
-        pool_stride=pool_stride,
-        use_cudnn=use_cudnn,
+        input=out, pool_size=pool_size, pool_type=pool_type, pool_stride=pool_stride, use_cudnn=use_cudnn
     )
 
 
@@ -165,11 +149,7 @@ def glu(input: Variable, dim: int = -1) -> Variable:
 
 
 def scaled_dot_product_attention(
-    queries: Variable,
-    keys: Variable,
-    values: Variable,
-    num_heads: int = 1,
-    dropout_rate: float = 0.0,
+    queries: Variable, keys: Variable, values: Variable, num_heads: int = 1, dropout_rate: float = 0.0
 ) -> Variable:
     """Return softmax(q kᵀ / sqrt(d)) v for each head (Vaswani et al. 2017, arXiv:1706.03762): [N, T, e].
 

@@ -50,10 +50,7 @@ class ParallelExecutor:
         program = main_program if main_program is not None else default_main_program()
         shared = None if share_vars_from is None else share_vars_from._program
         self._program: CompiledProgram = CompiledProgram(program).with_data_parallel(
-            loss_name=loss_name,
-            build_strategy=build,
-            exec_strategy=exec_strategy,
-            share_vars_from=shared,
+            loss_name=loss_name, build_strategy=build, exec_strategy=exec_strategy, share_vars_from=shared
         )
         parallel = self._program._parallel
         assert parallel is not None

@@ -25,10 +25,7 @@ def _name(item: Variable | str) -> str:
 
 
 def to_jax(
-    program: Program,
-    feeds: Sequence[Variable | str],
-    fetches: Sequence[Variable | str],
-    scope: Scope | None = None,
+    program: Program, feeds: Sequence[Variable | str], fetches: Sequence[Variable | str], scope: Scope | None = None
 ) -> tuple[Callable[..., Any], Params]:
     """Convert a program to a pure function of parameters and feeds.
 
@@ -105,10 +102,7 @@ def to_jax(
 def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the feeds in the order of `names`, from positional values or a dict."""
     if len(values) == 1 and isinstance(values[0], Mapping):
-        missing, unknown = (
-            [n for n in names if n not in values[0]],
-            [n for n in values[0] if n not in names],
-        )
+        missing, unknown = ([n for n in names if n not in values[0]], [n for n in values[0] if n not in names])
         if missing or unknown:
             raise errors.FeedError(
                 f"apply takes the feeds {', '.join(names)}; "

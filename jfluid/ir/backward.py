@@ -120,20 +120,13 @@ def gradients(
                 grad = builder.new_grad_var(target)
                 if -1 in target.shape:
                     block.append_op(
-                        "fill_any_like",
-                        {"X": target},
-                        {"Out": grad},
-                        {"value": 1.0, "dtype": int(target.dtype)},
+                        "fill_any_like", {"X": target}, {"Out": grad}, {"value": 1.0, "dtype": int(target.dtype)}
                     )
                 else:
                     block.append_op(
                         "fill_constant",
                         outputs={"Out": grad},
-                        attrs={
-                            "shape": target.shape or (1,),
-                            "value": 1.0,
-                            "dtype": int(target.dtype),
-                        },
+                        attrs={"shape": target.shape or (1,), "value": 1.0, "dtype": int(target.dtype)},
                     )
                 start[target.name] = grad
             elif tuple(seed.shape) != tuple(target.shape):
@@ -235,12 +228,7 @@ class _Builder:
         grad.stop_gradient = False
         self.grad_to_var[name] = var.name
 
-    def run(
-        self,
-        path: list[Operator],
-        start: dict[str, str],
-        checkpoints: Sequence[Variable | str] = (),
-    ) -> None:
+    def run(self, path: list[Operator], start: dict[str, str], checkpoints: Sequence[Variable | str] = ()) -> None:
         """Append the gradient operators of `path`, given the gradients of the targets."""
         for name, grad in start.items():
             self.pending.setdefault(name, []).append(grad)
@@ -433,9 +421,6 @@ def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) ->
     for param, grad in params_grads:
         for op in reversed(block.ops):
             if grad.name in op.output_arg_names:
-                op.attrs["op_role_var"] = tuple(op.attrs.get("op_role_var", ())) + (
-                    param.name,
-                    grad.name,
-                )
+                op.attrs["op_role_var"] = tuple(op.attrs.get("op_role_var", ())) + (param.name, grad.name)
                 break
     block.program._touch()

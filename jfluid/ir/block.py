@@ -82,12 +82,7 @@ class Block:
         return self.create_var(name=unique_name.generate(f"{prefix}.tmp"))
 
     def append_new(
-        self,
-        type: str,
-        inputs: Mapping[str, Any],
-        outs: tuple[str, ...],
-        attrs: Mapping[str, Any] | None,
-        prefix: str,
+        self, type: str, inputs: Mapping[str, Any], outs: tuple[str, ...], attrs: Mapping[str, Any] | None, prefix: str
     ) -> tuple[Variable, ...]:
         """Append an operator that writes a new variable in each slot of `outs`, and return these variables.
 

@@ -200,16 +200,7 @@ def reading(data: bytes) -> Iterator["ProgramFile"]:
 _FACTOR, _LEAST = 10, 1 << 19
 # Bytes of memory: a block, variable, operator, slot, attribute, a name that comes for the first
 # time, a place in a list, a number in a list.
-_BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = (
-    500,
-    320,
-    400,
-    160,
-    60,
-    100,
-    10,
-    28,
-)
+_BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = (500, 320, 400, 160, 60, 100, 10, 28)
 _MOST_LEVELS = 64  # of sequences in sequences
 _LARGEST_PART = 1 << 12  # bytes of a message that may be parsed before its parts are counted
 _LONGEST_NAME = 1 << 12
@@ -383,11 +374,7 @@ class ProgramFile:
     def _operator(self, block: int, position: int, desc: pb.OpDesc) -> OperatorRecord:
         if not desc.type:
             raise errors.FileFormatError(f"operator {position} of block {block} of the program has no type")
-        type_, inputs, outputs = (
-            self._name(desc.type),
-            self._slots(desc.inputs),
-            self._slots(desc.outputs),
-        )
+        type_, inputs, outputs = (self._name(desc.type), self._slots(desc.inputs), self._slots(desc.outputs))
         attrs, kinds = {}, {}
         for attr in desc.attrs:
             self._spend(_ATTRIBUTE)

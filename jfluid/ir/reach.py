@@ -76,9 +76,7 @@ def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) ->
 
 
 def check_allowed(
-    names: Iterable[str],
-    reach_of: Callable[[str], Reach | None],
-    acting: Callable[[], Iterable[str]],
+    names: Iterable[str], reach_of: Callable[[str], Reach | None], acting: Callable[[], Iterable[str]]
 ) -> frozenset[str]:
     """Return names of operators that a caller allows to act.
 

@@ -43,9 +43,7 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
             raise errors.ProgramError(f"checkpoints: the program has no variable {name}")
         if not (var.is_data or var.persistable):  # those are kept anyway
             warnings.warn(
-                f"checkpoints: the loss does not depend on {name}, which has no effect",
-                RuntimeWarning,
-                stacklevel=2,
+                f"checkpoints: the loss does not depend on {name}, which has no effect", RuntimeWarning, stacklevel=2
             )
     parts = [Segment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
     for part in parts:
@@ -72,11 +70,7 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
         twin.stop_gradient = block.var_recursive(name).stop_gradient
     waits = [g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None]
     if held:
-        block.append_op(
-            "recompute_barrier",
-            {"X": held, "After": waits},
-            {"Out": [part.renamed[n] for n in held]},
-        )
+        block.append_op("recompute_barrier", {"X": held, "After": waits}, {"Out": [part.renamed[n] for n in held]})
     for op in part.ops[:-1] if _is_kept(part) else part.ops:
         copy = op.clone_into(block)
         copy.inputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.inputs.items()}

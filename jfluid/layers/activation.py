@@ -219,11 +219,7 @@ def hard_sigmoid(x: Variable, slope: float = 0.2, offset: float = 0.5, name: str
 
 
 def hard_swish(
-    x: Variable,
-    threshold: float = 6.0,
-    scale: float = 6.0,
-    offset: float = 3.0,
-    name: str | None = None,
+    x: Variable, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0, name: str | None = None
 ) -> Variable:
     """Return x * min(max(0, x + offset), threshold) / scale (Howard et al., arXiv:1905.02244)."""
     return _parametrised("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
@@ -300,10 +296,7 @@ def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = 
 def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Variable:
     """Return exp(x) divided by its sum along `axis`. `use_cudnn` has no effect."""
     return emit(
-        "softmax",
-        {"X": hold(input, FLOATS, "softmax", "input")},
-        {"axis": axis, "use_cudnn": use_cudnn},
-        name=name,
+        "softmax", {"X": hold(input, FLOATS, "softmax", "input")}, {"axis": axis, "use_cudnn": use_cudnn}, name=name
     )
 
 

@@ -144,12 +144,7 @@ def lod_rank_table(x: Variable, level: int = 0) -> Variable:
 
 def max_sequence_len(rank_table: Variable) -> Variable:
     """Return the length of the longest sequence of a table: int64 [1]."""
-    return emit(
-        "max_sequence_len",
-        {"RankTable": rank_table},
-        layer="max_seqence_length",
-        stop_gradient=True,
-    )
+    return emit("max_sequence_len", {"RankTable": rank_table}, layer="max_seqence_length", stop_gradient=True)
 
 
 def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
@@ -180,12 +175,7 @@ def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[V
 
     If `input` has a LoD, sequences are split instead of rows.
     """
-    true, false = emit(
-        "split_lod_tensor",
-        {"X": input, "Mask": mask},
-        {"level": level},
-        outs=("OutTrue", "OutFalse"),
-    )
+    true, false = emit("split_lod_tensor", {"X": input, "Mask": mask}, {"level": level}, outs=("OutTrue", "OutFalse"))
     return true, false
 
 
@@ -199,8 +189,4 @@ def merge_lod_tensor(in_true: Variable, in_false: Variable, x: Variable, mask: V
         mask: bool [rows, 1].
         level: the level of the LoD that was split.
     """
-    return emit(
-        "merge_lod_tensor",
-        {"X": x, "Mask": mask, "InTrue": in_true, "InFalse": in_false},
-        {"level": level},
-    )
+    return emit("merge_lod_tensor", {"X": x, "Mask": mask, "InTrue": in_true, "InFalse": in_false}, {"level": level})

@@ -59,12 +59,7 @@ def beam_search(
         type="beam_search",
         inputs=inputs,
         outputs={"selected_ids": chosen, "selected_scores": chosen_scores, "parent_idx": parents},
-        attrs={
-            "level": level,
-            "beam_size": beam_size,
-            "end_id": end_id,
-            "is_accumulated": is_accumulated,
-        },
+        attrs={"level": level, "beam_size": beam_size, "end_id": end_id, "is_accumulated": is_accumulated},
     )
     return (chosen, chosen_scores, parents) if return_parent_idx else (chosen, chosen_scores)
 

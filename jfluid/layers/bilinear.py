@@ -46,9 +46,7 @@ def bilinear_tensor_product(
     bias = helper.create_parameter(helper.bias_attr, [1, size], x.dtype, is_bias=True)
     out = helper.create_variable_for_type_inference(x.dtype)
     helper.append_op(
-        type="bilinear_tensor_product",
-        inputs={"X": x, "Y": y, "Weight": weight, "Bias": bias},
-        outputs={"Out": out},
+        type="bilinear_tensor_product", inputs={"X": x, "Y": y, "Weight": weight, "Bias": bias}, outputs={"Out": out}
     )
     return helper.append_activation(out)
 

@@ -51,12 +51,7 @@ class RNNCell:
         raise NotImplementedError(f"{type(self).__name__} must define state_dtype")
 
     def get_initial_states(
-        self,
-        batch_ref: Any,
-        shape: Any = None,
-        dtype: Any = "float32",
-        init_value: float = 0,
-        batch_dim_idx: int = 0,
+        self, batch_ref: Any, shape: Any = None, dtype: Any = "float32", init_value: float = 0, batch_dim_idx: int = 0
     ) -> Any:
         """Return states with one number everywhere.
 
@@ -261,9 +256,7 @@ def rnn(
     mask = None
     if sequence_length is not None:
         steps = emit(
-            "slice",
-            {"Input": emit("shape", {"Input": _flat(inputs)[0]})},
-            {"axes": [0], "starts": [0], "ends": [1]},
+            "slice", {"Input": emit("shape", {"Input": _flat(inputs)[0]})}, {"axes": [0], "starts": [0], "ends": [1]}
         )
         mask = turned(sequence_mask(sequence_length, maxlen=steps, dtype=_flat(initial_states)[0].dtype))
     if is_reverse:
@@ -286,11 +279,7 @@ def rnn(
     found = network() if len(flat) > 1 else [network()]
     n = len(_flat(outputs))
     last = [
-        emit(
-            "slice",
-            {"Input": v},
-            {"axes": [0], "starts": [-1], "ends": [2**31 - 1], "decrease_axis": [0]},
-        )
+        emit("slice", {"Input": v}, {"axes": [0], "starts": [-1], "ends": [2**31 - 1], "decrease_axis": [0]})
         for v in found[n:]
     ]
     results = found[:n]

@@ -25,12 +25,7 @@ def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True)
     check_variable(input, "continuous_value_model", "input")
     helper = LayerHelper("cvm", input=input)
     out = helper.create_variable(dtype=input.dtype)
-    helper.append_op(
-        type="cvm",
-        inputs={"X": [input], "CVM": [cvm]},
-        outputs={"Y": [out]},
-        attrs={"use_cvm": use_cvm},
-    )
+    helper.append_op(type="cvm", inputs={"X": [input], "CVM": [cvm]}, outputs={"Y": [out]}, attrs={"use_cvm": use_cvm})
     return out
 
 

@@ -80,8 +80,7 @@ def _product(name: str, x: Operand, y: Operand, product: Callable[[Variable, Var
     if d is None:
         return ComplexVariable(product(a, c), product(b, c))
     return ComplexVariable(
-        math.elementwise_sub(product(a, c), product(b, d)),
-        math.elementwise_add(product(a, d), product(b, c)),
+        math.elementwise_sub(product(a, c), product(b, d)), math.elementwise_add(product(a, d), product(b, c))
     )
 
 
@@ -153,10 +152,7 @@ def transpose(x: Operand, perm: Sequence[int], name: str | None = None) -> Compl
 
 
 def sum(
-    input: Operand,
-    dim: int | Sequence[int] | None = None,
-    keep_dim: bool = False,
-    name: str | None = None,
+    input: Operand, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None
 ) -> ComplexVariable:
     """Sum over dimensions, with the arguments of `fluid.layers.reduce_sum`.
 

@@ -267,10 +267,7 @@ def _branch(pred: Variable, function: Callable[..., Any], otherwise: Callable[..
 
 
 def switch_case(
-    branch_index: Variable,
-    branch_fns: Any,
-    default: Callable[..., Any] | None = None,
-    name: str | None = None,
+    branch_index: Variable, branch_fns: Any, default: Callable[..., Any] | None = None, name: str | None = None
 ) -> Any:
     """Run the function with the index `branch_index`, and return its result.
 

@@ -223,10 +223,7 @@ def _conv_transpose(
     if by_channel and num_filters == channels:
         op_type = "depthwise_conv2d_transpose"
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
-    strides, dilations = (
-        each(stride, rank, layer, "stride"),
-        each(dilation, rank, layer, "dilation"),
-    )
+    strides, dilations = (each(stride, rank, layer, "stride"), each(dilation, rank, layer, "dilation"))
     pads, algorithm = paddings_of(padding, rank, last, layer)
     wanted = [] if output_size is None else each(output_size, rank, layer, "output_size")
     if filter_size is not None:

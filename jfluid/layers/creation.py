@@ -89,10 +89,7 @@ def into(
     if not isinstance(out, Variable):
         raise errors.AttributeTypeError(f"{op_type}: expected out to be a Variable, found {type(out).__name__}")
     LayerHelper(op_type).append_op(
-        type=op_type,
-        inputs={s: v for s, v in inputs.items() if v is not None},
-        outputs={"Out": out},
-        attrs=attrs or {},
+        type=op_type, inputs={s: v for s, v in inputs.items() if v is not None}, outputs={"Out": out}, attrs=attrs or {}
     )
     if options.get("stop_gradient"):
         out.stop_gradient = True
@@ -142,11 +139,7 @@ def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Vari
 
 
 def fill_constant(
-    shape: Integers,
-    dtype: Any,
-    value: float | Variable,
-    force_cpu: bool = False,
-    out: Variable | None = None,
+    shape: Integers, dtype: Any, value: float | Variable, force_cpu: bool = False, out: Variable | None = None
 ) -> Variable:
     """Return a constant tensor. It gets no gradient.
 
@@ -168,13 +161,7 @@ def _text(value: float, dtype: Any) -> str:
 
 
 def _filled(
-    shape: Integers,
-    dtype: Any,
-    value: Any,
-    force_cpu: bool,
-    out: Variable | None,
-    layer: str,
-    name: str | None = None,
+    shape: Integers, dtype: Any, value: Any, force_cpu: bool, out: Variable | None, layer: str, name: str | None = None
 ) -> Variable:
     inputs, attrs = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape")
     attrs |= {"dtype": int(var_type(dtype)), "force_cpu": force_cpu}
@@ -279,10 +266,7 @@ def full_like(
     """
     check_variable(input, "full_like", "input")
     check_device(device, "full_like")
-    attrs = {
-        "value": float(fill_value),
-        "dtype": int(input.dtype if dtype is None else var_type(dtype)),
-    }
+    attrs = {"value": float(fill_value), "dtype": int(input.dtype if dtype is None else var_type(dtype))}
     result = into(out, "fill_any_like", {"X": input}, attrs, layer="full_like", name=name)
     result.stop_gradient = stop_gradient
     return result
@@ -327,11 +311,7 @@ def range(start: float | Variable, end: float | Variable, step: float | Variable
 
     Raises OpError when the program runs, if `end` is not reached or a bound depends on fed data.
     """
-    inputs = {
-        "Start": _as_tensor(start, dtype),
-        "End": _as_tensor(end, dtype),
-        "Step": _as_tensor(step, dtype),
-    }
+    inputs = {"Start": _as_tensor(start, dtype), "End": _as_tensor(end, dtype), "Step": _as_tensor(step, dtype)}
     return emit("range", inputs, stop_gradient=True)
 
 
@@ -363,19 +343,12 @@ def linspace(start: float | Variable, stop: float | Variable, num: int | Variabl
         num: a number, or a Variable of one element computed from shapes and constants.
         dtype: of the result.
     """
-    inputs = {
-        "Start": _as_tensor(start, dtype),
-        "Stop": _as_tensor(stop, dtype),
-        "Num": _as_tensor(num, "int32"),
-    }
+    inputs = {"Start": _as_tensor(start, dtype), "Stop": _as_tensor(stop, dtype), "Num": _as_tensor(num, "int32")}
     return emit("linspace", inputs)
 
 
 def eye(
-    num_rows: int,
-    num_columns: int | None = None,
-    batch_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int] | None = None, dtype: Any = "float32"
 ) -> Variable:
     """Return an identity matrix [*batch_shape, num_rows, num_columns].
 
@@ -393,10 +366,7 @@ def eye(
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in (num_rows, columns)):
         raise errors.AttributeTypeError(f"eye: expected sizes of at least 0, found {num_rows} and {columns}")
     out = emit(
-        "eye",
-        {},
-        {"num_rows": num_rows, "num_columns": columns, "dtype": int(var_type(dtype))},
-        stop_gradient=True,
+        "eye", {}, {"num_rows": num_rows, "num_columns": columns, "dtype": int(var_type(dtype))}, stop_gradient=True
     )
     for count in reversed(batch_shape or ()):
         if not isinstance(count, (int, np.integer)) or count <= 0:
@@ -411,9 +381,7 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
     It gets no gradient.
     """
     return emit(
-        "diag",
-        {"Diagonal": diagonal if isinstance(diagonal, Variable) else assign(diagonal)},
-        stop_gradient=True,
+        "diag", {"Diagonal": diagonal if isinstance(diagonal, Variable) else assign(diagonal)}, stop_gradient=True
     )
 
 

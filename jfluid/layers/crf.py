@@ -34,12 +34,7 @@ def linear_chain_crf(
     helper.append_op(
         type="linear_chain_crf",
         inputs=inputs,
-        outputs={
-            "Alpha": [alpha],
-            "EmissionExps": [emission],
-            "TransitionExps": weights,
-            "LogLikelihood": cost,
-        },
+        outputs={"Alpha": [alpha], "EmissionExps": [emission], "TransitionExps": weights, "LogLikelihood": cost},
     )
     return cost
 
@@ -93,14 +88,7 @@ def chunk_eval(
         (precision, recall, F1, each float32 [1]; the numbers of predicted, labelled and correct
             chunks, each int64 [1]).
     """
-    outs = (
-        "Precision",
-        "Recall",
-        "F1-Score",
-        "NumInferChunks",
-        "NumLabelChunks",
-        "NumCorrectChunks",
-    )
+    outs = ("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks")
     attrs = {
         "num_chunk_types": num_chunk_types,
         "chunk_scheme": chunk_scheme,

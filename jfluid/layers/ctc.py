@@ -47,11 +47,7 @@ def warpctc(
 
 
 def ctc_greedy_decoder(
-    input: Variable,
-    blank: int,
-    input_length: Variable | None = None,
-    padding_value: int = 0,
-    name: str | None = None,
+    input: Variable, blank: int, input_length: Variable | None = None, padding_value: int = 0, name: str | None = None
 ) -> Any:
     """Return the label that the best class of each step spells: repeated classes are merged, then blanks are removed.
 
@@ -114,10 +110,6 @@ def edit_distance(
     if input_length is not None and label_length is not None:
         inputs |= {"HypsLength": input_length, "RefsLength": label_length}
     number, distance = emit(
-        "edit_distance",
-        inputs,
-        {"normalized": normalized},
-        outs=("SequenceNum", "Out"),
-        stop_gradient=True,
+        "edit_distance", inputs, {"normalized": normalized}, outs=("SequenceNum", "Out"), stop_gradient=True
     )
     return distance, number

@@ -106,11 +106,7 @@ class BeamSearchDecoder(Decoder):
         return emit(
             "fill_constant_batch_size_like",
             {"Input": reference},
-            {
-                "shape": [-1, width or self.beam_size],
-                "value": float(value),
-                "dtype": int(VarType[dtype]),
-            },
+            {"shape": [-1, width or self.beam_size], "value": float(value), "dtype": int(VarType[dtype])},
         )
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
@@ -136,9 +132,7 @@ class BeamSearchDecoder(Decoder):
         ended = cast(states.finished, "float32")
         only_end = emit("one_hot_v2", {"X": fill_constant([1], "int64", self.end_token)}, {"depth": words})
         closed = emit(
-            "scale",
-            {"X": emit("reshape2", {"X": only_end}, {"shape": [1, 1, words]})},
-            {"scale": 1e9, "bias": -1e9},
+            "scale", {"X": emit("reshape2", {"X": only_end}, {"shape": [1, 1, words]})}, {"scale": 1e9, "bias": -1e9}
         )
         chances = emit(
             "elementwise_add",
@@ -161,10 +155,7 @@ class BeamSearchDecoder(Decoder):
         finished = cast(self._of_parents(cast(states.finished, "int64"), parents), "bool")
         lengths = emit(
             "elementwise_add",
-            {
-                "X": self._of_parents(states.lengths, parents),
-                "Y": cast(emit("logical_not", {"X": finished}), "int64"),
-            },
+            {"X": self._of_parents(states.lengths, parents), "Y": cast(emit("logical_not", {"X": finished}), "int64")},
         )
         ends = emit("equal", {"X": tokens, "Y": fill_constant([1], "int64", self.end_token)})
         finished = emit("logical_or", {"X": finished, "Y": ends})
@@ -181,10 +172,7 @@ class BeamSearchDecoder(Decoder):
         hot = emit("one_hot_v2", {"X": parents}, {"depth": self.beam_size})  # [batch, beam, beam]
         if len(x.shape) == 2:
             wide = emit("unsqueeze2", {"X": cast(x, "float32")}, {"axes": [2]})
-            return cast(
-                emit("squeeze2", {"X": emit("matmul", {"X": hot, "Y": wide})}, {"axes": [2]}),
-                x.dtype,
-            )
+            return cast(emit("squeeze2", {"X": emit("matmul", {"X": hot, "Y": wide})}, {"axes": [2]}), x.dtype)
         return emit("matmul", {"X": hot, "Y": x})
 
     def finalize(self, outputs: Any, final_states: Any, sequence_lengths: Variable) -> tuple[Any, Any]:
@@ -237,10 +225,7 @@ def dynamic_decode(
     with While(going, is_test=is_test).block():
         outputs, new, following, ends = decoder.step(time, inputs, states, **kwargs)
         structure.append(outputs)
-        longer = emit(
-            "elementwise_add",
-            {"X": lengths, "Y": cast(emit("logical_not", {"X": finished}), "int64")},
-        )
+        longer = emit("elementwise_add", {"X": lengths, "Y": cast(emit("logical_not", {"X": finished}), "int64")})
         ends = emit("logical_or", {"X": ends, "Y": finished})
         if impute_finished and not decoder.tracks_own_finished:
             new = _map(lambda old, now: _unless(finished, now, old), states, new)

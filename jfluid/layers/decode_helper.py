@@ -11,13 +11,7 @@ from jfluid.layers.creation import cast, fill_constant, fill_constant_batch_size
 from jfluid.layers.decode import Decoder
 from jfluid.layers.helper import check_variable, emit
 
-__all__ = [
-    "BasicDecoder",
-    "DecodeHelper",
-    "GreedyEmbeddingHelper",
-    "SampleEmbeddingHelper",
-    "TrainingHelper",
-]
+__all__ = ["BasicDecoder", "DecodeHelper", "GreedyEmbeddingHelper", "SampleEmbeddingHelper", "TrainingHelper"]
 
 
 class DecodeHelper:

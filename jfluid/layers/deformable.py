@@ -80,11 +80,7 @@ def deformable_conv(
         default_initializer=Normal(0.0, deviation),
     )
     out = helper.create_variable_for_type_inference(input.dtype)
-    optional = {
-        "groups": groups,
-        "deformable_groups": deformable_groups,
-        "im2col_step": im2col_step,
-    }
+    optional = {"groups": groups, "deformable_groups": deformable_groups, "im2col_step": im2col_step}
     helper.append_op(
         type="deformable_conv" if modulated else "deformable_conv_v1",
         inputs={"Input": input, "Filter": weight, "Offset": offset} | ({"Mask": mask} if modulated else {}),

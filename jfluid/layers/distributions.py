@@ -159,10 +159,7 @@ class Normal(_TwoParameters):
 
     def entropy(self) -> Variable:
         """Return 1/2 + log(2 pi)/2 + log(scale)."""
-        return _add(
-            _log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)),
-            0.5 + 0.5 * math.log(2 * math.pi),
-        )
+        return _add(_log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)), 0.5 + 0.5 * math.log(2 * math.pi))
 
     def log_prob(self, value: Variable) -> Variable:
         """Return -(value - loc)² / (2 scale²) - log(scale) - log(2 pi)/2."""

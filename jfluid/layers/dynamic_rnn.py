@@ -95,10 +95,7 @@ class DynamicRNN:
             self.max_seq_len = self._outside("dynamic_rnn_max_seq_len", "int64")
             parent.append_op("max_sequence_len", {"RankTable": self.lod_rank_table}, {"Out": self.max_seq_len})
             parent.append_op(
-                "less_than",
-                {"X": self.step_idx, "Y": self.max_seq_len},
-                {"Out": self.cond},
-                {"force_cpu": True},
+                "less_than", {"X": self.step_idx, "Y": self.max_seq_len}, {"Out": self.cond}, {"force_cpu": True}
             )
         array = self._outside("dynamic_rnn_input_array", x.dtype, VarType.LOD_TENSOR_ARRAY)
         self.input_array.append(array)
@@ -171,15 +168,8 @@ class DynamicRNN:
         if init is None:
             if shape is None:
                 raise errors.ProgramError("DynamicRNN.memory: give init, or shape")
-            init, first = (
-                self._outside("mem_init", dtype),
-                self._outside("in0", self.input_array[0].dtype),
-            )
-            parent.append_op(
-                "read_from_array",
-                {"X": [self.input_array[0]], "I": [self.zero_idx]},
-                {"Out": [first]},
-            )
+            init, first = (self._outside("mem_init", dtype), self._outside("in0", self.input_array[0].dtype))
+            parent.append_op("read_from_array", {"X": [self.input_array[0]], "I": [self.zero_idx]}, {"Out": [first]})
             parent.append_op(
                 "fill_constant_batch_size_like",
                 {"Input": [first]},

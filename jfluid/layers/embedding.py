@@ -58,18 +58,11 @@ def look_up(
 
 
 def hot(
-    op_type: str,
-    input: Variable,
-    depth: int | Variable,
-    allow_out_of_range: bool,
-    stop_gradient: bool,
+    op_type: str, input: Variable, depth: int | Variable, allow_out_of_range: bool, stop_gradient: bool
 ) -> Variable:
     """Append the one-hot operator `op_type`; for the other arguments see `one_hot`."""
     inputs = {"X": input, "depth_tensor": depth if isinstance(depth, Variable) else None}
-    attrs = {
-        "depth": None if isinstance(depth, Variable) else int(depth),
-        "allow_out_of_range": allow_out_of_range,
-    }
+    attrs = {"depth": None if isinstance(depth, Variable) else int(depth), "allow_out_of_range": allow_out_of_range}
     return emit(op_type, inputs, attrs, stop_gradient=stop_gradient)
 
 

@@ -277,12 +277,7 @@ class LayerHelper:
     def set_variable_initializer(self, var: Variable, initializer: Any) -> Variable:
         """Declare `var` in the startup program, and initialize it there."""
         return self.startup_program.global_block().create_var(
-            name=var.name,
-            type=var.type,
-            dtype=var.dtype,
-            shape=var.shape,
-            persistable=True,
-            initializer=initializer,
+            name=var.name, type=var.type, dtype=var.dtype, shape=var.shape, persistable=True, initializer=initializer
         )
 
     # Tails
@@ -292,10 +287,7 @@ class LayerHelper:
         if attr is False:
             return input_var
         bias = self.create_parameter(
-            attr=attr,
-            shape=list(input_var.shape[dim_start:dim_end]),
-            dtype=input_var.dtype,
-            is_bias=True,
+            attr=attr, shape=list(input_var.shape[dim_start:dim_end]), dtype=input_var.dtype, is_bias=True
         )
         out = self.create_variable_for_type_inference(dtype=input_var.dtype)
         self.append_op(

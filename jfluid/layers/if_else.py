@@ -56,10 +56,7 @@ class IfElse:
                 for _ in range(2)
             )
             parent.append_op(
-                "split_lod_tensor",
-                {"X": x, "Mask": self.cond},
-                {"OutTrue": true, "OutFalse": false},
-                {"level": 0},
+                "split_lod_tensor", {"X": x, "Mask": self.cond}, {"OutTrue": true, "OutFalse": false}, {"level": 0}
             )
             self.input_table[x.name] = true, false
         return self.input_table[x.name][0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]

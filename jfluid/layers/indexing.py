@@ -121,11 +121,7 @@ def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Vari
 
 
 def scatter(
-    input: Variable,
-    index: Variable,
-    updates: Variable,
-    name: str | None = None,
-    overwrite: bool = True,
+    input: Variable, index: Variable, updates: Variable, name: str | None = None, overwrite: bool = True
 ) -> Variable:
     """Replace rows of `input` by the rows of `updates`.
 
@@ -138,12 +134,7 @@ def scatter(
         name: see `jfluid.layers`.
         overwrite: where an index occurs twice, whether its last row counts, or the sum of its rows.
     """
-    return emit(
-        "scatter",
-        {"X": input, "Ids": index, "Updates": updates},
-        {"overwrite": overwrite},
-        name=name,
-    )
+    return emit("scatter", {"X": input, "Ids": index, "Updates": updates}, {"overwrite": overwrite}, name=name)
 
 
 def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
@@ -162,12 +153,7 @@ def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str 
         raise errors.AttributeTypeError(
             f"scatter_nd_add: expected ref and updates of one dtype, found {ref.dtype.name} and {updates.dtype.name}"
         )
-    return emit(
-        "scatter_nd_add",
-        {"X": ref, "Index": index, "Updates": updates},
-        layer="scatter_nd_add",
-        name=name,
-    )
+    return emit("scatter_nd_add", {"X": ref, "Index": index, "Updates": updates}, layer="scatter_nd_add", name=name)
 
 
 def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
@@ -311,12 +297,7 @@ def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ig
     return emit(
         "shard_index",
         {"X": input},
-        {
-            "index_num": index_num,
-            "nshards": nshards,
-            "shard_id": shard_id,
-            "ignore_value": ignore_value,
-        },
+        {"index_num": index_num, "nshards": nshards, "shard_id": shard_id, "ignore_value": ignore_value},
     )
 
 

@@ -7,11 +7,7 @@ __all__ = ["filter_by_instag"]
 
 
 def filter_by_instag(
-    ins: Variable,
-    ins_tag: Variable,
-    filter_tag: Variable,
-    is_lod: bool,
-    out_val_if_empty: int = 0,
+    ins: Variable, ins_tag: Variable, filter_tag: Variable, is_lod: bool, out_val_if_empty: int = 0
 ) -> list[Variable]:
     """Keep the instances of a batch that have at least one tag of `filter_tag`.
 

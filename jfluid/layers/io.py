@@ -6,13 +6,7 @@ from typing import Any
 from jfluid import errors
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Slot
-from jfluid.feeding.reader_ops import (
-    ReaderSession,
-    ReaderVariable,
-    append_read,
-    create_reader,
-    double_buffered,
-)
+from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable, append_read, create_reader, double_buffered
 from jfluid.ir.program import default_main_program, default_startup_program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
@@ -133,10 +127,7 @@ def py_reader(
 
 
 def create_py_reader_by_data(
-    capacity: int,
-    feed_list: Sequence[Variable],
-    name: str | None = None,
-    use_double_buffer: bool = True,
+    capacity: int, feed_list: Sequence[Variable], name: str | None = None, use_double_buffer: bool = True
 ) -> ReaderVariable:
     """Create a reader like `py_reader`, with shapes, dtypes and levels of the variables in `feed_list`.
 
@@ -148,11 +139,7 @@ def create_py_reader_by_data(
     if not feed_list:
         raise errors.FeedError("feed_list: expected the variables to read, found none")
     return _reader(
-        [Slot.of(v) for v in feed_list],
-        [v.need_check_feed for v in feed_list],
-        capacity,
-        name,
-        use_double_buffer,
+        [Slot.of(v) for v in feed_list], [v.need_check_feed for v in feed_list], capacity, name, use_double_buffer
     )
 
 

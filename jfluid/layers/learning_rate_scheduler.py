@@ -122,10 +122,7 @@ def polynomial_decay(
                 assign(one, rounds)
             span = decay_steps * rounds
         else:
-            step = emit(
-                "elementwise_min",
-                {"X": step, "Y": fill_constant([1], "float32", float(decay_steps))},
-            )
+            step = emit("elementwise_min", {"X": step, "Y": fill_constant([1], "float32", float(decay_steps))})
         return (learning_rate - end_learning_rate) * ((1 - step / span) ** power) + end_learning_rate
 
 

@@ -153,8 +153,5 @@ def allclose(
     """
     hold([input, other], FLOATS, "allclose", "input, other")
     return emit(
-        "allclose",
-        {"Input": input, "Other": other},
-        {"rtol": rtol, "atol": atol, "equal_nan": equal_nan},
-        name=name,
+        "allclose", {"Input": input, "Other": other}, {"rtol": rtol, "atol": atol, "equal_nan": equal_nan}, name=name
     )

@@ -68,10 +68,7 @@ def cross_entropy2(input: Variable, label: Variable, ignore_index: int = -100) -
     For the arguments see `cross_entropy`.
     """
     return emit(
-        "cross_entropy2",
-        {"X": input, "Label": label},
-        {"ignore_index": ignore_index},
-        outs=("Y", "XShape", "MatchX"),
+        "cross_entropy2", {"X": input, "Label": label}, {"ignore_index": ignore_index}, outs=("Y", "XShape", "MatchX")
     )[0]
 
 
@@ -109,20 +106,13 @@ def softmax_with_cross_entropy(
         "axis": axis,
     }
     softmax, loss = emit(
-        "softmax_with_cross_entropy",
-        {"Logits": logits, "Label": label},
-        attrs,
-        outs=("Softmax", "Loss"),
+        "softmax_with_cross_entropy", {"Logits": logits, "Label": label}, attrs, outs=("Softmax", "Loss")
     )
     return (loss, softmax) if return_softmax else loss
 
 
 def sigmoid_cross_entropy_with_logits(
-    x: Variable,
-    label: Variable,
-    ignore_index: int = -100,
-    name: str | None = None,
-    normalize: bool = False,
+    x: Variable, label: Variable, ignore_index: int = -100, name: str | None = None, normalize: bool = False
 ) -> Variable:
     """Return the binary cross entropy of sigmoid(x) with `label`, element by element.
 
@@ -202,13 +192,7 @@ def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str
     """
     if reduction not in ("none", "sum", "mean", "batchmean"):
         raise errors.ProgramError(f"kldiv_loss, reduction: expected none, sum, mean or batchmean, found {reduction!r}")
-    return emit(
-        "kldiv_loss",
-        {"X": x, "Target": target},
-        {"reduction": reduction},
-        outs=("Loss",),
-        name=name,
-    )
+    return emit("kldiv_loss", {"X": x, "Target": target}, {"reduction": reduction}, outs=("Loss",), name=name)
 
 
 def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
@@ -220,13 +204,7 @@ def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str 
         epsilon: keeps the logarithms finite.
         name: see `jfluid.layers`.
     """
-    return emit(
-        "log_loss",
-        {"Predicted": input, "Labels": label},
-        {"epsilon": epsilon},
-        outs=("Loss",),
-        name=name,
-    )
+    return emit("log_loss", {"Predicted": input, "Labels": label}, {"epsilon": epsilon}, outs=("Loss",), name=name)
 
 
 def rank_loss(label: Variable, left: Variable, right: Variable, name: str | None = None) -> Variable:
@@ -300,19 +278,11 @@ def label_smooth(
         raise errors.ProgramError(f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}")
     if not default_main_program().eager:
         label.stop_gradient = True
-    return emit(
-        "label_smooth",
-        {"X": label, "PriorDist": prior_dist},
-        {"epsilon": float(epsilon)},
-        name=name,
-    )
+    return emit("label_smooth", {"X": label, "PriorDist": prior_dist}, {"epsilon": float(epsilon)}, name=name)
 
 
 def teacher_student_sigmoid_loss(
-    input: Variable,
-    label: Variable,
-    soft_max_up_bound: float = 15.0,
-    soft_max_lower_bound: float = -15.0,
+    input: Variable, label: Variable, soft_max_up_bound: float = 15.0, soft_max_lower_bound: float = -15.0
 ) -> Variable:
     """Return the click loss of logits, plus the loss against the teacher's score, if any: [rows, 1].
 
@@ -329,10 +299,7 @@ def teacher_student_sigmoid_loss(
         type="teacher_student_sigmoid_loss",
         inputs={"X": input, "Label": label},
         outputs={"Y": out},
-        attrs={
-            "soft_max_up_bound": soft_max_up_bound,
-            "soft_max_lower_bound": soft_max_lower_bound,
-        },
+        attrs={"soft_max_up_bound": soft_max_up_bound, "soft_max_lower_bound": soft_max_lower_bound},
     )
     return out
 
@@ -350,11 +317,7 @@ def sigmoid_focal_loss(
         gamma: the exponent that gives easy rows less weight.
         alpha: the weight of the foreground.
     """
-    return emit(
-        "sigmoid_focal_loss",
-        {"X": x, "Label": label, "FgNum": fg_num},
-        {"gamma": gamma, "alpha": alpha},
-    )
+    return emit("sigmoid_focal_loss", {"X": x, "Label": label, "FgNum": fg_num}, {"gamma": gamma, "alpha": alpha})
 
 
 def center_loss(
@@ -383,11 +346,7 @@ def center_loss(
     )
     if not isinstance(alpha, Variable):
         rate = helper.create_variable(
-            name="centerloss_alpha",
-            shape=[1],
-            dtype="float32",
-            persistable=True,
-            stop_gradient=True,
+            name="centerloss_alpha", shape=[1], dtype="float32", persistable=True, stop_gradient=True
         )
         helper.append_op(
             type="fill_constant",
@@ -442,9 +401,7 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     target = emit("elementwise_div", {"X": same, "Y": _sum(same, [1], keep_dim=True)})
     lengths = [_mean(_sum(emit("square", {"X": v}), [1])) for v in (anchor, positive)]
     penalty = emit(
-        "scale",
-        {"X": emit("elementwise_add", {"X": lengths[0], "Y": lengths[1]})},
-        {"scale": 0.25 * l2_reg},
+        "scale", {"X": emit("elementwise_add", {"X": lengths[0], "Y": lengths[1]})}, {"scale": 0.25 * l2_reg}
     )
     similarity = emit("matmul", {"X": anchor, "Y": positive}, {"transpose_Y": True})
     entropy = softmax_with_cross_entropy(similarity, target, soft_label=True)
@@ -468,10 +425,7 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str
     total = emit("elementwise_add", {"X": _sum(input, dims), "Y": _sum(hot, dims)})
     ratio = emit(
         "elementwise_div",
-        {
-            "X": emit("scale", {"X": common}, {"scale": 2.0}),
-            "Y": emit("scale", {"X": total}, {"bias": epsilon}),
-        },
+        {"X": emit("scale", {"X": common}, {"scale": 2.0}), "Y": emit("scale", {"X": total}, {"bias": epsilon})},
     )
     loss = emit("scale", {"X": ratio}, {"scale": -1.0, "bias": 1.0})
     return emit("reduce_mean", {"X": loss}, {"dim": [0], "reduce_all": True}, name=name)

@@ -121,11 +121,7 @@ def mean(x: Variable, name: str | None = None) -> Variable:
 
 
 def logsumexp(
-    x: Variable,
-    dim: Dimensions = None,
-    keepdim: bool = False,
-    out: Variable | None = None,
-    name: str | None = None,
+    x: Variable, dim: Dimensions = None, keepdim: bool = False, out: Variable | None = None, name: str | None = None
 ) -> Variable:
     """Return log(sum(exp(x))) along the dimensions `dim`, or along all dimensions.
 
@@ -201,9 +197,7 @@ def cumsum(
         reverse: sum from the end.
     """
     return emit(
-        "cumsum",
-        {"X": hold(x, NUMBERS, "cumsum", "x")},
-        {"axis": axis, "exclusive": exclusive, "reverse": reverse},
+        "cumsum", {"X": hold(x, NUMBERS, "cumsum", "x")}, {"axis": axis, "exclusive": exclusive, "reverse": reverse}
     )
 
 
@@ -212,12 +206,7 @@ def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variab
 
     Raises ShapeError if `min` is not less than `max`.
     """
-    return emit(
-        "clip",
-        {"X": hold(x, FLOATS, "clip", "x")},
-        {"min": float(min), "max": float(max)},
-        name=name,
-    )
+    return emit("clip", {"X": hold(x, FLOATS, "clip", "x")}, {"min": float(min), "max": float(max)}, name=name)
 
 
 def clamp(
@@ -252,12 +241,7 @@ def clamp(
 
 def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
     """Scale `x` to the Euclidean norm `max_norm` if its norm is larger."""
-    return emit(
-        "clip_by_norm",
-        {"X": hold(x, FLOATS, "clip_by_norm", "x")},
-        {"max_norm": float(max_norm)},
-        name=name,
-    )
+    return emit("clip_by_norm", {"X": hold(x, FLOATS, "clip_by_norm", "x")}, {"max_norm": float(max_norm)}, name=name)
 
 
 def addcmul(
@@ -285,11 +269,7 @@ def addcmul(
 
 
 def mul(
-    x: Variable,
-    y: Variable,
-    x_num_col_dims: int = 1,
-    y_num_col_dims: int = 1,
-    name: str | None = None,
+    x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None
 ) -> Variable:
     """Multiply `x` and `y` as matrices.
 
@@ -359,24 +339,14 @@ def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
 
 
 def addmm(
-    input: Variable,
-    x: Variable,
-    y: Variable,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    name: str | None = None,
+    input: Variable, x: Variable, y: Variable, alpha: float = 1.0, beta: float = 1.0, name: str | None = None
 ) -> Variable:
     """Return beta * input + alpha * x @ y for matrices `x` [m, k] and `y` [k, n].
 
     `input` is broadcast to [m, n]. Raises ShapeError for shapes that do not match.
     """
     hold([input, x, y], FLOATS, "addmm", "input, x, y")
-    return emit(
-        "addmm",
-        {"Input": input, "X": x, "Y": y},
-        {"Alpha": float(alpha), "Beta": float(beta)},
-        name=name,
-    )
+    return emit("addmm", {"Input": input, "X": x, "Y": y}, {"Alpha": float(alpha), "Beta": float(beta)}, name=name)
 
 
 def kron(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
@@ -407,12 +377,7 @@ def cross(input: Variable, other: Variable, dim: int | None = None) -> Variable:
 
 
 def trace(
-    input: Variable,
-    offset: int = 0,
-    dim1: int = 0,
-    dim2: int = 1,
-    out: Variable | None = None,
-    name: str | None = None,
+    input: Variable, offset: int = 0, dim1: int = 0, dim2: int = 1, out: Variable | None = None, name: str | None = None
 ) -> Variable:
     """Return the sum of a diagonal of each matrix over the dimensions `dim1` and `dim2`.
 
@@ -436,11 +401,7 @@ def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
         y: tensor that broadcasts against `x`.
         p: the order of the norm, which may be 0 or infinite.
     """
-    return emit(
-        "dist",
-        {"X": hold(x, FLOATS, "dist", "x"), "Y": hold(y, FLOATS, "dist", "y")},
-        {"p": float(p)},
-    )
+    return emit("dist", {"X": hold(x, FLOATS, "dist", "x"), "Y": hold(y, FLOATS, "dist", "y")}, {"p": float(p)})
 
 
 def l2_normalize(x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None) -> Variable:

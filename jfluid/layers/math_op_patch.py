@@ -37,9 +37,7 @@ def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) 
     if -1 in shape:
         at = list(shape).index(-1)
         out = _result(
-            "fill_constant_batch_size_like",
-            {"Input": like},
-            attrs | {"input_dim_idx": at, "output_dim_idx": at},
+            "fill_constant_batch_size_like", {"Input": like}, attrs | {"input_dim_idx": at, "output_dim_idx": at}
         )
     else:
         out = _result("fill_constant", {}, attrs)
@@ -198,10 +196,7 @@ def _next(position: Any) -> Any:
     """Return the end of the slice that holds one position."""
     if isinstance(position, Variable):
         return _result(
-            "elementwise_add",
-            {"X": position, "Y": _one_number(1, position.dtype)},
-            {"axis": -1},
-            "_generated_var",
+            "elementwise_add", {"X": position, "Y": _one_number(1, position.dtype)}, {"axis": -1}, "_generated_var"
         )
     return _OPEN_END if position == -1 else position + 1
 
@@ -283,11 +278,6 @@ def install() -> None:
         setattr(Variable, f"__r{method}__", _arithmetic(f"elementwise_{op_type}", True))
     for method, op_type in _COMPARISONS.items():
         setattr(Variable, f"__{method}__", _comparison(op_type))
-    for method, function in (
-        ("__neg__", negate),
-        ("__getitem__", getitem),
-        ("__iter__", iterate),
-        ("astype", astype),
-    ):
+    for method, function in (("__neg__", negate), ("__getitem__", getitem), ("__iter__", iterate), ("astype", astype)):
         setattr(Variable, method, function)
     setattr(Variable, "__array_ufunc__", None)  # noqa: B010  `np.float32(2) * x` is Variable's business, not NumPy's

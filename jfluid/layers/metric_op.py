@@ -10,11 +10,7 @@ __all__ = ["accuracy", "auc", "mean_iou"]
 
 
 def accuracy(
-    input: Variable,
-    label: Variable,
-    k: int = 1,
-    correct: Variable | None = None,
-    total: Variable | None = None,
+    input: Variable, label: Variable, k: int = 1, correct: Variable | None = None, total: Variable | None = None
 ) -> Variable:
     """Return the fraction of rows with the label among the `k` highest scores: float32 [1].
 
@@ -78,17 +74,11 @@ def auc(
     states = []
     for shape in (recent_shape, recent_shape, [1, buckets], [1, buckets]):
         state = helper.create_global_variable(
-            persistable=True,
-            dtype="int64",
-            shape=shape,
-            name=unique_name.generate("_generated_var"),
+            persistable=True, dtype="int64", shape=shape, name=unique_name.generate("_generated_var")
         )
         helper.set_variable_initializer(state, Constant(0.0))
         states.append(state)
-    for area, (positive, negative), steps in (
-        (recent_area, states[:2], slide_steps),
-        (total_area, states[2:], 0),
-    ):
+    for area, (positive, negative), steps in ((recent_area, states[:2], slide_steps), (total_area, states[2:], 0)):
         helper.append_op(
             type="auc",
             inputs={"Predict": input, "Label": label, "StatPos": positive, "StatNeg": negative},

@@ -57,12 +57,7 @@ def _normalised(
     bias = helper.create_parameter(helper.bias_attr, [channels], dtype, is_bias=True)
     moving = [
         helper.create_parameter(
-            ParamAttr(
-                name=given,
-                initializer=Constant(start),
-                trainable=False,
-                do_model_average=do_model_average,
-            ),
+            ParamAttr(name=given, initializer=Constant(start), trainable=False, do_model_average=do_model_average),
             [channels],
             dtype,
             stop_gradient=True,
@@ -284,11 +279,7 @@ def layer_norm(
 
 
 def instance_norm(
-    input: Variable,
-    epsilon: float = 1e-5,
-    param_attr: Any = None,
-    bias_attr: Any = None,
-    name: str | None = None,
+    input: Variable, epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None, name: str | None = None
 ) -> Variable:
     """Normalise each channel of each sample by itself (Ulyanov et al. 2016, arXiv:1607.08022).
 
@@ -420,20 +411,12 @@ def affine_channel(
     if scale is None or bias is None:
         raise errors.ProgramError("layers.affine_channel: scale and bias are needed, each of shape [channels]")
     return emit(
-        "affine_channel",
-        {"X": x, "Scale": scale, "Bias": bias},
-        {"data_layout": data_layout},
-        name=name,
-        act=act,
+        "affine_channel", {"X": x, "Scale": scale, "Bias": bias}, {"data_layout": data_layout}, name=name, act=act
     )
 
 
 def spectral_norm(
-    weight: Variable,
-    dim: int = 0,
-    power_iters: int = 1,
-    eps: float = 1e-12,
-    name: str | None = None,
+    weight: Variable, dim: int = 0, power_iters: int = 1, eps: float = 1e-12, name: str | None = None
 ) -> Variable:
     """Divide `weight` by its largest singular value (Miyato et al. 2018, arXiv:1802.05957).
 

@@ -13,12 +13,7 @@ Size = int | Sequence[int]
 
 
 def unfold(
-    x: Variable,
-    kernel_sizes: Size,
-    strides: Size = 1,
-    paddings: Size = 0,
-    dilations: Size = 1,
-    name: str | None = None,
+    x: Variable, kernel_sizes: Size, strides: Size = 1, paddings: Size = 0, dilations: Size = 1, name: str | None = None
 ) -> Variable:
     """Return windows of images as columns (im2col).
 

@@ -149,12 +149,7 @@ def pool3d(
 
 
 def _adaptive(
-    rank: int,
-    input: Variable,
-    pool_size: Size,
-    pool_type: str,
-    require_index: bool,
-    name: str | None,
+    rank: int, input: Variable, pool_size: Size, pool_type: str, require_index: bool, name: str | None
 ) -> Any:
     layer = f"adaptive_pool{rank}d"
     _check_type(layer, pool_type)
@@ -168,11 +163,7 @@ def _adaptive(
 
 
 def adaptive_pool2d(
-    input: Variable,
-    pool_size: Size,
-    pool_type: str = "max",
-    require_index: bool = False,
-    name: str | None = None,
+    input: Variable, pool_size: Size, pool_type: str = "max", require_index: bool = False, name: str | None = None
 ) -> Any:
     """Take the maximum or the mean over windows that divide each plane as evenly as possible.
 
@@ -192,11 +183,7 @@ def adaptive_pool2d(
 
 
 def adaptive_pool3d(
-    input: Variable,
-    pool_size: Size,
-    pool_type: str = "max",
-    require_index: bool = False,
-    name: str | None = None,
+    input: Variable, pool_size: Size, pool_type: str = "max", require_index: bool = False, name: str | None = None
 ) -> Any:
     """Take the maximum or the mean over windows that divide each volume [N, C, D, H, W] as evenly as possible.
 

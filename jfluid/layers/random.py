@@ -55,12 +55,7 @@ def uniform_random(
     shape: Integers, dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0
 ) -> Variable:
     """Draw numbers evenly from [min, max)."""
-    attrs = {
-        "dtype": _float_number(dtype, "uniform_random"),
-        "min": float(min),
-        "max": float(max),
-        "seed": seed,
-    }
+    attrs = {"dtype": _float_number(dtype, "uniform_random"), "min": float(min), "max": float(max), "seed": seed}
     return _drawn("uniform_random", shape, attrs, dtype="int64")
 
 
@@ -76,12 +71,7 @@ def gaussian_random(
         seed: 0 draws new numbers in each step.
         dtype: dtype of the result.
     """
-    attrs = {
-        "dtype": _float_number(dtype, "gaussian_random"),
-        "mean": float(mean),
-        "std": float(std),
-        "seed": seed,
-    }
+    attrs = {"dtype": _float_number(dtype, "gaussian_random"), "mean": float(mean), "std": float(std), "seed": seed}
     return _drawn("gaussian_random", shape, attrs)
 
 
@@ -211,12 +201,7 @@ def randn(
         name: see `jfluid.layers`.
     """
     check_device(device, "randn")
-    attrs = {
-        "dtype": _float_number("float32" if dtype is None else dtype, "randn"),
-        "mean": 0.0,
-        "std": 1.0,
-        "seed": 0,
-    }
+    attrs = {"dtype": _float_number("float32" if dtype is None else dtype, "randn"), "mean": 0.0, "std": 1.0, "seed": 0}
     result = _drawn("gaussian_random", shape, attrs, layer="randn", out=out, name=name)
     result.stop_gradient = stop_gradient
     return result
@@ -289,9 +274,6 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
         attrs = {"shape": list(shape)}
     out = helper.create_variable_for_type_inference(x.dtype)
     helper.append_op(
-        type="random_crop",
-        inputs={"X": x, "Seed": seed},
-        outputs={"Out": out, "SeedOut": seed},
-        attrs=attrs,
+        type="random_crop", inputs={"X": x, "Seed": seed}, outputs={"Out": out, "SeedOut": seed}, attrs=attrs
     )
     return out

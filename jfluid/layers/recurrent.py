@@ -8,15 +8,7 @@ from jfluid.layers.helper import LayerHelper, check_variable, emit
 from jfluid.layers.nn import fc
 from jfluid.layers.tensor import concat
 
-__all__ = [
-    "dynamic_gru",
-    "dynamic_lstm",
-    "dynamic_lstmp",
-    "gather_tree",
-    "gru_unit",
-    "lstm",
-    "lstm_unit",
-]
+__all__ = ["dynamic_gru", "dynamic_lstm", "dynamic_lstmp", "gather_tree", "gru_unit", "lstm", "lstm_unit"]
 
 _NUMBERS = {"identity": 0, "sigmoid": 1, "tanh": 2, "relu": 3}
 
@@ -88,10 +80,7 @@ def dynamic_lstm(
     width = _divided("dynamic_lstm", size, 4)
     weight = helper.create_parameter(attr=helper.param_attr, shape=[width, 4 * width], dtype=dtype)
     bias = helper.create_parameter(
-        attr=helper.bias_attr,
-        shape=[1, (7 if use_peepholes else 4) * width],
-        dtype=dtype,
-        is_bias=True,
+        attr=helper.bias_attr, shape=[1, (7 if use_peepholes else 4) * width], dtype=dtype, is_bias=True
     )
     if c_0 is not None and h_0 is None:
         raise errors.ProgramError("dynamic_lstm: c_0 needs h_0")
@@ -169,10 +158,7 @@ def dynamic_lstmp(
     weight = helper.create_parameter(attr=helper.param_attr, shape=[proj_size, 4 * width], dtype=dtype)
     projection = helper.create_parameter(attr=helper.param_attr, shape=[width, proj_size], dtype=dtype)
     bias = helper.create_parameter(
-        attr=helper.bias_attr,
-        shape=[1, (7 if use_peepholes else 4) * width],
-        dtype=dtype,
-        is_bias=True,
+        attr=helper.bias_attr, shape=[1, (7 if use_peepholes else 4) * width], dtype=dtype, is_bias=True
     )
     if c_0 is not None and h_0 is None:
         raise errors.ProgramError("dynamic_lstmp: c_0 needs h_0")
@@ -190,16 +176,7 @@ def dynamic_lstmp(
         "cell_clip": cell_clip or 0.0,
         "proj_clip": proj_clip or 0.0,
     }
-    inputs = _given(
-        {
-            "Input": input,
-            "Weight": weight,
-            "ProjWeight": projection,
-            "Bias": bias,
-            "H0": h_0,
-            "C0": c_0,
-        }
-    )
+    inputs = _given({"Input": input, "Weight": weight, "ProjWeight": projection, "Bias": bias, "H0": h_0, "C0": c_0})
     helper.append_op(type="lstmp", inputs=inputs, outputs=outs, attrs=attrs)
     return outs["Projection"], outs["Cell"]
 
@@ -233,10 +210,7 @@ def dynamic_gru(
 
     Raises ProgramError for another activation.
     """
-    for argument, value in (
-        ("gate_activation", gate_activation),
-        ("candidate_activation", candidate_activation),
-    ):
+    for argument, value in (("gate_activation", gate_activation), ("candidate_activation", candidate_activation)):
         activation_number("dynamic_gru", argument, value)
     check_variable(input, "dynamic_gru", "input")
     helper = LayerHelper("gru", input=input, param_attr=param_attr, bias_attr=bias_attr)
@@ -334,11 +308,7 @@ def lstm_unit(
     Raises ShapeError if the shapes do not match.
     """
     check_variable(x_t, "lstm_unit", "x_t")
-    for argument, value in (
-        ("x_t", x_t),
-        ("hidden_t_prev", hidden_t_prev),
-        ("cell_t_prev", cell_t_prev),
-    ):
+    for argument, value in (("x_t", x_t), ("hidden_t_prev", hidden_t_prev), ("cell_t_prev", cell_t_prev)):
         if len(value.shape) != 2:
             raise errors.ShapeError(f"lstm_unit, {argument}: expected two dimensions, found {list(value.shape)}")
     if hidden_t_prev.shape[1] != cell_t_prev.shape[1]:

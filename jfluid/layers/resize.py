@@ -8,14 +8,7 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.creation import fill_constant
 from jfluid.layers.helper import check_variable, emit
 
-__all__ = [
-    "image_resize",
-    "image_resize_short",
-    "interpolate",
-    "resize_bilinear",
-    "resize_nearest",
-    "resize_trilinear",
-]
+__all__ = ["image_resize", "image_resize_short", "interpolate", "resize_bilinear", "resize_nearest", "resize_trilinear"]
 
 _DIMENSIONS = {"BILINEAR": 4, "NEAREST": 4, "BICUBIC": 4, "TRILINEAR": 5}
 _FORMATS = {4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
@@ -200,17 +193,7 @@ def resize_bilinear(
     data_format: str = "NCHW",
 ) -> Variable:
     """Resize images by linear interpolation along both axes; see `image_resize`."""
-    return image_resize(
-        input,
-        out_shape,
-        scale,
-        name,
-        "BILINEAR",
-        actual_shape,
-        align_corners,
-        align_mode,
-        data_format,
-    )
+    return image_resize(input, out_shape, scale, name, "BILINEAR", actual_shape, align_corners, align_mode, data_format)
 
 
 def resize_trilinear(
@@ -225,15 +208,7 @@ def resize_trilinear(
 ) -> Variable:
     """Resize volumes by linear interpolation along three axes; see `image_resize`."""
     return image_resize(
-        input,
-        out_shape,
-        scale,
-        name,
-        "TRILINEAR",
-        actual_shape,
-        align_corners,
-        align_mode,
-        data_format,
+        input, out_shape, scale, name, "TRILINEAR", actual_shape, align_corners, align_mode, data_format
     )
 
 

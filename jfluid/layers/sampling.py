@@ -54,10 +54,7 @@ def nce(
     number = sampler_number(sampler)
     helper = LayerHelper("nce", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name)
     weight = helper.create_parameter(
-        attr=helper.param_attr,
-        shape=[num_total_classes, input.shape[1]],
-        is_bias=False,
-        dtype=input.dtype,
+        attr=helper.param_attr, shape=[num_total_classes, input.shape[1]], is_bias=False, dtype=input.dtype
     )
     inputs: dict[str, Any] = {"Input": input, "Label": label, "Weight": weight}
     if helper.bias_attr is not False:
@@ -233,10 +230,7 @@ def sampled_softmax_with_cross_entropy(
         customized_probabilities if use_customized_samples else helper.create_variable_for_type_inference(logits.dtype)
     )
     if use_customized_samples:
-        inputs |= {
-            "CustomizedSamples": customized_samples,
-            "CustomizedProbabilities": customized_probabilities,
-        }
+        inputs |= {"CustomizedSamples": customized_samples, "CustomizedProbabilities": customized_probabilities}
     sampled, labels, logits_dim, labels_dim = (
         helper.create_variable_for_type_inference(d) for d in (logits.dtype, "int64", logits.dtype, label.dtype)
     )

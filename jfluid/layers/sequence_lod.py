@@ -360,11 +360,7 @@ def im2sequence(
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         return values * (length // len(values))
 
-    attrs = {
-        "kernels": listed(filter_size, 2),
-        "strides": listed(stride, 2),
-        "paddings": listed(padding, 4),
-    }
+    attrs = {"kernels": listed(filter_size, 2), "strides": listed(stride, 2), "paddings": listed(padding, 4)}
     inputs = {"X": input}
     if input_image_size is not None:
         inputs["Y"] = input_image_size

@@ -72,12 +72,7 @@ def reshape(
     helper = LayerHelper("reshape2", name=name, act=act)
     out = x if inplace else helper.create_variable_for_type_inference(x.dtype)
     x_shape = helper.create_variable_for_type_inference(x.dtype)
-    helper.append_op(
-        type="reshape2",
-        inputs={"X": x, **inputs},
-        outputs={"Out": out, "XShape": x_shape},
-        attrs=attrs,
-    )
+    helper.append_op(type="reshape2", inputs={"X": x, **inputs}, outputs={"Out": out, "XShape": x_shape}, attrs=attrs)
     return helper.append_activation(out)
 
 
@@ -143,10 +138,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 
 
 def split(
-    input: Variable,
-    num_or_sections: int | Sequence[int | Variable],
-    dim: int | Variable = -1,
-    name: str | None = None,
+    input: Variable, num_or_sections: int | Sequence[int | Variable], dim: int | Variable = -1, name: str | None = None
 ) -> list[Variable]:
     """Divide `input` along a dimension into a list of tensors.
 
@@ -183,12 +175,7 @@ def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
     inputs: list[Any] = list(x) if isinstance(x, (list, tuple)) else [x]
     if is_array(inputs, "stack"):
         return tensor_array_to_tensor(inputs[0], axis, use_stack=True)[0]
-    return emit(
-        "stack",
-        {"X": inputs},
-        {"axis": axis},
-        outs=("Y",),
-    )
+    return emit("stack", {"X": inputs}, {"axis": axis}, outs=("Y",))
 
 
 def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable]:
@@ -342,10 +329,7 @@ def crop(
 
 
 def crop_tensor(
-    x: Variable,
-    shape: Integers | None = None,
-    offsets: Integers | None = None,
-    name: str | None = None,
+    x: Variable, shape: Integers | None = None, offsets: Integers | None = None, name: str | None = None
 ) -> Variable:
     """Return a part of `x`.
 
@@ -393,9 +377,4 @@ def temporal_shift(x: Variable, seg_num: int, shift_ratio: float = 0.25, name: s
         shift_ratio: each share, as a fraction of the channels.
         name: see `jfluid.layers`.
     """
-    return emit(
-        "temporal_shift",
-        {"X": x},
-        {"seg_num": seg_num, "shift_ratio": float(shift_ratio)},
-        name=name,
-    )
+    return emit("temporal_shift", {"X": x}, {"seg_num": seg_num, "shift_ratio": float(shift_ratio)}, name=name)

@@ -121,10 +121,7 @@ class StaticRNN:
         self._only_inside("step_output")
         copy = self.helper.create_variable_for_type_inference(dtype=o.dtype)
         self.helper.append_op(
-            type="rnn_memory_helper",
-            inputs={"X": [o]},
-            outputs={"Out": copy},
-            attrs={"dtype": int(o.dtype)},
+            type="rnn_memory_helper", inputs={"X": [o]}, outputs={"Out": copy}, attrs={"dtype": int(o.dtype)}
         )
         shape = [-1 if self.seq_len is None else self.seq_len, *copy.shape]
         self.outputs.append(self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype))
@@ -181,10 +178,7 @@ class _Step(Inside):
                 )
             state = inside.create_var(name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype)
             inside.append_op(
-                "rnn_memory_helper",
-                {"X": [memory.after]},
-                {"Out": [state]},
-                {"dtype": int(memory.after.dtype)},
+                "rnn_memory_helper", {"X": [memory.after]}, {"Out": [state]}, {"dtype": int(memory.after.dtype)}
             )
             states.append(state.name)
         names = [v.name for v in rnn.inputs]

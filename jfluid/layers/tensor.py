@@ -66,11 +66,7 @@ def create_parameter(
     """
     helper = LayerHelper("create_parameter", name=name)
     param = helper.create_parameter(
-        ParamAttr(name=name) if attr is None else attr,
-        list(shape),
-        dtype,
-        is_bias,
-        default_initializer,
+        ParamAttr(name=name) if attr is None else attr, list(shape), dtype, is_bias, default_initializer
     )
     if param is None:
         raise TypeError("layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter")
@@ -189,11 +185,6 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
         return block.var(name)
     counter = helper.create_global_variable(persistable=True, shape=[1], dtype="int64", name=name)
     helper.set_variable_initializer(counter, Constant(value=begin - 1, force_cpu=True))
-    block.prepend_op(
-        type="increment",
-        inputs={"X": counter},
-        outputs={"Out": counter},
-        attrs={"step": float(step)},
-    )
+    block.prepend_op(type="increment", inputs={"X": counter}, outputs={"Out": counter}, attrs={"step": float(step)})
     counter.stop_gradient = True
     return counter

@@ -23,12 +23,7 @@ _PLAIN = {
     "softplus": jax.nn.softplus,
     "softsign": jax.nn.soft_sign,
 }
-table(
-    {name: unary(compute) for name, compute in _PLAIN.items()},
-    ins=("X",),
-    outs=("Out",),
-    examples=("X",),
-)
+table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), outs=("Out",), examples=("X",))
 
 
 @op("relu6", ins=("X",), outs=("Out",), examples=("X",))

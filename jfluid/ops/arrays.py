@@ -15,26 +15,11 @@ from jfluid import errors
 from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged, Value, column, need, rows_of, unpad
 from jfluid.ops.registry import op
-from jfluid.ops.sequence_selection import (
-    first_sequences,
-    joined_steps,
-    merged,
-    permute,
-    reorder,
-    selected,
-    steps_of,
-)
+from jfluid.ops.sequence_selection import first_sequences, joined_steps, merged, permute, reorder, selected, steps_of
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
-@op(
-    "write_to_array",
-    ins=("X", "I"),
-    outs=("Out",),
-    nograd=("I",),
-    rows="sequence",
-    carries=("Out",),
-)
+@op("write_to_array", ins=("X", "I"), outs=("Out",), nograd=("I",), rows="sequence", carries=("Out",))
 def write_to_array(x: Value, i: Value, array: Any) -> Value:
     """Return the array with x at index i."""
     return (array or TensorArray()).write(i, x)
@@ -96,13 +81,7 @@ def max_sequence_len(table: Value) -> Value:
     return table.level.steps().astype(jnp.int64).reshape(1)
 
 
-@op(
-    "lod_tensor_to_array",
-    ins=("X", "RankTable"),
-    outs=("Out",),
-    nograd=("RankTable",),
-    rows="sequence",
-)
+@op("lod_tensor_to_array", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
     """Split sequences into a tensor array with an element for each time step.
 
@@ -118,18 +97,11 @@ def lod_tensor_to_array(x: Value, table: Value) -> Value:
     spare = jax.lax.stop_gradient(x.values[0])
     dense = jnp.where(real.reshape(real.shape + (1,) * (dense.ndim - 2)), dense, spare)
     return TensorArray(
-        buffer=Ragged(dense, (), jnp.sum(real, axis=1, dtype=jnp.int32)),
-        length=table.level.steps().astype(jnp.int64),
+        buffer=Ragged(dense, (), jnp.sum(real, axis=1, dtype=jnp.int32)), length=table.level.steps().astype(jnp.int64)
     )
 
 
-@op(
-    "array_to_lod_tensor",
-    ins=("X", "RankTable"),
-    outs=("Out",),
-    nograd=("RankTable",),
-    rows="sequence",
-)
+@op("array_to_lod_tensor", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
 def array_to_lod_tensor(x: Value, table: Value) -> Value:
     """Return the rows in sequences, in their own order, that lod_tensor_to_array made the array of."""
     longest = table.level.longest
@@ -141,13 +113,7 @@ def array_to_lod_tensor(x: Value, table: Value) -> Value:
     return Ragged(unpad(dense, table.level, table.rows, True), (*table.above, table.level))
 
 
-@op(
-    "shrink_rnn_memory",
-    ins=("X", "RankTable", "I"),
-    outs=("Out",),
-    nograd=("RankTable", "I"),
-    rows="sequence",
-)
+@op("shrink_rnn_memory", ins=("X", "RankTable", "I"), outs=("Out",), nograd=("RankTable", "I"), rows="sequence")
 def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     """Keep the rows of x, in the order of the rank table, for sequences longer than i steps."""
     count = table.active(i)
@@ -156,13 +122,7 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     return Ragged(rows_of(x), (), count)
 
 
-@op(
-    "reorder_lod_tensor_by_rank",
-    ins=("X", "RankTable"),
-    outs=("Out",),
-    nograd=("RankTable",),
-    rows="sequence",
-)
+@op("reorder_lod_tensor_by_rank", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
 def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     """Bring the rows (or sequences) of x into the order of the table."""
     number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
@@ -177,13 +137,7 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     return reorder(x, table.order, table.ranks)
 
 
-@op(
-    "split_lod_tensor",
-    ins=("X", "Mask"),
-    outs=("OutTrue", "OutFalse"),
-    nograd=("Mask",),
-    rows="sequence",
-)
+@op("split_lod_tensor", ins=("X", "Mask"), outs=("OutTrue", "OutFalse"), nograd=("Mask",), rows="sequence")
 def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
     """Split the rows (or the sequences of a level) of x by the mask into OutTrue and OutFalse."""
     if isinstance(x, Ragged) and x.levels:
@@ -193,13 +147,7 @@ def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, V
     return selected(x, chosen & real), selected(x, ~chosen & real)
 
 
-@op(
-    "merge_lod_tensor",
-    ins=("X", "Mask", "InTrue", "InFalse"),
-    outs=("Out",),
-    nograd=("X", "Mask"),
-    rows="sequence",
-)
+@op("merge_lod_tensor", ins=("X", "Mask", "InTrue", "InFalse"), outs=("Out",), nograd=("X", "Mask"), rows="sequence")
 def merge_lod_tensor(x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0) -> Value:
     """Merge InTrue and InFalse into one tensor by the mask: the inverse of split_lod_tensor."""
     above = x.levels[:level] if isinstance(x, Ragged) else ()

@@ -169,13 +169,7 @@ def partial_sum(xs: list[Array], *, start_index: int = 0, length: int = -1) -> A
 
 
 # Real rows name real rows in RankOffset, so that padding rows reach none of them.
-@op(
-    "rank_attention",
-    ins=("X", "RankOffset", "RankParam"),
-    outs=("Out",),
-    nograd=("X", "RankOffset"),
-    rows="map",
-)
+@op("rank_attention", ins=("X", "RankOffset", "RankParam"), outs=("Out",), nograd=("X", "RankOffset"), rows="map")
 def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3) -> Array:
     """Return attention between the ads of a page view: features times the matrix of the pair's ranks, summed.
 
@@ -205,13 +199,7 @@ def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3)
     return by_pair.reshape(-1, ranks * width) @ weights
 
 
-@op(
-    "shuffle_batch",
-    ins=("X", "Seed"),
-    outs=("Out", "ShuffleIdx", "SeedOut"),
-    nograd=("Seed",),
-    rows="sequence",
-)
+@op("shuffle_batch", ins=("X", "Seed"), outs=("Out", "ShuffleIdx", "SeedOut"), nograd=("Seed",), rows="sequence")
 def shuffle_batch(x: Value, seed: Value, *, startup_seed: int = 0) -> tuple[Value, Value, Value]:
     """Shuffle the vectors of the last dimension.
 

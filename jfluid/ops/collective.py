@@ -225,13 +225,7 @@ def _meet(endpoints: list[str], rank: int) -> np.ndarray:
     return np.array([rank, len(endpoints)])
 
 
-@op(
-    "gen_nccl_id",
-    outs=("NCCLID",),
-    host=True,
-    grad=False,
-    reaches=Reach("network", ("trainers", "trainer_id")),
-)
+@op("gen_nccl_id", outs=("NCCLID",), host=True, grad=False, reaches=Reach("network", ("trainers", "trainer_id")))
 def gen_nccl_id(
     *,
     trainers: Strings = (),

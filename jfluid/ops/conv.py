@@ -323,16 +323,7 @@ def conv2d_transpose(
 ) -> Array:
     """Apply a two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
     y = _transpose(
-        "conv2d_transpose",
-        x,
-        w,
-        strides,
-        paddings,
-        dilations,
-        groups,
-        padding_algorithm,
-        data_format,
-        output_size,
+        "conv2d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format, output_size
     )
     return _finished(y, bias, None, data_format, fuse_activation, fuse_alpha)
 
@@ -340,13 +331,7 @@ def conv2d_transpose(
 op("depthwise_conv2d_transpose", **_TRANSPOSE2D)(conv2d_transpose)
 
 
-@op(
-    "conv3d_transpose",
-    ins=("Input", "Filter"),
-    outs=("Output",),
-    examples=("Input",),
-    convolves=True,
-)
+@op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), examples=("Input",), convolves=True)
 def conv3d_transpose(
     x: Array,
     w: Array,
@@ -361,14 +346,5 @@ def conv3d_transpose(
 ) -> Array:
     """Apply a three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""
     return _transpose(
-        "conv3d_transpose",
-        x,
-        w,
-        strides,
-        paddings,
-        dilations,
-        groups,
-        padding_algorithm,
-        data_format,
-        output_size,
+        "conv3d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format, output_size
     )

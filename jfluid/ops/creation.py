@@ -41,13 +41,7 @@ def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
     return bool(number) if dtype.kind == "b" else float(number)
 
 
-@op(
-    "fill_constant",
-    ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"),
-    outs=("Out",),
-    grad=False,
-    fold=True,
-)
+@op("fill_constant", ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"), outs=("Out",), grad=False, fold=True)
 def fill_constant(
     value_tensor: Array | None,
     shape_tensor: Array | None,
@@ -236,12 +230,7 @@ def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
     return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
 
 
-@op(
-    "tril_triu",
-    ins=("X",),
-    outs=("Out",),
-    rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None,
-)
+@op("tril_triu", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None)
 def tril_triu(x: Array, *, lower: Bool, diagonal: int = 0) -> Array:
     """Keep the lower or upper triangle of the matrices in x; the rest becomes zero."""
     return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

@@ -13,17 +13,7 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import refusals
-from jfluid.ops.ragged import (
-    Level,
-    Ragged,
-    Value,
-    need,
-    offsets_of,
-    positions,
-    rows_of,
-    unpad,
-    within,
-)
+from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of, unpad, within
 from jfluid.ops.refusals import Rule
 from jfluid.ops.registry import Int, Ints, String, op
 
@@ -149,11 +139,7 @@ def crf_decoding(emission: Value, transition: Value, label: Value | None, length
         path = (path == _labels(label, ragged)).astype(jnp.int64)
     if ragged is None:
         return jnp.where(inside, path, 0).T
-    return Ragged(
-        unpad(path[..., None], ragged.last, ragged.capacity, True),
-        ragged.levels,
-        exact=ragged.exact,
-    )
+    return Ragged(unpad(path[..., None], ragged.last, ragged.capacity, True), ragged.levels, exact=ragged.exact)
 
 
 # The tags of a chunk by scheme: how many there are, and which begins, continues, ends or is one.
@@ -183,21 +169,10 @@ def _known_tags(slot: str) -> Rule:
 @op(
     "chunk_eval",
     ins=("Inference", "Label", "SeqLength?"),
-    outs=(
-        "Precision",
-        "Recall",
-        "F1-Score",
-        "NumInferChunks",
-        "NumLabelChunks",
-        "NumCorrectChunks",
-    ),
+    outs=("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"),
     grad=False,
     rows="sequence",
-    refuses=(
-        refusals.lengths("SeqLength", "Inference", 1),
-        _known_tags("Inference"),
-        _known_tags("Label"),
-    ),
+    refuses=(refusals.lengths("SeqLength", "Inference", 1), _known_tags("Inference"), _known_tags("Label")),
 )
 def chunk_eval(
     inference: Value,
@@ -237,13 +212,7 @@ def chunk_eval(
 
 
 def _chunks(
-    tags: Array,
-    first: Array,
-    last: Array,
-    real: Array,
-    types: int,
-    scheme: str,
-    excluded: tuple[int, ...],
+    tags: Array, first: Array, last: Array, real: Array, types: int, scheme: str, excluded: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
     """Return for each row: True if a counted chunk begins at the row, the chunk's type, and the chunk's end row."""
     number, begin, inside, end, single = _SCHEMES[scheme]

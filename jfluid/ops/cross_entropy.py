@@ -101,13 +101,7 @@ def cross_entropy(x: Array, label: Array, *, soft_label: bool = False, ignore_in
     return (-bounded_log(match)).reshape(label.shape)
 
 
-@op(
-    "cross_entropy2",
-    ins=("X", "Label"),
-    outs=("Y", "XShape", "MatchX"),
-    nograd=("Label",),
-    rows="map",
-)
+@op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",), rows="map")
 def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple[Array, Array, Array]:
     """Return the cross entropy of hard labels, and the probability of the label (0 for ignored labels)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
@@ -119,13 +113,7 @@ def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple
     )
 
 
-@op(
-    "cross_entropy_grad2",
-    ins=("Y@GRAD", "MatchX", "XShape", "Label"),
-    outs=("X@GRAD",),
-    grad=False,
-    rows="map",
-)
+@op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False, rows="map")
 def cross_entropy_grad2(
     y_grad: Array, match: Array, x_shape: Array, label: Array, *, ignore_index: int = -100
 ) -> Array:
@@ -165,11 +153,7 @@ def _softmax_loss_forward(
 
 
 def _softmax_loss_backward(
-    axis: int,
-    soft_label: Array,
-    ignore_index: Array,
-    kept: tuple[Any, ...],
-    cotangents: tuple[Any, ...],
+    axis: int, soft_label: Array, ignore_index: Array, kept: tuple[Any, ...], cotangents: tuple[Any, ...]
 ) -> tuple[Array, Array] | tuple[Array, np.ndarray]:
     # Fluid lets no gradient through Softmax, and subtracts soft labels that do not sum to 1 just
     # the same.

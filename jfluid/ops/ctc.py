@@ -15,17 +15,7 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import refusals, static_values
-from jfluid.ops.ragged import (
-    Level,
-    Ragged,
-    Value,
-    grouped,
-    need,
-    offsets_of,
-    positions,
-    rows_of,
-    within,
-)
+from jfluid.ops.ragged import Level, Ragged, Value, grouped, need, offsets_of, positions, rows_of, within
 from jfluid.ops.registry import Int, op
 from jfluid.ops.shape import is_unknown
 
@@ -106,9 +96,7 @@ def _loss_and_slope(logits: Array, labels: Array, steps: Array, symbols: Array, 
     visits = jnp.exp(jnp.minimum(alpha + beta - emitted - total[:, None], 0))
     visits = jnp.where(jnp.arange(states.shape[1]) < count[:, None], visits, 0)
     expected = jnp.einsum(
-        "tnl,nlc->tnc",
-        visits[..., 1::2],
-        jax.nn.one_hot(labels, logits.shape[2], dtype=logits.dtype),
+        "tnl,nlc->tnc", visits[..., 1::2], jax.nn.one_hot(labels, logits.shape[2], dtype=logits.dtype)
     )
     expected = expected.at[..., blank].add(visits[..., ::2].sum(-1))
     inside = fits & (jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None] < steps)
@@ -143,10 +131,7 @@ _ctc_loss.defvjp(_ctc_forward, _ctc_backward)
     outs=("WarpCTCGrad~", "Loss"),
     nograd=("Label", "LogitsLength", "LabelLength"),
     rows="sequence",
-    refuses=(
-        refusals.lengths("LogitsLength", "Logits", 0),
-        refusals.lengths("LabelLength", "Label", 1),
-    ),
+    refuses=(refusals.lengths("LogitsLength", "Logits", 0), refusals.lengths("LabelLength", "Label", 1)),
 )
 def warpctc(
     logits: Value,
@@ -209,12 +194,7 @@ def _same_number(op_type: str, a: str, number: int, b: str, other: int) -> None:
     refuses=(refusals.lengths("InputLength", "Input", 1),),
 )
 def ctc_align(
-    x: Value,
-    length: Value | None,
-    *,
-    blank: Int = 0,
-    merge_repeated: bool = True,
-    padding_value: Int = 0,
+    x: Value, length: Value | None, *, blank: Int = 0, merge_repeated: bool = True, padding_value: Int = 0
 ) -> tuple[Value, Value | None]:
     """Remove blanks from paths, after repeated symbols are merged to one.
 
@@ -250,18 +230,10 @@ def ctc_align(
     outs=("SequenceNum", "Out"),
     grad=False,
     rows="sequence",
-    refuses=(
-        refusals.lengths("HypsLength", "Hyps", 1),
-        refusals.lengths("RefsLength", "Refs", 1),
-    ),
+    refuses=(refusals.lengths("HypsLength", "Hyps", 1), refusals.lengths("RefsLength", "Refs", 1)),
 )
 def edit_distance(
-    hyps: Value,
-    refs: Value,
-    hyps_length: Value | None,
-    refs_length: Value | None,
-    *,
-    normalized: bool = False,
+    hyps: Value, refs: Value, hyps_length: Value | None, refs_length: Value | None, *, normalized: bool = False
 ) -> tuple[Array, Value]:
     """Return the number of sequences, int64 [1], and the edit distance of each, float32 [number, 1].
 
@@ -297,7 +269,4 @@ def edit_distance(
     if normalized:
         distance = distance / n[:, None].astype(jnp.float32)
     number = m.shape[0] if count is None else count
-    return (
-        jnp.asarray(number, jnp.int64).reshape(1),
-        distance if x is None else grouped(x, distance),
-    )
+    return (jnp.asarray(number, jnp.int64).reshape(1), distance if x is None else grouped(x, distance))

@@ -102,16 +102,7 @@ def deformable_conv(
     `im2col_step` sets the block size of Fluid's kernel and does not change the result.
     """
     return _convolve(
-        "deformable_conv",
-        x,
-        offset,
-        mask,
-        weight,
-        strides,
-        paddings,
-        dilations,
-        groups,
-        deformable_groups,
+        "deformable_conv", x, offset, mask, weight, strides, paddings, dilations, groups, deformable_groups
     )
 
 
@@ -130,14 +121,5 @@ def deformable_conv_v1(
 ) -> Array:
     """Convolve with each tap moved by its offset; otherwise as `deformable_conv`."""
     return _convolve(
-        "deformable_conv_v1",
-        x,
-        offset,
-        None,
-        weight,
-        strides,
-        paddings,
-        dilations,
-        groups,
-        deformable_groups,
+        "deformable_conv_v1", x, offset, None, weight, strides, paddings, dilations, groups, deformable_groups
     )

@@ -89,13 +89,7 @@ def dgc(
     return new_u, new_v, None, summed, k, None
 
 
-@op(
-    "dgc_clip_by_norm",
-    ins=("current_step", "X"),
-    outs=("Out",),
-    grad=False,
-    inplace={"Out": "X"},
-)
+@op("dgc_clip_by_norm", ins=("current_step", "X"), outs=("Out",), grad=False, inplace={"Out": "X"})
 def dgc_clip_by_norm(step: Array, x: Array, *, max_norm: Float, rampup_begin_step: Float = -1.0) -> Array:
     """Clip x to the norm `max_norm` from step `rampup_begin_step` on; never if that step is negative."""
     if rampup_begin_step < 0:

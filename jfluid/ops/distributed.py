@@ -91,12 +91,7 @@ def listen_and_serv(
     """Serve trainers until all have left: update the parameters by the given blocks when gradients come."""
 
 
-@_wire(
-    "distributed_lookup_table",
-    ins=("Ids*", "W"),
-    outs=("Outputs*",),
-    reaches=_AT_ENDPOINTS,
-)
+@_wire("distributed_lookup_table", ins=("Ids*", "W"), outs=("Outputs*",), reaches=_AT_ENDPOINTS)
 def distributed_lookup_table(
     ids: Array,
     w: Array,
@@ -297,11 +292,6 @@ def recv_save(
     ),
 )
 def fl_listen_and_serv(
-    gradients: Array,
-    *,
-    endpoint: String = _LOCAL,
-    Fanin: int = 1,
-    sync_mode: bool = True,
-    optimize_blocks: Blocks = (),
+    gradients: Array, *, endpoint: String = _LOCAL, Fanin: int = 1, sync_mode: bool = True, optimize_blocks: Blocks = ()
 ) -> None:
     """Serve trainers that send whole models, until all have left."""

@@ -18,11 +18,7 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     words = jax.random.key_data(key).astype(jnp.uint32)
     size = int(np.prod(shape))
     x = lax.iota(jnp.uint32, size).reshape(shape) * np.uint32(0x9E3779B9) + words[0]
-    for shift, factor, word in (
-        (16, 0x85EBCA6B, words[1]),
-        (13, 0xC2B2AE35, words[0]),
-        (16, 0x85EBCA6B, words[1]),
-    ):
+    for shift, factor, word in ((16, 0x85EBCA6B, words[1]), (13, 0xC2B2AE35, words[0]), (16, 0x85EBCA6B, words[1])):
         x = (x ^ (x >> np.uint32(shift)) ^ word) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
 

@@ -197,22 +197,9 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@op(
-    "scale",
-    ins=("X", "ScaleTensor?"),
-    outs=("Out",),
-    nograd=("ScaleTensor",),
-    fold=True,
-    sparse=True,
-    examples=("X",),
-)
+@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, sparse=True, examples=("X",))
 def scale(
-    x: Array,
-    scale_tensor: Array | None,
-    *,
-    scale: float = 1.0,
-    bias: float = 0.0,
-    bias_after_scale: bool = True,
+    x: Array, scale_tensor: Array | None, *, scale: float = 1.0, bias: float = 0.0, bias_after_scale: bool = True
 ) -> Array | SelectedRows:
     """Return x * scale + bias, or (x + bias) * scale.
 
@@ -321,9 +308,5 @@ table(
     examples=("X",),
 )
 table(
-    {name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE},
-    ins=("X",),
-    outs=("Out",),
-    examples=("X",),
-    sparse=True,
+    {name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE}, ins=("X",), outs=("Out",), examples=("X",), sparse=True
 )

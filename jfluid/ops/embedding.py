@@ -63,15 +63,7 @@ def _rows_at(table: Array, ids: Array) -> Array:
 _SERVERS = Reach("network", ("epmap",), (("epmap",), ("remote_prefetch", "is_distributed")))
 
 
-@op(
-    "lookup_table",
-    ins=("W", "Ids"),
-    outs=("Out",),
-    nograd=("Ids",),
-    reaches=_SERVERS,
-    examples=("Ids",),
-    sparse=True,
-)
+@op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), reaches=_SERVERS, examples=("Ids",), sparse=True)
 def lookup_table(
     w: Array,
     ids: Array,
@@ -297,12 +289,7 @@ def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_ou
 
 @op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
 def one_hot(
-    x: Array,
-    depth_tensor: Array | None,
-    *,
-    depth: int = -1,
-    dtype: int = 5,
-    allow_out_of_range: bool = False,
+    x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5, allow_out_of_range: bool = False
 ) -> Array:
     """Return one-hot vectors of ids of shape [..., 1]."""
     return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
@@ -310,12 +297,7 @@ def one_hot(
 
 @op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
 def one_hot_v2(
-    x: Array,
-    depth_tensor: Array | None,
-    *,
-    depth: int = -1,
-    dtype: int = 5,
-    allow_out_of_range: bool = False,
+    x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5, allow_out_of_range: bool = False
 ) -> Array:
     """Return one-hot vectors of ids, appended as a last dimension."""
     return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

@@ -30,12 +30,7 @@ def _refuse_existing(path: str, overwrite: bool) -> None:
 
 @op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False, reaches=_FILE)
 def save(
-    x: np.ndarray,
-    *,
-    ctx: SimpleNamespace,
-    file_path: String,
-    overwrite: Bool = True,
-    save_as_fp16: Bool = False,
+    x: np.ndarray, *, ctx: SimpleNamespace, file_path: String, overwrite: Bool = True, save_as_fp16: Bool = False
 ) -> None:
     """Write the variable to a file."""
     _refuse_existing(file_path, overwrite)
@@ -44,12 +39,7 @@ def save(
 
 @op("load", outs=("Out",), host=True, grad=False, reaches=_FILE)
 def load(
-    *,
-    ctx: SimpleNamespace,
-    file_path: String,
-    load_as_fp16: Bool = False,
-    seek: Long = -1,
-    shape: Longs = (),
+    *, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False, seek: Long = -1, shape: Longs = ()
 ) -> np.ndarray:
     """Read the variable from a file; with `seek`, read a slice of `shape` from that element on."""
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
@@ -83,11 +73,7 @@ def save_combine(
 
 @op("load_combine", outs=("Out*",), host=True, grad=False, reaches=_FILE)
 def load_combine(
-    *,
-    ctx: SimpleNamespace,
-    file_path: String,
-    load_as_fp16: Bool = False,
-    model_from_memory: Bool = False,
+    *, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False, model_from_memory: Bool = False
 ) -> list[np.ndarray]:
     """Read the variables from one file, in order."""
     if model_from_memory:

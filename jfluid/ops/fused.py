@@ -35,13 +35,7 @@ def _affine(x: Array, weight: Array, bias: Array | None) -> Array:
     return out if bias is None else out + bias.reshape(-1)
 
 
-@op(
-    "fc",
-    ins=("Input", "W", "Bias?"),
-    outs=("Out",),
-    rows=row_rules.fully_connected,
-    examples=("Input",),
-)
+@op("fc", ins=("Input", "W", "Bias?"), outs=("Out",), rows=row_rules.fully_connected, examples=("Input",))
 def fc(
     x: Array,
     weight: Array,
@@ -104,10 +98,7 @@ _FUNCTORS: dict[str, Callable[[Array, float], Array]] = {
     "sigmoid": lambda x, _: jax.nn.sigmoid(x),
     "gelu": lambda x, _: gelu(x),
 }
-_BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "elementwise_add": jnp.add,
-    "elementwise_mul": jnp.multiply,
-}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {"elementwise_add": jnp.add, "elementwise_mul": jnp.multiply}
 
 
 @op("fused_elemwise_activation", ins=("X", "Y"), outs=("Out", "IntermediateOut~"), rows="map")
@@ -276,39 +267,18 @@ def fused_embedding_fc_lstm(
     return hidden, cell, projected, *[None] * 5
 
 
-@op(
-    "fusion_seqconv_eltadd_relu",
-    ins=("X", "Filter", "Bias"),
-    outs=("Out", "ColMat~"),
-    rows="sequence",
-)
+@op("fusion_seqconv_eltadd_relu", ins=("X", "Filter", "Bias"), outs=("Out", "ColMat~"), rows="sequence")
 def fusion_seqconv_eltadd_relu(
-    x: Value,
-    weight: Value,
-    bias: Value,
-    *,
-    contextLength: Int,
-    contextStart: Int = 0,
-    contextStride: Int = 1,
+    x: Value, weight: Value, bias: Value, *, contextLength: Int, contextStart: Int = 0, contextStride: Int = 1
 ) -> tuple[Value, None]:
     """Apply relu(sequence_conv(x) + bias)."""
     out = sequence_conv(
-        x,
-        None,
-        weight,
-        contextLength=contextLength,
-        contextStart=contextStart,
-        contextStride=contextStride,
+        x, None, weight, contextLength=contextLength, contextStart=contextStart, contextStride=contextStride
     )
     return out.like(jax.nn.relu(out.values + bias.reshape(-1))), None
 
 
-@op(
-    "fusion_seqexpand_concat_fc",
-    ins=("X*", "FCWeight", "FCBias?"),
-    outs=("Out", "FCOut~"),
-    rows="sequence",
-)
+@op("fusion_seqexpand_concat_fc", ins=("X*", "FCWeight", "FCBias?"), outs=("Out", "FCOut~"), rows="sequence")
 def fusion_seqexpand_concat_fc(
     xs: list[Value], weight: Value, bias: Value | None, *, fc_activation: str = "identity"
 ) -> tuple[Value, None]:

@@ -69,11 +69,7 @@ def differentiable(value: Any) -> bool:
 
 
 def vjp(
-    forward: OpDef,
-    inputs: Sequence[Any],
-    kwargs: dict[str, Any],
-    wanted: Sequence[bool],
-    used: Sequence[bool],
+    forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: Sequence[bool], used: Sequence[bool]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Run `forward` and return its outputs with a function that computes input gradients.
 

@@ -27,13 +27,7 @@ def grid_sampler(x: Array, grid: Array) -> Array:
     return found.transpose(0, 3, 1, 2)
 
 
-@op(
-    "affine_grid",
-    ins=("Theta", "OutputShape?"),
-    outs=("Output",),
-    nograd=("OutputShape",),
-    rows="map",
-)
+@op("affine_grid", ins=("Theta", "OutputShape?"), outs=("Output",), nograd=("OutputShape",), rows="map")
 def affine_grid(theta: Array, wanted: Array | None, *, output_shape: Ints = ()) -> Array:
     """Return the points [N, H, W, 2] at which an affine map theta [N, 2, 3] samples images [N, C, H, W].
 

@@ -15,13 +15,7 @@ from jfluid.ops.registry import Int, Long, op
 
 _PRIMES_64 = tuple(
     np.uint64(p)
-    for p in (
-        0x9E3779B185EBCA87,
-        0xC2B2AE3D27D4EB4F,
-        0x165667B19E3779F9,
-        0x85EBCA77C2B2AE63,
-        0x27D4EB2F165667C5,
-    )
+    for p in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 )
 _PRIMES_32 = tuple(np.uint32(p) for p in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1))
 
@@ -81,12 +75,7 @@ def xxh32(rows: Array, seed: int) -> Array:
     """Return the 32-bit xxHash, uint32 [...], of the bytes of each row of 32-bit numbers [..., n]."""
     words = _words(rows)
     p1, p2, p3, p4, p5 = _PRIMES_32
-    zero, start, count, at = (
-        jnp.zeros(words.shape[:-1], jnp.uint32),
-        np.uint32(seed),
-        words.shape[-1],
-        0,
-    )
+    zero, start, count, at = (jnp.zeros(words.shape[:-1], jnp.uint32), np.uint32(seed), words.shape[-1], 0)
     if count >= 4:
         lanes = [zero + start + p1 + p2, zero + start + p2, zero + start, zero + start - p1]
         while at + 4 <= count:

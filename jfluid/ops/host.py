@@ -23,13 +23,7 @@ _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
 
 
 def _show(
-    value: np.ndarray,
-    name: str,
-    op: Any,
-    first_n: int,
-    message: str,
-    summarize: int,
-    shows: tuple[bool, bool, bool],
+    value: np.ndarray, name: str, op: Any, first_n: int, message: str, summarize: int, shows: tuple[bool, bool, bool]
 ) -> None:
     """Print one tensor in Fluid's layout; `shows` is whether to print (name, type, shape)."""
     count = _printed.get(op, 0)
@@ -75,14 +69,7 @@ def print_(
     return value
 
 
-@op(
-    "print_grad",
-    ins=("Out@GRAD",),
-    outs=("In@GRAD",),
-    host=True,
-    grad=False,
-    reaches=_TERMINAL,
-)
+@op("print_grad", ins=("Out@GRAD",), outs=("In@GRAD",), host=True, grad=False, reaches=_TERMINAL)
 def print_grad(
     grad: np.ndarray,
     *,
@@ -111,14 +98,7 @@ def print_grad(
     return grad
 
 
-@op(
-    "get_places",
-    outs=("Out",),
-    grad=False,
-    host=True,
-    reaches=None,
-    types=lambda op: {"Out": VarType.PLACE_LIST},
-)
+@op("get_places", outs=("Out",), grad=False, host=True, reaches=None, types=lambda op: {"Out": VarType.PLACE_LIST})
 def get_places(*, device_count: int = 0, device_type: str = "AUTO") -> np.ndarray:
     """Return the numbers of the devices of a kind: of `device_count`, or of all there are."""
     if device_type not in ("CPU", "CUDA", "AUTO"):
@@ -159,14 +139,7 @@ def py_func(
     return _call(forward_callable_id, inputs, ctx.op.output("Out"), "the function")
 
 
-@op(
-    "py_func_grad",
-    ins=("X*", "Out*", "Out@GRAD*?"),
-    outs=("X@GRAD*",),
-    host=True,
-    grad=False,
-    reaches=_FUNCTIONS,
-)
+@op("py_func_grad", ins=("X*", "Out*", "Out@GRAD*?"), outs=("X@GRAD*",), host=True, grad=False, reaches=_FUNCTIONS)
 def py_func_grad(
     inputs: list[np.ndarray],
     outputs: list[np.ndarray],

@@ -247,10 +247,7 @@ def slice_(
             x = _one(x, first[i], axis)
             continue
         size = x.shape[axis]
-        start, end = (
-            _number(first[i], starts, i, infer_flags),
-            _number(last[i], ends, i, infer_flags),
-        )
+        start, end = (_number(first[i], starts, i, infer_flags), _number(last[i], ends, i, infer_flags))
         if start is None or end is None or is_unknown(size):
             x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
             continue
@@ -297,14 +294,7 @@ def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
         "StridesTensorList*?",
     ),
     outs=("Out",),
-    nograd=(
-        "StartsTensor",
-        "EndsTensor",
-        "StridesTensor",
-        "StartsTensorList",
-        "EndsTensorList",
-        "StridesTensorList",
-    ),
+    nograd=("StartsTensor", "EndsTensor", "StridesTensor", "StartsTensorList", "EndsTensorList", "StridesTensorList"),
     fold=True,
     rows=row_rules.other_axes("axes", "Input"),
 )
@@ -347,12 +337,7 @@ def strided_slice(
     return _decreased(x, decrease_axis)
 
 
-@op(
-    "pad",
-    ins=("X",),
-    outs=("Out",),
-    rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None,
-)
+@op("pad", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None)
 def pad(x: Array, *, paddings: Ints, pad_value: float = 0.0) -> Array:
     """Add paddings[2i] values before and paddings[2i+1] after x along dimension i."""
     if len(paddings) != 2 * x.ndim:
@@ -513,14 +498,7 @@ def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
     return _unique(x, np_dtype(dtype))[:2]
 
 
-@op(
-    "unique_with_counts",
-    ins=("X",),
-    outs=("Out", "Index", "Count"),
-    grad=False,
-    host=True,
-    reaches=None,
-)
+@op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True, reaches=None)
 def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the outputs of `unique` and the count of each unique value."""
     return _unique(x, np_dtype(dtype))

@@ -7,17 +7,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import static_values
-from jfluid.ops.ragged import (
-    Level,
-    Ragged,
-    Value,
-    column,
-    moved,
-    need,
-    offsets_of,
-    positions,
-    rows_of,
-)
+from jfluid.ops.ragged import Level, Ragged, Value, column, moved, need, offsets_of, positions, rows_of
 from jfluid.ops.registry import Bool, Long, op
 
 
@@ -71,8 +61,4 @@ def _chosen(rows: Array, source: Level, kept: Array, fill: int) -> tuple[Any, An
     begins = jnp.where(none, 1, source.starts[order])
     where = jnp.stack([level.starts, begins, lengths], axis=1).astype(jnp.int64)
     where = jnp.where(column(place < count, 2), where, where[:1])
-    return (
-        Ragged(out, (level,)),
-        Ragged(weight, (by_instance,)),
-        Ragged(where, (by_instance,)),
-    )
+    return (Ragged(out, (level,)), Ragged(weight, (by_instance,)), Ragged(where, (by_instance,)))

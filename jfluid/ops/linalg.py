@@ -181,12 +181,7 @@ def fsp(x: Array, y: Array) -> Array:
     return jnp.einsum("nahw,nbhw->nab", x, y) / (x.shape[2] * x.shape[3])
 
 
-@op(
-    "bilinear_tensor_product",
-    ins=("X", "Y", "Weight", "Bias?"),
-    outs=("Out",),
-    rows=row_rules.unless("Weight"),
-)
+@op("bilinear_tensor_product", ins=("X", "Y", "Weight", "Bias?"), outs=("Out",), rows=row_rules.unless("Weight"))
 def bilinear_tensor_product(x: Array, y: Array, weight: Array, bias: Array | None) -> Array:
     """Return x[b] @ weight[s] @ y[b] for each row b and matrix s: [batch, size].
 

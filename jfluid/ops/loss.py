@@ -31,12 +31,7 @@ def same_shape(type_: str, **tensors: Any) -> None:
     row_outs=("Out",),
 )
 def sigmoid_cross_entropy_with_logits(
-    x: Array,
-    label: Array,
-    *,
-    normalize: bool = False,
-    ignore_index: int = -100,
-    rows: RowMask | None = None,
+    x: Array, label: Array, *, normalize: bool = False, ignore_index: int = -100, rows: RowMask | None = None
 ) -> Array:
     """Return the elementwise binary cross entropy of sigmoid(x).
 
@@ -69,13 +64,7 @@ def bce_loss(x: Array, label: Array) -> Array:
     return _binary_cross_entropy(x, label)
 
 
-@op(
-    "kldiv_loss",
-    ins=("X", "Target"),
-    outs=("Loss",),
-    nograd=("Target",),
-    rows=row_rules.by_reduction,
-)
+@op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",), rows=row_rules.by_reduction)
 def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None) -> Array:
     """Return the Kullback-Leibler divergence of log probabilities x from `target`; 0 for targets <= 0."""
     same_shape("kldiv_loss", X=x, Target=target)
@@ -101,13 +90,7 @@ def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
     return residual, jnp.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
 
 
-@op(
-    "modified_huber_loss",
-    ins=("X", "Y"),
-    outs=("IntermediateVal~", "Out"),
-    nograd=("Y",),
-    rows="map",
-)
+@op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",), rows="map")
 def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
     """Return the squared hinge of the margin x * (2y - 1), and a linear function below -1."""
     same_shape("modified_huber_loss", X=x, Y=y)
@@ -161,13 +144,7 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
     return jax.nn.softplus(left - right) - label * (left - right)
 
 
-@op(
-    "margin_rank_loss",
-    ins=("X1", "X2", "Label"),
-    outs=("Activated~", "Out"),
-    nograd=("Label",),
-    rows="map",
-)
+@op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",), rows="map")
 def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
     """Return max(0, margin - label * (x1 - x2)), and the mask of its positive elements."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)

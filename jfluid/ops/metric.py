@@ -10,13 +10,7 @@ from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
 
-@op(
-    "accuracy",
-    ins=("Out", "Indices", "Label"),
-    outs=("Accuracy", "Correct", "Total"),
-    grad=False,
-    rows="mask",
-)
+@op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False, rows="mask")
 def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Return the fraction of rows that have the label among the row's indices."""
     if label.shape != (indices.shape[0], 1):
@@ -82,10 +76,7 @@ def auc(
     buckets = num_thresholds + 1
     length = (slide_steps + 1) * buckets + 1 if slide_steps else buckets
     # Fluid's layer gives a total without sliding one element more than it uses.
-    if stat_pos.shape != stat_neg.shape or stat_pos.size not in (
-        length,
-        length + (slide_steps == 0),
-    ):
+    if stat_pos.shape != stat_neg.shape or stat_pos.size not in (length, length + (slide_steps == 0)):
         raise errors.ShapeError(
             f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} "
             f"thresholds and {slide_steps} slide steps, found shapes {list(stat_pos.shape)} "
@@ -118,11 +109,7 @@ def _precision_recall_f1(states: Array) -> Array:
 
     def with_f1(precision: Array, recall: Array) -> tuple[Array, Array, Array]:
         both = precision + recall
-        return (
-            precision,
-            recall,
-            jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0),
-        )
+        return (precision, recall, jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0))
 
     true, false, _, missed = states.T
     macro = with_f1(_share(true, false).mean(), _share(true, missed).mean())
@@ -178,10 +165,7 @@ def mean_iou(
     """Return the mean over the classes that occur of correct / (correct + wrong), plus the means given."""
     if rows is not None:  # a negative class is not counted
         predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
-    predicted, label = (
-        predictions.reshape(-1).astype(jnp.int32),
-        labels.reshape(-1).astype(jnp.int32),
-    )
+    predicted, label = (predictions.reshape(-1).astype(jnp.int32), labels.reshape(-1).astype(jnp.int32))
     hit = predicted == label
 
     def count(ids: Array, mask: Array) -> Array:

@@ -350,12 +350,7 @@ def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.A
     rows=row_rules.by_axis("begin_norm_axis", 1),
 )
 def layer_norm(
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    *,
-    begin_norm_axis: int = 1,
-    epsilon: float = 1e-5,
+    x: Array, scale: Array | None, bias: Array | None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Array, Array, Array]:
     """Normalise x over its dimensions from begin_norm_axis on, then scale and shift element by element."""
     if not 0 < begin_norm_axis < x.ndim:
@@ -371,12 +366,7 @@ def layer_norm(
     return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
 
 
-@op(
-    "instance_norm",
-    ins=("X", "Scale", "Bias"),
-    outs=("Y", "SavedMean~", "SavedVariance~"),
-    rows="map",
-)
+@op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")
 def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
     """Normalise each channel of each sample over its plane; SavedVariance is the inverse standard deviation."""
     if x.ndim < 2:
@@ -389,13 +379,7 @@ def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5)
 
 @op("group_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows="map")
 def group_norm(
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    *,
-    groups: Int,
-    epsilon: float = 1e-5,
-    data_layout: str = "NCHW",
+    x: Array, scale: Array | None, bias: Array | None, *, groups: Int, epsilon: float = 1e-5, data_layout: str = "NCHW"
 ) -> tuple[Array, Array, Array]:
     """Normalise each group of channels of each sample, then scale and shift each channel."""
     axis = _channel_axis(x, data_layout)
@@ -413,13 +397,7 @@ def group_norm(
 
 @op("lrn", ins=("X",), outs=("Out", "MidOut"), rows="map")
 def lrn(
-    x: Array,
-    *,
-    n: int = 5,
-    k: float = 2.0,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    data_format: str = "AnyLayout",
+    x: Array, *, n: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75, data_format: str = "AnyLayout"
 ) -> tuple[Array, Array]:
     """Divide x by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
     if n < 1 or n % 2 == 0:

@@ -83,13 +83,7 @@ def sgd(param: Array | SelectedRows, learning_rate: Array, grad: Array | Selecte
     sparse=True,
 )
 def momentum(
-    param: Array,
-    grad: Array,
-    velocity: Array,
-    learning_rate: Array,
-    *,
-    mu: Float,
-    use_nesterov: bool = False,
+    param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float, use_nesterov: bool = False
 ) -> tuple[Array, Array]:
     """Apply SGD with momentum.
 
@@ -132,17 +126,7 @@ def lars_momentum(
 
 @op(
     "adam",
-    ins=(
-        "Param",
-        "Grad",
-        "LearningRate",
-        "Moment1",
-        "Moment2",
-        "Beta1Pow",
-        "Beta2Pow",
-        "Beta1Tensor?",
-        "Beta2Tensor?",
-    ),
+    ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow", "Beta1Tensor?", "Beta2Tensor?"),
     outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"),
     grad=False,
     inplace={
@@ -246,13 +230,7 @@ def adagrad(
     inplace={"ParamOut": "Param", "MomentOut": "Moment"},
 )
 def decayed_adagrad(
-    param: Array,
-    grad: Array,
-    moment: Array,
-    learning_rate: Array,
-    *,
-    decay: float = 0.95,
-    epsilon: float = 1e-6,
+    param: Array, grad: Array, moment: Array, learning_rate: Array, *, decay: float = 0.95, epsilon: float = 1e-6
 ) -> tuple[Array, Array]:
     """Update by Adagrad with a decaying average of squared gradients."""
     moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
@@ -264,11 +242,7 @@ def decayed_adagrad(
     ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
     outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"),
     grad=False,
-    inplace={
-        "ParamOut": "Param",
-        "AvgSquaredGradOut": "AvgSquaredGrad",
-        "AvgSquaredUpdateOut": "AvgSquaredUpdate",
-    },
+    inplace={"ParamOut": "Param", "AvgSquaredGradOut": "AvgSquaredGrad", "AvgSquaredUpdateOut": "AvgSquaredUpdate"},
 )
 def adadelta(
     param: Array,
@@ -299,12 +273,7 @@ def adadelta(
     ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
     outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"),
     grad=False,
-    inplace={
-        "ParamOut": "Param",
-        "MomentOut": "Moment",
-        "MeanSquareOut": "MeanSquare",
-        "MeanGradOut": "MeanGrad",
-    },
+    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"},
     sparse=True,
 )
 def rmsprop(
@@ -343,11 +312,7 @@ def rmsprop(
     ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
     outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"),
     grad=False,
-    inplace={
-        "ParamOut": "Param",
-        "SquaredAccumOut": "SquaredAccumulator",
-        "LinearAccumOut": "LinearAccumulator",
-    },
+    inplace={"ParamOut": "Param", "SquaredAccumOut": "SquaredAccumulator", "LinearAccumOut": "LinearAccumulator"},
 )
 def ftrl(
     param: Array,
@@ -441,13 +406,7 @@ def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
     return point / (1 + rate * l2)
 
 
-@op(
-    "proximal_gd",
-    ins=("Param", "Grad", "LearningRate"),
-    outs=("ParamOut",),
-    grad=False,
-    inplace={"ParamOut": "Param"},
-)
+@op("proximal_gd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"})
 def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0) -> Array:
     """Descend along the gradient, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
@@ -462,13 +421,7 @@ def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 
     inplace={"ParamOut": "Param", "MomentOut": "Moment"},
 )
 def proximal_adagrad(
-    param: Array,
-    moment: Array,
-    grad: Array,
-    learning_rate: Array,
-    *,
-    l1: float = 0.0,
-    l2: float = 0.0,
+    param: Array, moment: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0
 ) -> tuple[Array, Array]:
     """Update by Adagrad, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
@@ -483,13 +436,7 @@ _SUMS = {
 }
 
 
-@op(
-    "average_accumulates",
-    ins=("param", *_SUMS.values()),
-    outs=tuple(_SUMS),
-    grad=False,
-    inplace=_SUMS,
-)
+@op("average_accumulates", ins=("param", *_SUMS.values()), outs=tuple(_SUMS), grad=False, inplace=_SUMS)
 def average_accumulates(
     param: Array,
     sum_1: Array,

@@ -53,13 +53,7 @@ _placed.defvjp(_placed_forward, _placed_backward)
 
 @op("unpool", ins=("X", "Indices"), outs=("Out",), nograd=("Indices",), rows="map")
 def unpool(
-    x: Array,
-    indices: Array,
-    *,
-    unpooling_type: String,
-    ksize: Ints,
-    strides: Ints = (1, 1),
-    paddings: Ints = (0, 0),
+    x: Array, indices: Array, *, unpooling_type: String, ksize: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0)
 ) -> Array:
     """Scatter each element to the index of its maximum (the mask of `max_pool2d_with_index`), zeros elsewhere.
 

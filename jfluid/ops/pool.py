@@ -25,11 +25,7 @@ def _lowest(dtype: Any) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _max(
-    x: jax.Array,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    out: Sequence[int],
+    x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int]
 ) -> jax.Array:
     """Return the maximum of each window.
 
@@ -189,11 +185,7 @@ def _adaptive_average(x: jax.Array, axes: Sequence[int], out: Sequence[int]) -> 
         start, end = _regions(x.shape[axis], n)
         place = np.arange(x.shape[axis])[:, None]
         weights = ((place >= start) & (place < end)) / (end - start)
-        x = jnp.moveaxis(
-            jnp.tensordot(x, jnp.asarray(weights, x.dtype), (axis, 0), precision="highest"),
-            -1,
-            axis,
-        )
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), (axis, 0), precision="highest"), -1, axis)
     return x
 
 
@@ -216,13 +208,7 @@ def _pool(
         raise errors.ProgramError(f"{op_type}: pooling_type {pooling_type!r}, expected max or avg")
     sizes = [x.shape[a] for a in axes]
     if global_pooling:
-        ksize, strides, paddings, padding_algorithm, adaptive = (
-            sizes,
-            (1,) * len(axes),
-            (),
-            "VALID",
-            False,
-        )
+        ksize, strides, paddings, padding_algorithm, adaptive = (sizes, (1,) * len(axes), (), "VALID", False)
     windows.check_lengths(op_type, len(axes), ksize=ksize, strides=strides)
     if adaptive:
         if any(n % k for n, k in zip(sizes, ksize)):
@@ -325,10 +311,7 @@ def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> t
     order += [len(lead) + 2 * d + 1 for d in range(count)]
     patches = patches.transpose(order).reshape(*lead, *out, math.prod(lengths))
     flat = _plane_index(
-        jnp.argmax(lax.stop_gradient(patches), axis=-1),
-        lengths,
-        [start for start, _ in regions],
-        sizes,
+        jnp.argmax(lax.stop_gradient(patches), axis=-1), lengths, [start for start, _ in regions], sizes
     )
     best = jnp.take_along_axis(x.reshape(*lead, -1), flat.reshape(*lead, -1), axis=-1)
     return best.reshape(*lead, *out), flat
@@ -370,10 +353,7 @@ def _max_pool_with_index(
     out = windows.output_sizes(op_type, sizes, ksize, strides, tuple((p, p) for p in paddings))
     starts = [np.arange(n) * s - p for n, s, p in zip(out, strides, paddings)]
     if math.prod(ksize) > _MAX_TAPS:
-        return _max_at(
-            x,
-            [(np.maximum(at, 0), np.minimum(at + k, n)) for at, k, n in zip(starts, ksize, sizes)],
-        )
+        return _max_at(x, [(np.maximum(at, 0), np.minimum(at + k, n)) for at, k, n in zip(starts, ksize, sizes)])
     pads = tuple((p, int(at[-1]) + k - n) for p, at, k, n in zip(paddings, starts, ksize, sizes))
     axes = tuple(range(2, x.ndim))
     x = windows.pad(x, axes, pads, _lowest(x.dtype))

@@ -180,11 +180,7 @@ def pyramid_hash(
     flags = jnp.where(jnp.arange(order.shape[0]) < starts[-1], chosen[order], False)
     flags = jnp.pad(flags.astype(jnp.int32), (0, x.capacity))[:, None]
     words = x.values.astype(w.dtype).reshape(-1, 1)
-    return (
-        Ragged(out, (level,)),
-        _plain(x, flags, pyramid_layer),
-        _plain(x, words, 1),
-    )
+    return (Ragged(out, (level,)), _plain(x, flags, pyramid_layer), _plain(x, words, 1))
 
 
 def _plain(x: Ragged, values: Array, times: int) -> Any:

@@ -42,14 +42,7 @@ def _integers(x: Array, scale: Array, largest: int) -> Array:
     return jnp.where(scaled < 0, -1.0, 1.0).astype(x.dtype) * jnp.floor(jnp.abs(scaled) + 0.5)
 
 
-@op(
-    "fake_quantize_abs_max",
-    ins=("X",),
-    outs=("Out", "OutScale"),
-    grad=False,
-    rows="mask",
-    row_outs=("Out",),
-)
+@op("fake_quantize_abs_max", ins=("X",), outs=("Out", "OutScale"), grad=False, rows="mask", row_outs=("Out",))
 def fake_quantize_abs_max(x: Array, *, bit_length: int = 8, rows: RowMask | None = None) -> tuple[Array, Array]:
     """Quantize x by the scale max |x|, [1]."""
     scale = _peak(x, rows)

@@ -19,9 +19,7 @@ from jfluid.ops import static_values
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["given", "count"],
-    meta_fields=["longest", "uniform", "tight"],
+    jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform", "tight"]
 )
 @dataclass(frozen=True)
 class Level:
@@ -77,9 +75,7 @@ class Level:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["values", "levels", "total", "columns"],
-    meta_fields=["exact"],
+    jax.tree_util.register_dataclass, data_fields=["values", "levels", "total", "columns"], meta_fields=["exact"]
 )
 @dataclass(frozen=True)
 class Ragged:
@@ -208,9 +204,7 @@ def pad(values: Any, level: Level, capacity: int, time_major: bool = False) -> A
         return dense.swapaxes(0, 1) if time_major else dense
     index, mask = _dense_index(level, capacity, time_major)
     return jnp.where(
-        mask.reshape(mask.shape + (1,) * (values.ndim - 1)),
-        jnp.take(values, index, axis=0, mode="clip"),
-        0,
+        mask.reshape(mask.shape + (1,) * (values.ndim - 1)), jnp.take(values, index, axis=0, mode="clip"), 0
     )
 
 
@@ -319,12 +313,7 @@ def _moved_forward(values: Any, source: Any, back: Any, real: Any) -> tuple[Any,
 
 def _moved_backward(kept: tuple[Any, ...], grad: Any) -> tuple[Any, ...]:
     back, real = kept
-    return (
-        jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0),
-        None,
-        None,
-        None,
-    )
+    return (jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0), None, None, None)
 
 
 moved.defvjp(_moved_forward, _moved_backward)

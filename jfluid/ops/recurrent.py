@@ -121,10 +121,7 @@ def lstmp(
         r, c = state
         pre, here = at[0] + r @ weight, at[1]
         a = candidate(pre[:, :width])
-        i, f = (
-            gate(pre[:, width : 2 * width] + by_input * c),
-            gate(pre[:, 2 * width : 3 * width] + by_forget * c),
-        )
+        i, f = (gate(pre[:, width : 2 * width] + by_input * c), gate(pre[:, 2 * width : 3 * width] + by_forget * c))
         new_c = _clipped(f * c + i * a, cell_clip)
         o = gate(pre[:, 3 * width :] + by_output * new_c)
         new_r = _clipped(project((o * cell(new_c)) @ projection), proj_clip)
@@ -182,20 +179,13 @@ def gru(
     _sizes("gru", "Input", x.shape[1], 3 * width)
     bias = jnp.zeros(3 * width, x.dtype) if bias is None else bias.reshape(-1)
     _sizes("gru", "Bias", bias.size, 3 * width)
-    arrays = GruArrays(
-        *_gru_weights("gru", weight),
-        bias,
-        initial("gru", "H0", h0, (x.last.number, width), x.dtype),
-    )
+    arrays = GruArrays(*_gru_weights("gru", weight), bias, initial("gru", "H0", h0, (x.last.number, width), x.dtype))
     hidden = gru_of_rows(x, arrays, GruForm((gate_activation, activation), is_reverse, origin_mode))
     return None, None, None, x.like(hidden)
 
 
 @op(
-    "gru_unit",
-    ins=("Input", "HiddenPrev", "Weight", "Bias?"),
-    outs=("Gate~", "ResetHiddenPrev~", "Hidden"),
-    rows="map",
+    "gru_unit", ins=("Input", "HiddenPrev", "Weight", "Bias?"), outs=("Gate~", "ResetHiddenPrev~", "Hidden"), rows="map"
 )
 def gru_unit(
     x: Array,
@@ -317,12 +307,7 @@ def cudnn_lstm(
         for direction in range(directions):
             i = layer * directions + direction
             (h, c), out = _dense_lstm(
-                x,
-                h0[i],
-                c0[i],
-                matrices[2 * i : 2 * i + 2],
-                biases[2 * i] + biases[2 * i + 1],
-                direction == 1,
+                x, h0[i], c0[i], matrices[2 * i : 2 * i + 2], biases[2 * i] + biases[2 * i + 1], direction == 1
             )
             outs.append(out)
             last_h.append(h)

@@ -92,14 +92,7 @@ def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _lstm(
-    x: Any,
-    weight: Any,
-    peepholes: Any,
-    h0: Any,
-    c0: Any,
-    mask: Any,
-    backwards: bool,
-    acts: tuple[Any, ...],
+    x: Any, weight: Any, peepholes: Any, h0: Any, c0: Any, mask: Any, backwards: bool, acts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Return hidden states and cells [time, number, width] from x [time, number, 4 width]; peepholes are [3, width]."""
     return _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts)[0]
@@ -110,14 +103,7 @@ def _steps(mask: Any) -> Any:
 
 
 def _lstm_forward(
-    x: Array,
-    weight: Array,
-    peepholes: Array,
-    h0: Array,
-    c0: Array,
-    mask: Array,
-    backwards: bool,
-    acts: tuple[Any, ...],
+    x: Array, weight: Array, peepholes: Array, h0: Array, c0: Array, mask: Array, backwards: bool, acts: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     gate, cell, candidate = (ACTIVATIONS[n] for n in acts)
     width, steps = h0.shape[1], _steps(mask)
@@ -153,12 +139,7 @@ def _lstm_backward(
     a, i, f, o = jnp.split(gates, 4, axis=2)
     out = ACTIVATIONS[acts[1]](cells)
     # What the gradients of a step's h' and c' are multiplied with, for all steps at once.
-    to_a, to_i, to_f, to_o = (
-        i * slope_candidate(a),
-        a * slope_gate(i),
-        c_before * slope_gate(f),
-        out * slope_gate(o),
-    )
+    to_a, to_i, to_f, to_o = (i * slope_candidate(a), a * slope_gate(i), c_before * slope_gate(f), out * slope_gate(o))
     through = jnp.where(mask, o * slope_cell(out) + to_o * by_output, 0)
     to_gates = jnp.where(mask, jnp.concatenate([to_a, to_i, to_f, to_o], axis=2), 0)
     to_c = jnp.where(mask, f + to_i * by_input + to_f * by_forget, 1)
@@ -212,14 +193,7 @@ def lstm_of_rows(x: Ragged, arrays: LstmArrays, form: LstmForm) -> tuple[Array, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _gru(
-    x: Any,
-    to_gates: Any,
-    to_candidate: Any,
-    h0: Any,
-    mask: Any,
-    backwards: bool,
-    origin: bool,
-    acts: tuple[Any, ...],
+    x: Any, to_gates: Any, to_candidate: Any, h0: Any, mask: Any, backwards: bool, origin: bool, acts: tuple[Any, ...]
 ) -> Any:
     """Return hidden states [time, number, width] from x [time, number, 3 width]."""
     return _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts)[0]

@@ -39,11 +39,7 @@ def _extreme(reduce: str, x: Array, axes: Sequence[int], keep: bool) -> Array:
 
 @_extreme.defjvp
 def _extreme_jvp(
-    reduce: str,
-    axes: Sequence[int],
-    keep: bool,
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
+    reduce: str, axes: Sequence[int], keep: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     # Each of several equal extremes gets the whole gradient.
     (x,) = primals
@@ -212,16 +208,7 @@ def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     return length, x / length
 
 
-@op(
-    "clip_by_norm",
-    ins=("X",),
-    outs=("Out",),
-    grad=False,
-    sparse=True,
-    rows="mask",
-    row_outs=("Out",),
-    entire=True,
-)
+@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",), entire=True)
 def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
     """Scale x to the Euclidean norm `max_norm` if its norm is larger.
 

@@ -153,12 +153,9 @@ def _add(
         raise ValueError(f"operator {type_} is registered twice")
     ins, outs = tuple(map(Slot.parse, declaration.ins)), tuple(map(Slot.parse, declaration.outs))
     unknown = set(declaration.nograd) - {s.name for s in ins}
-    unknown |= {
-        *declaration.inplace,
-        *declaration.row_outs,
-        *declaration.unsaved,
-        *declaration.sums,
-    } - {s.name for s in outs}
+    unknown |= {*declaration.inplace, *declaration.row_outs, *declaration.unsaved, *declaration.sums} - {
+        s.name for s in outs
+    }
     if unknown:
         raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
     options = declaration.options()
@@ -187,12 +184,7 @@ def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
 def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fields: Any) -> None:
     """Register an operator without a function, which the lowering handles by its structure."""
     _must_say_reach(type_, fields)
-    _add(
-        type_,
-        None,
-        Declaration(**{"grad": False} | fields),
-        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()},
-    )
+    _add(type_, None, Declaration(**{"grad": False} | fields), {n: Attr(n, *spec) for n, spec in (attrs or {}).items()})
 
 
 def refuse_fused(type_: str, name: str, value: Any) -> None:

@@ -36,11 +36,7 @@ class Repeated:
         self._alone: set[Hashable] = set()  # which are traced each time after all
 
     def call(
-        self,
-        function: Function,
-        definition: OpDef,
-        inputs: list[Any],
-        kwargs: Mapping[str, Any],
+        self, function: Function, definition: OpDef, inputs: list[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
         """Call `function`, the computation of the operator, by its cached trace if there is one."""
         key = self._key(definition, inputs, kwargs)

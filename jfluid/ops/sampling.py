@@ -99,12 +99,7 @@ def nce(
     samples = jnp.concatenate([label, noise], axis=1)
     expected = _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
     return *_nce_cost(
-        x,
-        weight[samples],
-        None if bias is None else bias.reshape(-1)[samples],
-        expected,
-        true,
-        sample_weight,
+        x, weight[samples], None if bias is None else bias.reshape(-1)[samples], expected, true, sample_weight
     ), samples
 
 
@@ -221,13 +216,7 @@ def nce_grad(
     expected = _expected(samples, probabilities, sampler, num_total_classes, weight.dtype) * num_neg_samples
     weights = None if sample_weight is None else rows_of(sample_weight)
     return _gradient_of_rows(
-        lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0],
-        x,
-        weight,
-        bias,
-        samples,
-        grad,
-        is_sparse,
+        lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0], x, weight, bias, samples, grad, is_sparse
     )
 
 
@@ -333,14 +322,7 @@ def hierarchical_sigmoid_grad(
     table, code = (None if t is None else rows_of(t) for t in (path_table, path_code))
     node, bit, on_path = _path(rows_of(label), table, code, num_classes)
     return _gradient_of_rows(
-        lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0],
-        x,
-        weight,
-        bias,
-        node,
-        grad,
-        is_sparse,
-        ~on_path,
+        lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0], x, weight, bias, node, grad, is_sparse, ~on_path
     )
 
 
@@ -366,14 +348,7 @@ def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tup
 @op(
     "sample_logits",
     ins=("Logits", "Labels", "CustomizedSamples?", "CustomizedProbabilities?"),
-    outs=(
-        "Samples~",
-        "Probabilities~",
-        "LogitsDim~",
-        "LabelsDim~",
-        "SampledLogits~",
-        "SampledLabels",
-    ),
+    outs=("Samples~", "Probabilities~", "LogitsDim~", "LabelsDim~", "SampledLogits~", "SampledLabels"),
     rng=True,
     rows="map",
     nograd=("Labels", "CustomizedSamples", "CustomizedProbabilities"),

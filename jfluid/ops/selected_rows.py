@@ -18,9 +18,7 @@ from jfluid.ops.ragged import Ragged
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rows", "values"],
-    meta_fields=["height", "unique", "summed", "full"],
+    jax.tree_util.register_dataclass, data_fields=["rows", "values"], meta_fields=["height", "unique", "summed", "full"]
 )
 @dataclass(frozen=True)
 class SelectedRows:
@@ -153,11 +151,7 @@ def joined(parts: list[SelectedRows]) -> SelectedRows:
         return parts[0]
     rows = jnp.concatenate([p.rows.astype(jnp.int64) for p in parts])
     return SelectedRows(
-        rows,
-        jnp.concatenate([p.values for p in parts]),
-        parts[0].height,
-        summed=True,
-        full=all(p.full for p in parts),
+        rows, jnp.concatenate([p.values for p in parts]), parts[0].height, summed=True, full=all(p.full for p in parts)
     )
 
 

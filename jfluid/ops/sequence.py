@@ -10,19 +10,7 @@ from jax import Array
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import refusals, sequence_loops, static_values
-from jfluid.ops.ragged import (
-    Level,
-    Ragged,
-    Value,
-    column,
-    grouped,
-    moved,
-    need,
-    offsets_of,
-    positions,
-    rows_of,
-    totals,
-)
+from jfluid.ops.ragged import Level, Ragged, Value, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
 
 
@@ -259,10 +247,7 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
 )
 def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     """Add the updates of sequence i to row i of x, at the columns that its ids name."""
-    ids, updates = (
-        need(ids, "sequence_scatter", "Ids"),
-        need(updates, "sequence_scatter", "Updates"),
-    )
+    ids, updates = (need(ids, "sequence_scatter", "Ids"), need(updates, "sequence_scatter", "Updates"))
     if ids.last.number != x.shape[0] and not static_values.placeholder():
         raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
     if static_values.placeholder():

@@ -302,11 +302,7 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
         level.offsets // ratio * max(width // new_dim, 1) if level is x.last else level.offsets for level in x.levels
     ]
     levels = tuple(
-        Level(
-            o,
-            max(-(-level.longest * width // new_dim), 1) if level is x.last else level.longest,
-            count=level.count,
-        )
+        Level(o, max(-(-level.longest * width // new_dim), 1) if level is x.last else level.longest, count=level.count)
         for o, level in zip(scaled, x.levels)
     )
     return Ragged(values, levels, exact=x.exact and x.capacity % ratio == 0)
@@ -321,10 +317,7 @@ def sequence_erase(x: Value, *, tokens: Ints) -> Value:
     kept = real & ~jnp.isin(ids, jnp.asarray(tokens, ids.dtype)) if tokens else real
     before = offsets_of(kept)
     order = jnp.argsort(~kept, stable=True)
-    return Ragged(
-        x.values[order],
-        x.levels[:-1] + (Level(before[x.last.offsets], x.last.longest, count=x.last.count),),
-    )
+    return Ragged(x.values[order], x.levels[:-1] + (Level(before[x.last.offsets], x.last.longest, count=x.last.count),))
 
 
 def _wrong_offsets(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | None:

@@ -10,16 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops.ragged import (
-    Level,
-    Ragged,
-    column,
-    fitted,
-    moved,
-    offsets_of,
-    positions,
-    rows_of,
-)
+from jfluid.ops.ragged import Level, Ragged, column, fitted, moved, offsets_of, positions, rows_of
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
@@ -38,8 +29,7 @@ def _permute_backward(axis: int, kept: tuple[Any, ...], grad: Array) -> tuple[Ar
 
 
 _permute = jax.custom_vjp(
-    lambda axis, values, order, inverse: jnp.take(values, order, axis=axis, mode="clip"),
-    nondiff_argnums=(0,),
+    lambda axis, values, order, inverse: jnp.take(values, order, axis=axis, mode="clip"), nondiff_argnums=(0,)
 )
 _permute.defvjp(_permute_forward, _permute_backward)
 

@@ -314,11 +314,7 @@ def unbind(x: Array, *, axis: int = 0) -> list[Array]:
     rows=row_rules.expand,
 )
 def expand(
-    x: Array,
-    times_tensor: Array | None,
-    times_tensors: list[Array] | None,
-    *,
-    expand_times: Ints = (),
+    x: Array, times_tensor: Array | None, times_tensors: list[Array] | None, *, expand_times: Ints = ()
 ) -> Array:
     """Repeat x expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")

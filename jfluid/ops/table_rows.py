@@ -21,11 +21,7 @@ class TableRows(Protocol):
         """Return the table with values [n, width] times a number added to rows that it has."""
 
     def update(
-        self,
-        function: Callable[..., Sequence[Array]],
-        rows: Array,
-        values: Array,
-        tables: Sequence[Array],
+        self, function: Callable[..., Sequence[Array]], rows: Array, values: Array, tables: Sequence[Array]
     ) -> tuple[Array, ...] | None:
         """Return tables of one shape with the given rows replaced by the results of `function`.
 

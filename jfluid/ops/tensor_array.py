@@ -34,11 +34,7 @@ def writing_where(active: Any) -> Iterator[None]:
         _active.reset(token)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["items", "buffer", "length"],
-    meta_fields=["fixed"],
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["items", "buffer", "length"], meta_fields=["fixed"])
 @dataclass(frozen=True)
 class TensorArray:
     """Value of a LoDTensorArray.
@@ -144,9 +140,7 @@ def _widen(missing: int, buffer: Any) -> Any:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["order", "level", "above"],
-    meta_fields=["rows", "capacity"],
+    jax.tree_util.register_dataclass, data_fields=["order", "level", "above"], meta_fields=["rows", "capacity"]
 )
 @dataclass(frozen=True)
 class RankTable:

@@ -8,13 +8,7 @@ from jfluid import errors
 from jfluid.ops.registry import op
 
 
-@op(
-    "tree_conv",
-    ins=("NodesVector", "EdgeSet", "Filter"),
-    outs=("Out",),
-    nograd=("EdgeSet",),
-    rows="map",
-)
+@op("tree_conv", ins=("NodesVector", "EdgeSet", "Filter"), outs=("Out",), nograd=("EdgeSet",), rows="map")
 def tree_conv(nodes: Array, edges: Array, weight: Array, *, max_depth: int = 2) -> Array:
     """Return the tree-based convolution [N, nodes, output size, filters] of node vectors [N, nodes, features].
 

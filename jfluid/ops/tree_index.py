@@ -148,14 +148,7 @@ def _check_layers(travel: Array, layer: Array, counts: Ints, offsets: Ints) -> N
             )
 
 
-@op(
-    "tdm_sampler",
-    ins=("X", "Travel", "Layer"),
-    outs=("Out", "Labels?", "Mask"),
-    grad=False,
-    rng=True,
-    rows="sequence",
-)
+@op("tdm_sampler", ins=("X", "Travel", "Layer"), outs=("Out", "Labels?", "Mask"), grad=False, rng=True, rows="sequence")
 def tdm_sampler(
     x: Value,
     travel: Value,

@@ -115,11 +115,7 @@ def taps(
 
 
 def window_sum(
-    x: jax.Array,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    out: Sequence[int],
+    x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int]
 ) -> jax.Array:
     """Return the sum over each window of an already padded `x`, one axis after the other.
 

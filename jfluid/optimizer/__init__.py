@@ -12,18 +12,10 @@ from jfluid.optimizer.adaptive import (
 )
 from jfluid.optimizer.averaging import ExponentialMovingAverage, ModelAverage
 from jfluid.optimizer.base import Optimizer as Optimizer
-from jfluid.optimizer.classic import (
-    DpsgdOptimizer,
-    LarsMomentumOptimizer,
-    MomentumOptimizer,
-    SGDOptimizer,
-)
+from jfluid.optimizer.classic import DpsgdOptimizer, LarsMomentumOptimizer, MomentumOptimizer, SGDOptimizer
 from jfluid.optimizer.dgc import DGCMomentumOptimizer
 from jfluid.optimizer.pipeline import PipelineOptimizer
-from jfluid.optimizer.wrappers import (
-    LookaheadOptimizer,
-    RecomputeOptimizer,
-)
+from jfluid.optimizer.wrappers import LookaheadOptimizer, RecomputeOptimizer
 
 __all__ = [
     "SGD",

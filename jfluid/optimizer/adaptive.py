@@ -144,10 +144,7 @@ class AdamOptimizer(_BetaPowers):
         return {slot: beta for slot, beta in tensors.items() if isinstance(beta, Variable)}
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return super()._attributes(param) | {
-            "lazy_mode": self._lazy_mode,
-            "min_row_size_to_use_multithread": 1000,
-        }
+        return super()._attributes(param) | {"lazy_mode": self._lazy_mode, "min_row_size_to_use_multithread": 1000}
 
 
 class AdamaxOptimizer(_BetaPowers):
@@ -315,12 +312,7 @@ class RMSPropOptimizer(Optimizer):
         self._centered = centered
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {
-            "epsilon": self._epsilon,
-            "decay": self._rho,
-            "momentum": self._momentum,
-            "centered": self._centered,
-        }
+        return {"epsilon": self._epsilon, "decay": self._rho, "momentum": self._momentum, "centered": self._centered}
 
 
 class FtrlOptimizer(Optimizer):

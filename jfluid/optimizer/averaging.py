@@ -8,13 +8,7 @@ from typing import Any
 from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
-from jfluid.ir.program import (
-    Program,
-    default_main_program,
-    default_startup_program,
-    name_scope,
-    program_guard,
-)
+from jfluid.ir.program import Program, default_main_program, default_startup_program, name_scope, program_guard
 from jfluid.ir.types import VarType, is_float
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
@@ -136,10 +130,7 @@ class ModelAverage(_Applied, Optimizer):
             for param, backup in self.params_grads:
                 target = block.clone_variable(param)
                 block.append_op("assign", {"X": target}, {"Out": block.clone_variable(backup)})
-                count = emit(
-                    "sum",
-                    {"X": self._clones(block, param, "num_accumulates", "old_num_accumulates")},
-                )
+                count = emit("sum", {"X": self._clones(block, param, "num_accumulates", "old_num_accumulates")})
                 total = emit("sum", {"X": self._clones(block, param, "sum_1", "sum_2", "sum_3")})
                 count, total = cast(count, param.dtype), cast(total, param.dtype)
                 block.append_op("elementwise_div", {"X": total, "Y": count}, {"Out": target})
@@ -174,22 +165,12 @@ class ExponentialMovingAverage(_Applied):
         self._params_tmps = [(p, _backup(p, f"{self._name}{p.name}.ema_tmp")) for p in _averaged_parameters()]
         self._ema_vars: dict[str, Variable] = {}
         for param, backup in self._params_tmps:
-            with (
-                param.block.program._optimized_guard([param, backup]),
-                name_scope("moving_average"),
-            ):
+            with param.block.program._optimized_guard([param, backup]), name_scope("moving_average"):
                 self._ema_vars[param.name] = global_variable(
-                    unique_name.generate(f"{self._name}{param.name}_ema"),
-                    param.shape,
-                    param.dtype,
-                    0.0,
+                    unique_name.generate(f"{self._name}{param.name}_ema"), param.shape, param.dtype, 0.0
                 )
         default_startup_program().global_block().create_var(
-            name=self._step_counter_name,
-            shape=[1],
-            dtype="int64",
-            persistable=True,
-            initializer=Constant(0),
+            name=self._step_counter_name, shape=[1], dtype="int64", persistable=True, initializer=Constant(0)
         )
         self.apply_program = self._average_program()
         self.restore_program = _put_back(self._params_tmps)
@@ -229,10 +210,7 @@ class ExponentialMovingAverage(_Applied):
             steps = cast(step, "float32")
             power = emit("elementwise_pow", {"X": block.clone_variable(self._decay_var), "Y": steps})
             for param, backup in self._params_tmps:
-                target, average = (
-                    block.clone_variable(param),
-                    block.clone_variable(self._ema_vars[param.name]),
-                )
+                target, average = (block.clone_variable(param), block.clone_variable(self._ema_vars[param.name]))
                 assign(target, block.clone_variable(backup))
                 with conditional(steps > 0.0):
                     assign(average / (1.0 - power), average)
@@ -243,9 +221,6 @@ class ExponentialMovingAverage(_Applied):
         """Append the operators that update the averages to the default main program; call it once."""
         autoincreased_step_counter(self._step_counter_name)
         for param, backup in self._params_tmps:
-            with (
-                param.block.program._optimized_guard([param, backup]),
-                name_scope("moving_average"),
-            ):
+            with param.block.program._optimized_guard([param, backup]), name_scope("moving_average"):
                 average = self._ema_vars[param.name]
                 assign(average * self._decay_var + param * (1 - self._decay_var), average)

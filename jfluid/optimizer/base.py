@@ -10,13 +10,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.backward import append_backward
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
-from jfluid.ir.program import (
-    Program,
-    default_main_program,
-    default_startup_program,
-    name_scope,
-    program_guard,
-)
+from jfluid.ir.program import Program, default_main_program, default_startup_program, name_scope, program_guard
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import LayerHelper
@@ -237,10 +231,7 @@ class Optimizer(DygraphMode):
         for param in parameters:
             for name in self.accumulators:
                 self._add_accumulator(
-                    name,
-                    param,
-                    fill_value=self._first_value(name),
-                    shape=self._accumulator_shape(name, param),
+                    name, param, fill_value=self._first_value(name), shape=self._accumulator_shape(name, param)
                 )
 
     def _has_accumulators(self, param: Parameter) -> bool:
@@ -282,10 +273,7 @@ class Optimizer(DygraphMode):
             self._learning_rate_map[program] = self._learning_rate
             return
         self._learning_rate_map[program] = global_variable(
-            unique_name.generate("learning_rate"),
-            [1],
-            self._dtype or VarType.FP32,
-            self._learning_rate,
+            unique_name.generate("learning_rate"), [1], self._dtype or VarType.FP32, self._learning_rate
         )
 
     def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
@@ -364,33 +352,15 @@ class Optimizer(DygraphMode):
 
 
 def global_variable(
-    name: str,
-    shape: Sequence[int],
-    dtype: Any,
-    value: float,
-    *,
-    stop_gradient: bool = True,
-    **kwargs: Any,
+    name: str, shape: Sequence[int], dtype: Any, value: float, *, stop_gradient: bool = True, **kwargs: Any
 ) -> Variable:
     """Return a persistable variable of the default main program, filled with `value` in the default startup program."""
     var = (
         default_main_program()
         .global_block()
-        .create_var(
-            name=name,
-            shape=shape,
-            dtype=dtype,
-            persistable=True,
-            stop_gradient=stop_gradient,
-            **kwargs,
-        )
+        .create_var(name=name, shape=shape, dtype=dtype, persistable=True, stop_gradient=stop_gradient, **kwargs)
     )
     default_startup_program().global_block().create_var(
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        type=var.type,
-        persistable=True,
-        initializer=Constant(value),
+        name=name, shape=shape, dtype=dtype, type=var.type, persistable=True, initializer=Constant(value)
     )
     return var

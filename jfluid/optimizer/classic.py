@@ -80,11 +80,7 @@ class LarsMomentumOptimizer(Optimizer):
         self._lars_weight_decay = float(lars_weight_decay)
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {
-            "mu": self._momentum,
-            "lars_coeff": self._lars_coeff,
-            "lars_weight_decay": self._lars_weight_decay,
-        }
+        return {"mu": self._momentum, "lars_coeff": self._lars_coeff, "lars_weight_decay": self._lars_weight_decay}
 
 
 class DpsgdOptimizer(Optimizer):
@@ -113,9 +109,4 @@ class DpsgdOptimizer(Optimizer):
         self._seed: int | None = None
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {
-            "clip": self._clip,
-            "batch_size": self._batch_size,
-            "sigma": self._sigma,
-            "seed": self._seed,
-        }
+        return {"clip": self._clip, "batch_size": self._batch_size, "sigma": self._sigma, "seed": self._seed}

@@ -12,12 +12,7 @@ from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
 from jfluid.optimizer.dygraph_mode import refuse_eagerly
-from jfluid.regularizer import (
-    L1DecayRegularizer,
-    L2DecayRegularizer,
-    WeightDecayRegularizer,
-    append_regularization_ops,
-)
+from jfluid.regularizer import L1DecayRegularizer, L2DecayRegularizer, WeightDecayRegularizer, append_regularization_ops
 
 _LEAST = 16384  # elements of a parameter whose gradients are compressed
 # Fluid's names of what all compressed gradients share, and the ends of those of each.
@@ -126,10 +121,7 @@ class DGCMomentumOptimizer(Optimizer):
             _without_role(block, param, grad)
             with program._backward_role_guard():
                 if self._clip_norm is not None:
-                    attrs = {
-                        "max_norm": self._clip_norm,
-                        "rampup_begin_step": float(self._begin),
-                    }
+                    attrs = {"max_norm": self._clip_norm, "rampup_begin_step": float(self._begin)}
                     ins = {"X": grad, "current_step": self._step}
                     block.append_op("dgc_clip_by_norm", ins, {"Out": grad}, attrs)
                 self._append_dgc(block, param, grad, velocity, rest)
@@ -142,14 +134,7 @@ class DGCMomentumOptimizer(Optimizer):
         )
         block.append_op(
             "dgc",
-            {
-                "U": velocity,
-                "V": rest,
-                "Grad": grad,
-                "Param": param,
-                "current_step": self._step,
-                "nranks": self._ranks,
-            },
+            {"U": velocity, "V": rest, "Grad": grad, "Param": param, "current_step": self._step, "nranks": self._ranks},
             {
                 "U_out": velocity,
                 "V_out": rest,

@@ -96,10 +96,7 @@ class DygraphMode:
 
         The number prints with its own digits. Dygraph mode only; in programs, fetch the learning rate's variable.
         """
-        _check_mode(
-            "current_step_lr",
-            "Fetch the learning rate's variable (learning_rate_0, or your schedule).",
-        )
+        _check_mode("current_step_lr", "Fetch the learning rate's variable (learning_rate_0, or your schedule).")
         used: Any = self._global_learning_rate()
         if used is not None:
             return used.numpy().reshape(())[()]  # type: ignore[no-any-return]

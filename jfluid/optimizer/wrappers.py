@@ -62,12 +62,7 @@ class LookaheadOptimizer:
         return result
 
     def _slow_copy(self, param: Parameter, startup: Block) -> Variable:
-        slow = {
-            "name": f"{param.name}@SLOW",
-            "shape": param.shape,
-            "dtype": param.dtype,
-            "persistable": True,
-        }
+        slow = {"name": f"{param.name}@SLOW", "shape": param.shape, "dtype": param.dtype, "persistable": True}
         startup.append_op("assign", {"X": param.name}, {"Out": startup.create_var(**slow)})
         return param.block.create_var(**slow)
 

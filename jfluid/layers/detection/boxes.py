@@ -255,10 +255,7 @@ def box_clip(input: Variable, im_info: Variable, name: str | None = None) -> Var
             image before it was scaled.
         name: see `jfluid.layers`.
     """
-    inputs = {
-        "Input": hold(input, FLOATS, "box_clip", "input"),
-        "ImInfo": hold(im_info, FLOATS, "box_clip", "im_info"),
-    }
+    inputs = {"Input": hold(input, FLOATS, "box_clip", "input"), "ImInfo": hold(im_info, FLOATS, "box_clip", "im_info")}
     return emit("box_clip", inputs, outs=("Output",), name=name)
 
 
@@ -322,10 +319,7 @@ def polygon_box_transform(input: Variable, name: str | None = None) -> Variable:
 
 
 def bipartite_match(
-    dist_matrix: Variable,
-    match_type: str | None = None,
-    dist_threshold: float | None = None,
-    name: str | None = None,
+    dist_matrix: Variable, match_type: str | None = None, dist_threshold: float | None = None, name: str | None = None
 ) -> tuple[Variable, Variable]:
     """Match each column of each image with a row, and return rows and distances.
 

@@ -63,12 +63,7 @@ def detection_map(
             "TruePos": right,
             "FalsePos": wrong,
         },
-        outputs={
-            "MAP": mean,
-            "AccumPosCount": outs[0],
-            "AccumTruePos": outs[1],
-            "AccumFalsePos": outs[2],
-        },
+        outputs={"MAP": mean, "AccumPosCount": outs[0], "AccumTruePos": outs[1], "AccumFalsePos": outs[2]},
         attrs={
             "overlap_threshold": overlap_threshold,
             "evaluate_difficult": evaluate_difficult,

@@ -6,12 +6,7 @@ from typing import Any
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import check_variable, emit
 
-__all__ = [
-    "locality_aware_nms",
-    "matrix_nms",
-    "multiclass_nms",
-    "retinanet_detection_output",
-]
+__all__ = ["locality_aware_nms", "matrix_nms", "multiclass_nms", "retinanet_detection_output"]
 
 
 def multiclass_nms(
@@ -196,12 +191,7 @@ def retinanet_detection_output(
                 f"each level, found {type(value).__name__}"
             )
         check_variable(value, "retinanet_detection_output", what)
-    inputs = {
-        "BBoxes": list(bboxes),
-        "Scores": list(scores),
-        "Anchors": list(anchors),
-        "ImInfo": im_info,
-    }
+    inputs = {"BBoxes": list(bboxes), "Scores": list(scores), "Anchors": list(anchors), "ImInfo": im_info}
     attrs: dict[str, Any] = {
         "score_threshold": score_threshold,
         "nms_top_k": nms_top_k,

@@ -66,13 +66,7 @@ def generate_proposals(
     """
     rois, chances, ends = emit(
         "generate_proposals",
-        {
-            "Scores": scores,
-            "BboxDeltas": bbox_deltas,
-            "ImInfo": im_info,
-            "Anchors": anchors,
-            "Variances": variances,
-        },
+        {"Scores": scores, "BboxDeltas": bbox_deltas, "ImInfo": im_info, "Anchors": anchors, "Variances": variances},
         {
             "pre_nms_topN": pre_nms_top_n,
             "post_nms_topN": post_nms_top_n,
@@ -127,11 +121,7 @@ def rpn_target_assign(
 
     Raises ShapeError, AttributeTypeError.
     """
-    check_variable(
-        [bbox_pred, cls_logits, anchor_var],
-        "rpn_target_assign",
-        "bbox_pred, cls_logits, anchor_var",
-    )
+    check_variable([bbox_pred, cls_logits, anchor_var], "rpn_target_assign", "bbox_pred, cls_logits, anchor_var")
     location, score, target, label, weight = _assign(
         "rpn_target_assign",
         {"Anchor": anchor_box, "GtBoxes": gt_boxes, "IsCrowd": is_crowd, "ImInfo": im_info},
@@ -187,29 +177,12 @@ def retinanet_target_assign(
 
     Raises ShapeError.
     """
-    check_variable(
-        [bbox_pred, cls_logits, anchor_var],
-        "retinanet_target_assign",
-        "bbox_pred, cls_logits, anchor_var",
-    )
+    check_variable([bbox_pred, cls_logits, anchor_var], "retinanet_target_assign", "bbox_pred, cls_logits, anchor_var")
     location, score, target, label, weight, number = _assign(
         "retinanet_target_assign",
-        {
-            "Anchor": anchor_box,
-            "GtBoxes": gt_boxes,
-            "GtLabels": gt_labels,
-            "IsCrowd": is_crowd,
-            "ImInfo": im_info,
-        },
+        {"Anchor": anchor_box, "GtBoxes": gt_boxes, "GtLabels": gt_labels, "IsCrowd": is_crowd, "ImInfo": im_info},
         {"positive_overlap": positive_overlap, "negative_overlap": negative_overlap},
-        (
-            "LocationIndex",
-            "ScoreIndex",
-            "TargetBBox",
-            "TargetLabel",
-            "BBoxInsideWeight",
-            "ForegroundNumber",
-        ),
+        ("LocationIndex", "ScoreIndex", "TargetBBox", "TargetLabel", "BBoxInsideWeight", "ForegroundNumber"),
     )
     scores = gather(reshape(cls_logits, (-1, num_classes)), score)
     return scores, gather(reshape(bbox_pred, (-1, 4)), location), label, target, weight, number
@@ -274,13 +247,7 @@ def generate_proposal_labels(
     return tuple(
         _assign(
             "generate_proposal_labels",
-            {
-                "RpnRois": rpn_rois,
-                "GtClasses": gt_classes,
-                "IsCrowd": is_crowd,
-                "GtBoxes": gt_boxes,
-                "ImInfo": im_info,
-            },
+            {"RpnRois": rpn_rois, "GtClasses": gt_classes, "IsCrowd": is_crowd, "GtBoxes": gt_boxes, "ImInfo": im_info},
             {
                 "batch_size_per_im": batch_size_per_im,
                 "fg_fraction": fg_fraction,
@@ -371,10 +338,7 @@ def collect_fpn_proposals(
     levels = max_level - min_level + 1
     return emit(
         "collect_fpn_proposals",
-        {
-            "MultiLevelRois": list(multi_rois)[:levels],
-            "MultiLevelScores": list(multi_scores)[:levels],
-        },
+        {"MultiLevelRois": list(multi_rois)[:levels], "MultiLevelScores": list(multi_scores)[:levels]},
         {"post_nms_topN": post_nms_top_n},
         stop_gradient=True,
         outs=("FpnRois",),
@@ -382,12 +346,7 @@ def collect_fpn_proposals(
 
 
 def distribute_fpn_proposals(
-    fpn_rois: Variable,
-    min_level: int,
-    max_level: int,
-    refer_level: int,
-    refer_scale: int,
-    name: str | None = None,
+    fpn_rois: Variable, min_level: int, max_level: int, refer_level: int, refer_scale: int, name: str | None = None
 ) -> tuple[list[Variable], Variable]:
     """Distribute proposals over the levels of a feature pyramid by size.
 
@@ -415,11 +374,6 @@ def distribute_fpn_proposals(
         type="distribute_fpn_proposals",
         inputs={"FpnRois": fpn_rois},
         outputs={"MultiFpnRois": levels, "RestoreIndex": restore},
-        attrs={
-            "min_level": min_level,
-            "max_level": max_level,
-            "refer_level": refer_level,
-            "refer_scale": refer_scale,
-        },
+        attrs={"min_level": min_level, "max_level": max_level, "refer_level": refer_level, "refer_scale": refer_scale},
     )
     return levels, restore

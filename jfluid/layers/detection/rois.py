@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import check_variable, emit
 
-__all__ = [
-    "deformable_roi_pooling",
-    "prroi_pool",
-    "psroi_pool",
-    "roi_align",
-    "roi_perspective_transform",
-    "roi_pool",
-]
+__all__ = ["deformable_roi_pooling", "prroi_pool", "psroi_pool", "roi_align", "roi_perspective_transform", "roi_pool"]
 
 
 def roi_align(
@@ -75,11 +68,7 @@ def roi_pool(
     return emit(
         "roi_pool",
         {"X": input, "ROIs": rois, "RoisLod": rois_lod},
-        {
-            "pooled_height": pooled_height,
-            "pooled_width": pooled_width,
-            "spatial_scale": float(spatial_scale),
-        },
+        {"pooled_height": pooled_height, "pooled_width": pooled_width, "spatial_scale": float(spatial_scale)},
         outs=("Out", "Argmax"),
     )[0]
 
@@ -115,11 +104,7 @@ def prroi_pool(
     return emit(
         "prroi_pool",
         {"X": input, "ROIs": rois, "BatchRoINums": batch_roi_nums},
-        {
-            "spatial_scale": float(spatial_scale),
-            "pooled_height": pooled_height,
-            "pooled_width": pooled_width,
-        },
+        {"spatial_scale": float(spatial_scale), "pooled_height": pooled_height, "pooled_width": pooled_width},
         name=name,
     )
 

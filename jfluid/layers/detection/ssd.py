@@ -9,13 +9,7 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.activation import softmax
 from jfluid.layers.conv import conv2d
 from jfluid.layers.creation import cast
-from jfluid.layers.detection.boxes import (
-    bipartite_match,
-    box_coder,
-    iou_similarity,
-    prior_box,
-    target_assign,
-)
+from jfluid.layers.detection.boxes import bipartite_match, box_coder, iou_similarity, prior_box, target_assign
 from jfluid.layers.helper import check_variable, emit
 from jfluid.layers.indexing import slice
 from jfluid.layers.loss import smooth_l1, softmax_with_cross_entropy
@@ -56,10 +50,7 @@ def _sizes(base: float, least: int | None, most: int | None, maps: int) -> tuple
             f"{maps - 2} percent apart at least"
         )
     ratios = range(least, most + 1, step)
-    return (
-        [base * 0.1] + [base * r / 100 for r in ratios],
-        [base * 0.2] + [base * (r + step) / 100 for r in ratios],
-    )
+    return ([base * 0.1] + [base * r / 100 for r in ratios], [base * 0.2] + [base * (r + step) / 100 for r in ratios])
 
 
 def multi_box_head(

@@ -177,13 +177,7 @@ def density_prior_box(
 
 @op("anchor_generator", ins=("Input",), outs=("Anchors", "Variances"), grad=False, rows="map")
 def anchor_generator(
-    x: Array,
-    *,
-    anchor_sizes: Floats,
-    aspect_ratios: Floats,
-    variances: Floats,
-    stride: Floats,
-    offset: float = 0.5,
+    x: Array, *, anchor_sizes: Floats, aspect_ratios: Floats, variances: Floats, stride: Floats, offset: float = 0.5
 ) -> tuple[Array, Array]:
     """Return anchors [H, W, ratios * sizes, 4] in pixels, and their variances.
 

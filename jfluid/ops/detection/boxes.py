@@ -102,13 +102,7 @@ def decode(codes: Array, priors: Array, normalized: bool, limit: float | None = 
     )
 
 
-@op(
-    "box_coder",
-    ins=("PriorBox", "PriorBoxVar?", "TargetBox"),
-    outs=("OutputBox",),
-    grad=False,
-    rows="sequence",
-)
+@op("box_coder", ins=("PriorBox", "PriorBoxVar?", "TargetBox"), outs=("OutputBox",), grad=False, rows="sequence")
 def box_coder(
     prior: Value,
     prior_variances: Value | None,
@@ -149,12 +143,7 @@ def _is_encoder(code_type: str) -> bool:
 
 
 def _check_coder(
-    rows: Array,
-    priors: Array,
-    variances: Array | None,
-    variance: Sequence[float],
-    axis: int,
-    encodes: bool,
+    rows: Array, priors: Array, variances: Array | None, variance: Sequence[float], axis: int, encodes: bool
 ) -> None:
     need_boxes("box_coder", "PriorBox", priors)
     need_boxes("box_coder", "TargetBox", rows, 2 if encodes else 3)
@@ -221,12 +210,7 @@ def polygon_box_transform(x: Array) -> Array:
     rows="map",
 )
 def box_decoder_and_assign(
-    prior: Array,
-    variances: Array | None,
-    target: Array,
-    score: Array,
-    *,
-    box_clip: float = 4.135000228881836,
+    prior: Array, variances: Array | None, target: Array, score: Array, *, box_clip: float = 4.135000228881836
 ) -> tuple[Array, Array]:
     """Decode the boxes of each class [rows, classes * 4], and select the box of the best class [rows, 4].
 

@@ -50,10 +50,7 @@ def detection_map(
         if counts is None or right is None or wrong is None:
             raise errors.OpError("detection_map: HasState needs PosCount, TruePos and FalsePos")
         number += np.asarray(counts).reshape(-1)
-        marks = [
-            _kept(right, "TruePos", class_num, ctx),
-            _kept(wrong, "FalsePos", class_num, ctx),
-        ]
+        marks = [_kept(right, "TruePos", class_num, ctx), _kept(wrong, "FalsePos", class_num, ctx)]
     found, labelled = _images(detections, "DetectRes", (6, 1)), _images(truth, "Label", (5, 6))
     if len(found) != len(labelled):
         raise errors.ShapeError(f"detection_map: DetectRes has {len(found)} images, Label {len(labelled)}")

@@ -5,13 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jfluid import errors
-from jfluid.ops.detection.pixel_boxes import (
-    areas,
-    check_boxes,
-    check_images,
-    first_true,
-    inferred_rows,
-)
+from jfluid.ops.detection.pixel_boxes import areas, check_boxes, check_images, first_true, inferred_rows
 from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of
 from jfluid.ops.registry import Int, op
 
@@ -23,12 +17,7 @@ from jfluid.ops.registry import Int, op
     grad=False,
     rows="sequence",
 )
-def collect_fpn_proposals(
-    rois: list[Value],
-    scores: list[Value],
-    *,
-    post_nms_topN: Int,
-) -> Value:
+def collect_fpn_proposals(rois: list[Value], scores: list[Value], *, post_nms_topN: Int) -> Value:
     """Return the proposals of all levels and images with the best scores, grouped by image."""
     if post_nms_topN < 1 or len(rois) != len(scores):
         raise errors.AttributeTypeError(
@@ -61,13 +50,7 @@ def collect_fpn_proposals(
     return inferred_rows(Ragged(chosen, (Level(offsets_of(counts), longest),)).refilled())
 
 
-@op(
-    "distribute_fpn_proposals",
-    ins=("FpnRois",),
-    outs=("MultiFpnRois*", "RestoreIndex"),
-    grad=False,
-    rows="sequence",
-)
+@op("distribute_fpn_proposals", ins=("FpnRois",), outs=("MultiFpnRois*", "RestoreIndex"), grad=False, rows="sequence")
 def distribute_fpn_proposals(
     rois: Value, *, min_level: Int, max_level: Int, refer_level: Int, refer_scale: Int
 ) -> tuple[list[Value], Value]:

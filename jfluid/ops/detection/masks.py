@@ -64,13 +64,7 @@ def generate_mask_labels(
     drawn = real & (known > 0) & (per_object(is_crowd, name, "IsCrowd", real) == 0)
     im_info = rows_of(im_info)
     outlines = need(gt_segms, name, "GtSegms", 3)
-    check_images(
-        name,
-        Rois=len(boxes),
-        GtClasses=len(real),
-        ImInfo=len(im_info),
-        GtSegms=outlines.levels[0].number,
-    )
+    check_images(name, Rois=len(boxes), GtClasses=len(real), ImInfo=len(im_info), GtSegms=outlines.levels[0].number)
     scale = im_info[:, 2].astype(boxes.dtype)[:, None, None]
     found, chosen, objects, counts = jax.vmap(_of_image)(boxes / scale, classes, drawn, _bounds(outlines, drawn))
     number = outlines.levels[0].starts[:, None] + objects

@@ -52,20 +52,13 @@ def _pairs(distances: Array, lengths: Array) -> tuple[Array, Array]:
             distance.at[image, target].set(most, mode="drop"),
         )
 
-    empty = (
-        jnp.full((images, columns), -1, jnp.int32),
-        jnp.zeros((images, columns), distances.dtype),
-    )
+    empty = (jnp.full((images, columns), -1, jnp.int32), jnp.zeros((images, columns), distances.dtype))
     steps = jnp.max(lengths, initial=0)
     return lax.fori_loop(0, steps, take_one, (best, *empty))[1:]
 
 
 @op(
-    "bipartite_match",
-    ins=("DistMat",),
-    outs=("ColToRowMatchIndices", "ColToRowMatchDist"),
-    grad=False,
-    rows="sequence",
+    "bipartite_match", ins=("DistMat",), outs=("ColToRowMatchIndices", "ColToRowMatchDist"), grad=False, rows="sequence"
 )
 def bipartite_match(
     distances: Value, *, match_type: str = "bipartite", dist_threshold: float = 0.5
@@ -88,10 +81,7 @@ def bipartite_match(
         dense, lengths = dense[None], jnp.full(1, count, jnp.int32)
     images, rows, columns = dense.shape
     if not rows or not columns:
-        return (
-            jnp.full((images, columns), -1, jnp.int32),
-            jnp.zeros((images, columns), dense.dtype),
-        )
+        return (jnp.full((images, columns), -1, jnp.int32), jnp.zeros((images, columns), dense.dtype))
     match, distance = _pairs(dense, lengths)
     if match_type != "per_prediction":
         return match, distance
@@ -102,13 +92,7 @@ def bipartite_match(
     return jnp.where(free, row, match), jnp.where(free, best, distance)
 
 
-@op(
-    "target_assign",
-    ins=("X", "MatchIndices", "NegIndices?"),
-    outs=("Out", "OutWeight"),
-    grad=False,
-    rows="sequence",
-)
+@op("target_assign", ins=("X", "MatchIndices", "NegIndices?"), outs=("Out", "OutWeight"), grad=False, rows="sequence")
 def target_assign(x: Value, match: Value, negatives: Value | None, *, mismatch_value: int = 0) -> tuple[Array, Array]:
     """Gather the row of x that each prior is matched with, and return weights.
 

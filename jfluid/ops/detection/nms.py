@@ -137,15 +137,7 @@ def multiclass_nms(
 
     Rows are ordered by image and class. If no image has a box, the result is a single -1.
     """
-    at = _Limits(
-        background_label,
-        score_threshold,
-        nms_top_k,
-        nms_threshold,
-        nms_eta,
-        keep_top_k,
-        normalized,
-    )
+    at = _Limits(background_label, score_threshold, nms_top_k, nms_threshold, nms_eta, keep_top_k, normalized)
     return nothing(_multiclass("multiclass_nms", boxes, scores, at)[0])
 
 
@@ -166,15 +158,7 @@ def multiclass_nms2(
 
     Without a box, the result has no rows.
     """
-    at = _Limits(
-        background_label,
-        score_threshold,
-        nms_top_k,
-        nms_threshold,
-        nms_eta,
-        keep_top_k,
-        normalized,
-    )
+    at = _Limits(background_label, score_threshold, nms_top_k, nms_threshold, nms_eta, keep_top_k, normalized)
     return _multiclass("multiclass_nms2", boxes, scores, at)
 
 

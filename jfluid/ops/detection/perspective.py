@@ -76,12 +76,7 @@ def _in_quadrangle(at: Array, down: Array, x: Array, y: Array) -> Array:
     rows="sequence",
 )
 def roi_perspective_transform(
-    x: Value,
-    boxes: Value,
-    *,
-    spatial_scale: float = 1.0,
-    transformed_height: int = 1,
-    transformed_width: int = 1,
+    x: Value, boxes: Value, *, spatial_scale: float = 1.0, transformed_height: int = 1, transformed_width: int = 1
 ) -> tuple[Value, Value, Value, Value, Value]:
     """Warp each quadrangle [boxes, 8] of its image to [channels, transformed_height, transformed_width].
 
@@ -99,8 +94,7 @@ def roi_perspective_transform(
     row, column = (
         v.ravel()
         for v in jnp.meshgrid(
-            *(jnp.arange(n, dtype=x.dtype) for n in (transformed_height, transformed_width)),
-            indexing="ij",
+            *(jnp.arange(n, dtype=x.dtype) for n in (transformed_height, transformed_width)), indexing="ij"
         )
     )
     m = matrix[:, :, None]

@@ -65,11 +65,7 @@ def generate_proposals(
 
 
 def _check(scores: Any, deltas: Any, im_info: Any, anchors: Any, variances: Any) -> None:
-    if scores.ndim != 4 or deltas.shape != (
-        scores.shape[0],
-        4 * scores.shape[1],
-        *scores.shape[2:],
-    ):
+    if scores.ndim != 4 or deltas.shape != (scores.shape[0], 4 * scores.shape[1], *scores.shape[2:]):
         raise errors.ShapeError(
             "generate_proposals: expected Scores [N, A, H, W] and BboxDeltas [N, 4 * A, H, W], found "
             f"{list(scores.shape)} and {list(deltas.shape)}"

@@ -106,11 +106,7 @@ def _weighted_backward(learn_boxes: bool, kept: tuple[Array, ...], grad: Array) 
         each = jnp.where(weight != 0, (pixels[index] * grad).sum(-1), 0)
         by_row = jnp.where(row != 0, (each * column[:, None, :]).sum(2), 0)
         by_column = jnp.where(column != 0, (each * row[:, :, None]).sum(1), 0)
-        return (
-            pixel_grad,
-            totals[1].at[box, rows, y].add(by_row),
-            totals[2].at[box, columns, x].add(by_column),
-        )
+        return (pixel_grad, totals[1].at[box, rows, y].add(by_row), totals[2].at[box, columns, x].add(by_column))
 
     totals: tuple[Array, ...] = (jnp.zeros_like(pixels),)
     if learn_boxes:
@@ -307,20 +303,12 @@ def _integrated(start: Array, length: Array, bins: int, size: int) -> Array:
     rows="sequence",
     refuses=(
         Rule(
-            "BatchRoINums",
-            _wrong_counts,
-            "expected for each image a number of boxes, {limit} together, found {found}",
+            "BatchRoINums", _wrong_counts, "expected for each image a number of boxes, {limit} together, found {found}"
         ),
     ),
 )
 def prroi_pool(
-    x: Value,
-    boxes: Value,
-    counts: Value,
-    *,
-    spatial_scale: float = 1.0,
-    pooled_height: int = 1,
-    pooled_width: int = 1,
+    x: Value, boxes: Value, counts: Value, *, spatial_scale: float = 1.0, pooled_height: int = 1, pooled_width: int = 1
 ) -> Value:
     """Average the interpolated image over the bins of each box by its integral (IoU-Net, arXiv:1807.11590).
 
@@ -390,13 +378,7 @@ def psroi_pool(
     refuses=(_OFFSETS,),
 )
 def roi_pool(
-    x: Value,
-    boxes: Value,
-    offsets: Value,
-    *,
-    spatial_scale: float = 1.0,
-    pooled_height: int = 1,
-    pooled_width: int = 1,
+    x: Value, boxes: Value, offsets: Value, *, spatial_scale: float = 1.0, pooled_height: int = 1, pooled_width: int = 1
 ) -> tuple[Value, Value]:
     """Return the maximum of each bin of each box, and its index y * width + x; an empty bin gives 0 and -1."""
     x, offsets = rows_of(x), rows_of(offsets)
@@ -415,10 +397,7 @@ def roi_pool(
     best, place = _maxima(_pixels(x), down.astype(x.dtype), across.astype(x.dtype), image)
     empty = ~(down.any(-1)[:, :, None, None] & across.any(-1)[:, None, :, None])
     out = jnp.where(empty, 0, best)
-    return (
-        of_boxes(boxes, by_channel(out)),
-        of_boxes(boxes, by_channel(place).astype(jnp.int64)),
-    )
+    return (of_boxes(boxes, by_channel(out)), of_boxes(boxes, by_channel(place).astype(jnp.int64)))
 
 
 @jax.custom_vjp

@@ -171,7 +171,5 @@ def nothing(rows: Ragged) -> Ragged:
         ),
     )
     return Ragged(
-        jnp.where(none, -1, rows.values),
-        levels,
-        columns=jnp.where(none, 1, rows.values.shape[1]).astype(jnp.int32),
+        jnp.where(none, -1, rows.values), levels, columns=jnp.where(none, 1, rows.values.shape[1]).astype(jnp.int32)
     )

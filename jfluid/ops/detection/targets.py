@@ -176,14 +176,7 @@ def _inside(anchors: Array, im_info: Array, beyond: float) -> Array:
 @op(
     "retinanet_target_assign",
     ins=("Anchor", "GtBoxes", "GtLabels", "IsCrowd", "ImInfo"),
-    outs=(
-        "LocationIndex",
-        "ScoreIndex",
-        "TargetBBox",
-        "TargetLabel",
-        "BBoxInsideWeight",
-        "ForegroundNumber",
-    ),
+    outs=("LocationIndex", "ScoreIndex", "TargetBBox", "TargetLabel", "BBoxInsideWeight", "ForegroundNumber"),
     grad=False,
     rows="sequence",
 )
@@ -219,10 +212,7 @@ def retinanet_target_assign(
     classes = jnp.take_along_axis(classes, found["nearest"], 1)
     labels = jnp.where(found["positive"], classes, 0).astype(jnp.int32)
     more = (found["located"] + 1)[:, None, None]
-    return (
-        *_rows(found, labels, anchors.shape[0]),
-        *rows_of_images(jnp.ones(len(objects), jnp.int32), more),
-    )
+    return (*_rows(found, labels, anchors.shape[0]), *rows_of_images(jnp.ones(len(objects), jnp.int32), more))
 
 
 @op(
@@ -268,12 +258,7 @@ def generate_proposal_labels(
     classes = per_object(gt_classes, "generate_proposal_labels", "GtClasses", real)
     crowd = real & (per_object(is_crowd, "generate_proposal_labels", "IsCrowd", real) != 0)
     im_info = rows_of(im_info)
-    check_images(
-        "generate_proposal_labels",
-        RpnRois=len(proposals),
-        GtBoxes=len(objects),
-        ImInfo=len(im_info),
-    )
+    check_images("generate_proposal_labels", RpnRois=len(proposals), GtBoxes=len(objects), ImInfo=len(im_info))
     scale = im_info[:, 2].astype(proposals.dtype)[:, None, None]
     boxes, usable = (_cascaded if is_cascade_rcnn else _with_objects)(
         proposals, there, objects.astype(proposals.dtype), real, crowd, scale
