@@ -16,8 +16,14 @@ from jax import Array
 from jfluid import errors
 from jfluid.ops import table_rows
 from jfluid.ops.random import key_of
-from jfluid.ops.registry import Float, Long, op
+from jfluid.ops.registry import Float, Function, Long, op
 from jfluid.ops.selected_rows import SelectedRows, densified
+
+
+def _update(type_: str, ins: str, state: str, **options: Any) -> Callable[[Function], Function]:
+    """Return a decorator that registers an update: output `<slot>Out` overwrites each input slot of `state`."""
+    outs = {f"{slot.replace('Accumulator', 'Accum')}Out": slot for slot in state.split()}
+    return op(type_, ins=tuple(ins.split()), outs=tuple(outs), grad=False, inplace=outs, **options)
 
 
 def _single(value: float) -> float:
@@ -54,14 +60,7 @@ def _descended_rows(param: SelectedRows, rate: Array, grad: Array | SelectedRows
     return replace(param, values=values)
 
 
-@op(
-    "sgd",
-    ins=("Param", "LearningRate", "Grad"),
-    outs=("ParamOut",),
-    grad=False,
-    inplace={"ParamOut": "Param"},
-    sparse=True,
-)
+@_update("sgd", "Param LearningRate Grad", "Param", sparse=True)
 def sgd(param: Array | SelectedRows, learning_rate: Array, grad: Array | SelectedRows) -> Array | SelectedRows:
     """Return param - learning_rate * grad.
 
@@ -74,14 +73,7 @@ def sgd(param: Array | SelectedRows, learning_rate: Array, grad: Array | Selecte
     return param - _scalar(learning_rate, param) * grad
 
 
-@op(
-    "momentum",
-    ins=("Param", "Grad", "Velocity", "LearningRate"),
-    outs=("ParamOut", "VelocityOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
-    sparse=True,
-)
+@_update("momentum", "Param Grad Velocity LearningRate", "Param Velocity", sparse=True)
 def momentum(
     param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float, use_nesterov: bool = False
 ) -> tuple[Array, Array]:
@@ -96,14 +88,7 @@ def momentum(
     return param - rate * step, velocity
 
 
-@op(
-    "lars_momentum",
-    ins=("Param", "Grad", "Velocity", "LearningRate"),
-    outs=("ParamOut", "VelocityOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
-    entire=True,
-)
+@_update("lars_momentum", "Param Grad Velocity LearningRate", "Param Velocity", entire=True)
 def lars_momentum(
     param: Array,
     grad: Array,
@@ -124,18 +109,10 @@ def lars_momentum(
     return param - velocity, velocity
 
 
-@op(
+@_update(
     "adam",
-    ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow", "Beta1Tensor?", "Beta2Tensor?"),
-    outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"),
-    grad=False,
-    inplace={
-        "ParamOut": "Param",
-        "Moment1Out": "Moment1",
-        "Moment2Out": "Moment2",
-        "Beta1PowOut": "Beta1Pow",
-        "Beta2PowOut": "Beta2Pow",
-    },
+    "Param Grad LearningRate Moment1 Moment2 Beta1Pow Beta2Pow Beta1Tensor? Beta2Tensor?",
+    "Param Moment1 Moment2 Beta1Pow Beta2Pow",
     sparse=True,
 )
 def adam(
@@ -176,13 +153,7 @@ def adam(
     return (*update(param, densified(grad), moment1, moment2), *powers)
 
 
-@op(
-    "adamax",
-    ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
-    outs=("ParamOut", "MomentOut", "InfNormOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment", "InfNormOut": "InfNorm"},
-)
+@_update("adamax", "Param Grad LearningRate Moment InfNorm Beta1Pow", "Param Moment InfNorm")
 def adamax(
     param: Array,
     grad: Array,
@@ -202,14 +173,7 @@ def adamax(
     return param - rate * (moment / inf_norm), moment, inf_norm
 
 
-@op(
-    "adagrad",
-    ins=("Param", "Grad", "Moment", "LearningRate"),
-    outs=("ParamOut", "MomentOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
-    sparse=True,
-)
+@_update("adagrad", "Param Grad Moment LearningRate", "Param Moment", sparse=True)
 def adagrad(
     param: Array, grad: Array, moment: Array, learning_rate: Array, *, epsilon: float = 1e-6
 ) -> tuple[Array, Array]:
@@ -222,13 +186,7 @@ def adagrad(
     return _by_rows(update, grad, param, moment) if isinstance(grad, SelectedRows) else update(param, grad, moment)
 
 
-@op(
-    "decayed_adagrad",
-    ins=("Param", "Grad", "Moment", "LearningRate"),
-    outs=("ParamOut", "MomentOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
-)
+@_update("decayed_adagrad", "Param Grad Moment LearningRate", "Param Moment")
 def decayed_adagrad(
     param: Array, grad: Array, moment: Array, learning_rate: Array, *, decay: float = 0.95, epsilon: float = 1e-6
 ) -> tuple[Array, Array]:
@@ -237,13 +195,7 @@ def decayed_adagrad(
     return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
 
 
-@op(
-    "adadelta",
-    ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
-    outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "AvgSquaredGradOut": "AvgSquaredGrad", "AvgSquaredUpdateOut": "AvgSquaredUpdate"},
-)
+@_update("adadelta", "Param Grad AvgSquaredGrad AvgSquaredUpdate", "Param AvgSquaredGrad AvgSquaredUpdate")
 def adadelta(
     param: Array,
     grad: Array,
@@ -268,13 +220,8 @@ def adadelta(
     return param + update, squared_grad, average
 
 
-@op(
-    "rmsprop",
-    ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
-    outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"},
-    sparse=True,
+@_update(
+    "rmsprop", "Param MeanSquare MeanGrad? LearningRate Grad Moment", "Param Moment MeanSquare MeanGrad", sparse=True
 )
 def rmsprop(
     param: Array,
@@ -307,12 +254,8 @@ def rmsprop(
     return param - moment, moment, mean_square, mean_grad
 
 
-@op(
-    "ftrl",
-    ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
-    outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "SquaredAccumOut": "SquaredAccumulator", "LinearAccumOut": "LinearAccumulator"},
+@_update(
+    "ftrl", "Param SquaredAccumulator LinearAccumulator Grad LearningRate", "Param SquaredAccumulator LinearAccumulator"
 )
 def ftrl(
     param: Array,
@@ -335,12 +278,10 @@ def ftrl(
     return jnp.where(jnp.abs(linear) > l1, shrunk, 0), total, linear
 
 
-@op(
+@_update(
     "lamb",
-    ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
-    outs=("ParamOut", "Moment1Out", "Moment2Out"),
-    grad=False,
-    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"},
+    "Param Grad LearningRate Moment1 Moment2 Beta1Pow Beta2Pow",
+    "Param Moment1 Moment2",
     sparse=True,
     entire=True,
 )
@@ -373,14 +314,7 @@ def lamb(
     return param - _scalar(learning_rate, param) * ratio * step, moment1, moment2
 
 
-@op(
-    "dpsgd",
-    ins=("Param", "Grad", "LearningRate"),
-    outs=("ParamOut",),
-    grad=False,
-    inplace={"ParamOut": "Param"},
-    rng=True,
-)
+@_update("dpsgd", "Param Grad LearningRate", "Param", rng=True)
 def dpsgd(
     param: Array,
     grad: Array,
@@ -406,20 +340,14 @@ def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
     return point / (1 + rate * l2)
 
 
-@op("proximal_gd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"})
+@_update("proximal_gd", "Param Grad LearningRate", "Param")
 def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0) -> Array:
     """Descend along the gradient, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     return _proximal(param - rate * grad, rate, l1, l2)
 
 
-@op(
-    "proximal_adagrad",
-    ins=("Param", "Moment", "Grad", "LearningRate"),
-    outs=("ParamOut", "MomentOut"),
-    grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
-)
+@_update("proximal_adagrad", "Param Moment Grad LearningRate", "Param Moment")
 def proximal_adagrad(
     param: Array, moment: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0
 ) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -231,68 +231,32 @@ def _pool(
     return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
 
-@op("pool2d", ins=("X",), outs=("Out",), examples=("X",))
-def pool2d(
-    x: Array,
-    *,
-    pooling_type: String,
-    ksize: Ints,
-    global_pooling: bool = False,
-    strides: Ints = (1, 1),
-    paddings: Ints = (0, 0),
-    exclusive: bool = True,
-    adaptive: bool = False,
-    ceil_mode: bool = False,
-    data_format: str = "NCHW",
-    padding_algorithm: str = "EXPLICIT",
-) -> Array:
-    """Return the maximum or the average over two-dimensional windows."""
-    return _pool(
-        "pool2d",
-        x,
-        pooling_type,
-        ksize,
-        global_pooling,
-        strides,
-        paddings,
-        exclusive,
-        adaptive,
-        ceil_mode,
-        data_format,
-        padding_algorithm,
-    )
+def _register_pool(op_type: str, dimensions: int, layout: str) -> Callable[..., Array]:
+    """Register the maximum or average over windows of a number of dimensions."""
+
+    def pool(
+        x: Array,
+        *,
+        pooling_type: String,
+        ksize: Ints,
+        global_pooling: bool = False,
+        strides: Ints = (1,) * dimensions,
+        paddings: Ints = (0,) * dimensions,
+        exclusive: bool = True,
+        adaptive: bool = False,
+        ceil_mode: bool = False,
+        data_format: str = layout,
+        padding_algorithm: str = "EXPLICIT",
+    ) -> Array:
+        shape = (ksize, global_pooling, strides, paddings)
+        rules = (exclusive, adaptive, ceil_mode, data_format, padding_algorithm)
+        return _pool(op_type, x, pooling_type, *shape, *rules)
+
+    return op(op_type, ins=("X",), outs=("Out",), examples=("X",))(pool)
 
 
-@op("pool3d", ins=("X",), outs=("Out",), examples=("X",))
-def pool3d(
-    x: Array,
-    *,
-    pooling_type: String,
-    ksize: Ints,
-    global_pooling: bool = False,
-    strides: Ints = (1, 1, 1),
-    paddings: Ints = (0, 0, 0),
-    exclusive: bool = True,
-    adaptive: bool = False,
-    ceil_mode: bool = False,
-    data_format: str = "NCDHW",
-    padding_algorithm: str = "EXPLICIT",
-) -> Array:
-    """Return the maximum or the average over three-dimensional windows."""
-    return _pool(
-        "pool3d",
-        x,
-        pooling_type,
-        ksize,
-        global_pooling,
-        strides,
-        paddings,
-        exclusive,
-        adaptive,
-        ceil_mode,
-        data_format,
-        padding_algorithm,
-    )
+pool2d = _register_pool("pool2d", 2, "NCHW")
+pool3d = _register_pool("pool3d", 3, "NCDHW")
 
 
 def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[jax.Array, jax.Array]:
@@ -361,29 +325,22 @@ def _max_pool_with_index(
     return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(place, ksize, starts, sizes)
 
 
-@op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
-def max_pool2d_with_index(
-    x: Array,
-    *,
-    ksize: Ints,
-    global_pooling: bool = False,
-    adaptive: bool = False,
-    strides: Ints = (1, 1),
-    paddings: Ints = (0, 0),
-) -> tuple[Array, Array]:
-    """Return the maximum over two-dimensional windows, and its index in the flattened plane (int32)."""
-    return _max_pool_with_index("max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
+def _register_max_pool(op_type: str, dimensions: int) -> None:
+    """Register the maximum over windows of a number of dimensions, with its index in the flattened image (int32)."""
+
+    def max_pool(
+        x: Array,
+        *,
+        ksize: Ints,
+        global_pooling: bool = False,
+        adaptive: bool = False,
+        strides: Ints = (1,) * dimensions,
+        paddings: Ints = (0,) * dimensions,
+    ) -> tuple[Array, Array]:
+        return _max_pool_with_index(op_type, x, ksize, global_pooling, adaptive, strides, paddings)
+
+    op(op_type, ins=("X",), outs=("Out", "Mask"), rows="map")(max_pool)
 
 
-@op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
-def max_pool3d_with_index(
-    x: Array,
-    *,
-    ksize: Ints,
-    global_pooling: bool = False,
-    adaptive: bool = False,
-    strides: Ints = (1, 1, 1),
-    paddings: Ints = (0, 0, 0),
-) -> tuple[Array, Array]:
-    """Return the maximum over three-dimensional windows, and its index in the flattened volume (int32)."""
-    return _max_pool_with_index("max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
+_register_max_pool("max_pool2d_with_index", 2)
+_register_max_pool("max_pool3d_with_index", 3)

@@ -107,53 +107,39 @@ def _moving_average(
     return (accumulated / state).astype(x.dtype), state, accumulated
 
 
-_MOVING: dict[str, Any] = {
-    "ins": ("X", "InScale", "InAccum?", "InState?"),
-    "outs": ("Out", "OutScale", "OutState?", "OutAccum?"),
-    "grad": False,
-    "rows": "mask",
-    "row_outs": ("Out",),
-}
+def _by_moving_average(op_type: str, dequantizes: bool) -> None:
+    """Register quantization by a moving average of max |x|, with dequantization or without; in tests by InScale."""
+
+    def quantized(
+        x: Array,
+        in_scale: Array,
+        accumulated: Array | None,
+        state: Array | None,
+        *,
+        moving_rate: float = 0.9,
+        bit_length: int = 8,
+        is_test: bool = False,
+        rows: RowMask | None = None,
+    ) -> tuple[Array, Array, Array | None, Array | None]:
+        largest = _largest(op_type, bit_length)
+        scale = in_scale
+        if not is_test:
+            scale, state, accumulated = _moving_average(x, accumulated, state, moving_rate, rows)
+        out = _integers(x, scale, largest)
+        return out * scale / largest if dequantizes else out, scale, state, accumulated
+
+    op(
+        op_type,
+        ins=("X", "InScale", "InAccum?", "InState?"),
+        outs=("Out", "OutScale", "OutState?", "OutAccum?"),
+        grad=False,
+        rows="mask",
+        row_outs=("Out",),
+    )(quantized)
 
 
-@op("fake_quantize_moving_average_abs_max", **_MOVING)
-def fake_quantize_moving_average_abs_max(
-    x: Array,
-    in_scale: Array,
-    accumulated: Array | None,
-    state: Array | None,
-    *,
-    moving_rate: float = 0.9,
-    bit_length: int = 8,
-    is_test: bool = False,
-    rows: RowMask | None = None,
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Quantize by a moving average of the largest |x|; in tests by InScale."""
-    largest = _largest("fake_quantize_moving_average_abs_max", bit_length)
-    scale = in_scale
-    if not is_test:
-        scale, state, accumulated = _moving_average(x, accumulated, state, moving_rate, rows)
-    return _integers(x, scale, largest), scale, state, accumulated
-
-
-@op("fake_quantize_dequantize_moving_average_abs_max", **_MOVING)
-def fake_quantize_dequantize_moving_average_abs_max(
-    x: Array,
-    in_scale: Array,
-    accumulated: Array | None,
-    state: Array | None,
-    *,
-    moving_rate: float = 0.9,
-    bit_length: int = 8,
-    is_test: bool = False,
-    rows: RowMask | None = None,
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Quantize x and dequantize it again."""
-    largest = _largest("fake_quantize_dequantize_moving_average_abs_max", bit_length)
-    scale = in_scale
-    if not is_test:
-        scale, state, accumulated = _moving_average(x, accumulated, state, moving_rate, rows)
-    return _integers(x, scale, largest) * scale / largest, scale, state, accumulated
+_by_moving_average("fake_quantize_moving_average_abs_max", dequantizes=False)
+_by_moving_average("fake_quantize_dequantize_moving_average_abs_max", dequantizes=True)
 
 
 @op(

@@ -1,97 +1,188 @@
-"""Inserting the operators that round a variable to what integers of few bits stand for."""
+"""Fake quantization: operators that quantize a variable and dequantize it again, for training."""
 
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from jfluid import errors
 from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
+from jfluid.ir.operator import OpRole
+from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper
 from jfluid.param_attr import ParamAttr
+from jfluid.scope import Scope
 
-SUFFIX = (".quantized", ".dequantized", ".scale")  # of what is made from a variable, by its name
+STEP = "@STEP_COUNTER@"
+SUFFIX = (".quantized", ".dequantized", ".scale")  # of the variables that a variable is quantized with
 
 
 def largest(bits: int) -> int:
-    """Return the largest integer of so many bits."""
+    """Return the largest signed integer of `bits` bits."""
     return (1 << (bits - 1)) - 1
 
 
-@dataclass(frozen=True)
-class FakeQuantize:
-    """Rounds variables, with scales of one kind or another.
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizer:
+    """Base class of fake quantizers, which insert operators into a block; subclasses create their state.
 
     Attributes:
-        window_size: how many steps "range_abs_max" looks back.
-        moving_rate: how much of its sums "moving_average_abs_max" keeps from step to step.
-        step: the number of the step, which "range_abs_max" reads.
+        block: the block.
+        test: True if scales are read and not updated.
+        moving_rate: decay of the sums of "moving_average_abs_max".
+        window_size: the number of steps in the window of "range_abs_max".
     """
 
-    window_size: int
-    moving_rate: float
-    step: Variable | None
+    block: Block
+    test: bool = False
+    moving_rate: float = 0.9
+    window_size: int = 10000
 
-    def __call__(self, block: Block, index: int, var: Variable, bits: int, kind: str) -> Variable:
-        """Insert the operators before the one at `index`; return the rounded variable."""
-        integers = _like(block, var, ".quantized")
-        rounded = _like(block, integers, ".dequantized")
-        helper = LayerHelper("QuantizeTranspiler")
-        inputs: dict[str, Any] = {"X": var}
+    def quantized(self, index: int, var: Variable, bits: int, kind: str) -> Variable:
+        """Insert quantization and dequantization before the operator at `index`; return the dequantized variable."""
+        integers = self._like(var, f"{var.name}.quantized")
+        rounded = self._like(var, f"{integers.name}.dequantized")
         outputs: dict[str, Any] = {"Out": integers}
+        inputs: dict[str, Any] = {"X": var}
         attrs: dict[str, Any] = {"bit_length": bits}
-        if kind == "abs_max":
-            outputs["OutScale"] = scale = _like(block, var, ".scale")
+        by_channel = kind == "channel_wise_abs_max"
+        if by_channel or kind == "abs_max":
+            size = var.shape[0] if by_channel else 1
+            outputs["OutScale"] = scale = self.block.create_var(name=f"{var.name}.scale", shape=[size], dtype=var.dtype)
         else:
-            scale = _kept_scale(helper, var)
-            inputs["InScale"] = outputs["OutScale"] = scale
-            attrs["is_test"] = False
+            inputs["InScale"] = outputs["OutScale"] = scale = self.scale(var)
+            attrs["is_test"] = self.test
         if kind == "range_abs_max":
-            inputs["Iter"] = self.step
-            outputs["OutScales"] = self._state(helper, "scales", var, self.window_size, 0.0)
             attrs["window_size"] = self.window_size
+            if not self.test:
+                inputs["Iter"] = self.counter()
+                outputs["OutScales"] = self.state(unique_name.generate("scales"), var, 0.0, self.window_size)
         elif kind == "moving_average_abs_max":
-            for slot, name in (("State", "state"), ("Accum", "accum")):
-                value = self._state(helper, name, var, 1, 1.0)
-                inputs[f"In{slot}"] = outputs[f"Out{slot}"] = value
             attrs["moving_rate"] = self.moving_rate
-        block.insert_op(index, f"fake_quantize_{kind}", inputs, outputs, attrs)
-        block.insert_op(
-            index + 1,
-            "fake_dequantize_max_abs",
-            {"X": integers, "Scale": scale},
-            {"Out": rounded},
-            {"max_range": float(largest(bits))},
-        )
+            self._sums(inputs, outputs, var, "")
+        op_type = "fake_channel_wise_quantize_abs_max" if by_channel else f"fake_quantize_{kind}"
+        self._insert(index, op_type, inputs, outputs, attrs)
+        op_type, slot, attrs = "fake_dequantize_max_abs", "Scale", {"max_range": float(largest(bits))}
+        if by_channel:
+            op_type, slot, attrs = "fake_channel_wise_dequantize_max_abs", "Scales", {"quant_bits": [bits]}
+        self._insert(index + 1, op_type, {"X": integers, slot: [scale]}, {"Out": rounded}, attrs)
         return rounded
 
-    def _state(self, helper: LayerHelper, name: str, var: Variable, size: int, first: float) -> Variable:
+    def rounded(self, index: int, var: Variable, bits: int) -> Variable:
+        """Insert quantization and dequantization as one operator; return the dequantized variable."""
+        found = self._like(var, f"{var.name}.quant_dequant")
+        scale = self.state(f"{found.name}.scale", var, 0.001)
+        inputs: dict[str, Any] = {"X": var, "InScale": scale}
+        outputs: dict[str, Any] = {"Out": found, "OutScale": scale}
+        self._sums(inputs, outputs, var, "quant_dequant.")
+        attrs = {"bit_length": bits, "moving_rate": self.moving_rate, "is_test": self.test}
+        self._insert(index, "fake_quantize_dequantize_moving_average_abs_max", inputs, outputs, attrs)
+        return found
+
+    def observed(self, index: int, var: Variable) -> None:
+        """Insert the operator that updates a moving average of max |x| of a variable."""
+        inputs: dict[str, Any] = {"X": var}
+        outputs: dict[str, Any] = {"Out": var, "OutScale": self.state(f"{var.name}@scale", var, 1.0)}
+        self._sums(inputs, outputs, var, "scale_", "@")
+        attrs = {"moving_rate": self.moving_rate, "is_test": self.test}
+        self._insert(index, "moving_average_abs_max_scale", inputs, outputs, attrs)
+
+    def scale(self, var: Variable) -> Variable:
+        """Create the persistent scale of a variable."""
+        return self.state(f"{var.name}.scale", var, 0.001)
+
+    def state(self, name: str, like: Variable, first: float, size: int = 1) -> Variable:
+        """Create a persistable variable [size] with the initial value `first`."""
+        raise NotImplementedError
+
+    def counter(self) -> Variable:
+        """Return the step counter."""
+        raise NotImplementedError
+
+    def _sums(
+        self, inputs: dict[str, Any], outputs: dict[str, Any], var: Variable, prefix: str, suffix: str = ""
+    ) -> None:
+        """Add the state of a moving average, which only training has."""
+        for slot in () if self.test else ("State", "Accum"):
+            name = unique_name.generate(f"{prefix}{slot.lower()}{suffix}")
+            inputs[f"In{slot}"] = outputs[f"Out{slot}"] = self.state(name, var, 1.0)
+
+    def _like(self, var: Variable, name: str) -> Variable:
+        return self.block.create_var(
+            name=name, type=var.type, shape=var.shape, dtype=var.dtype, lod_level=var.lod_level
+        )
+
+    def _insert(self, index: int, op_type: str, inputs: Any, outputs: Any, attrs: dict[str, Any]) -> None:
+        self.block.insert_op(index, op_type, inputs, outputs, {**attrs, "op_role": OpRole.Forward})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupQuantizer(FakeQuantizer):
+    """Fake quantizer with state that the startup program initializes.
+
+    Attributes:
+        step: the step counter for "range_abs_max".
+    """
+
+    step: Variable | None
+
+    def scale(self, var: Variable) -> Variable:
+        """Create the scale of a variable as a parameter that is not trained."""
+        attr = ParamAttr(name=f"{var.name}.scale", initializer=Constant(0.001), trainable=False)
+        made = LayerHelper("QuantizeTranspiler").create_parameter(attr, [1], var.dtype, stop_gradient=True)
+        assert made is not None  # an attribute other than False gives a parameter
+        return made
+
+    def state(self, name: str, like: Variable, first: float, size: int = 1) -> Variable:
+        """Create a global variable [size], which the startup program fills with `first`."""
+        helper = LayerHelper("QuantizeTranspiler")
         made = helper.create_global_variable(
-            name=unique_name.generate(name),
-            persistable=True,
-            dtype=var.dtype,
-            shape=[size],
-            stop_gradient=True,
+            name=name, persistable=True, dtype=like.dtype, shape=[size], stop_gradient=True
         )
         helper.set_variable_initializer(made, Constant(value=first))
         return made
 
-
-def _kept_scale(helper: LayerHelper, var: Variable) -> Variable:
-    attr = ParamAttr(name=f"{var.name}.scale", initializer=Constant(0.001), trainable=False)
-    scale = helper.create_parameter(attr, [1], var.dtype, stop_gradient=True)
-    if scale is None:
-        raise errors.ProgramError(f"QuantizeTranspiler: no scale of {var.name}")
-    return scale
+    def counter(self) -> Variable:
+        """Return the step counter."""
+        assert self.step is not None  # the transpiler creates it for "range_abs_max"
+        return self.step
 
 
-def _like(block: Block, var: Variable, suffix: str) -> Variable:
-    """Make a variable of the same shape and dtype, named after `var`."""
-    return block.create_var(
-        name=var.name + suffix,
-        type=var.type,
-        shape=var.shape,
-        dtype=var.dtype,
-        lod_level=var.lod_level,
-    )
+@dataclass(frozen=True, kw_only=True)
+class ScopeQuantizer(FakeQuantizer):
+    """Fake quantizer with state that is written into a Scope.
+
+    Attributes:
+        scope: the Scope.
+        place: the place of new state.
+    """
+
+    scope: Scope
+    place: Any
+
+    def state(self, name: str, like: Variable, first: float, size: int = 1) -> Variable:
+        """Declare a persistable variable [size], and set its value in the Scope to `first`."""
+        dtype = like.dtype if like.dtype == VarType.FP64 else VarType.FP32
+        made = self.block.create_var(name=name, shape=[size], dtype=dtype, persistable=True)
+        made.stop_gradient = True
+        self.scope.var(name).get_tensor().set(np.full(size, first, np_dtype(dtype)), self.place)
+        return made
+
+    def counter(self) -> Variable:
+        """Return the program's step counter, or the counter of `count_steps`."""
+        found = self.block.vars.get(STEP)
+        if found is None:
+            raise errors.ProgramError("range_abs_max needs a step counter: call count_steps first")
+        return found
+
+    def count_steps(self) -> None:
+        """Append a step counter to the program, unless it has one."""
+        if STEP in self.block.vars:
+            return
+        made = self.block.create_var(name=STEP, shape=[1], dtype="int64", persistable=True)
+        made.stop_gradient = True
+        self.scope.var(STEP).get_tensor().set(np.zeros(1, np.int64), self.place)
+        self._insert(0, "increment", {"X": made}, {"Out": made}, {"step": 1.0})

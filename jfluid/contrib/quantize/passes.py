@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.contrib.quantize.rounding import Rounding
+from jfluid.contrib.quantize.fake_quantize import ScopeQuantizer
 from jfluid.ir.block import Block
 from jfluid.ir.graph import IrGraph
 from jfluid.ir.operator import Operator
@@ -135,13 +135,13 @@ class QuantizationTransformPass:
     def apply(self, graph: IrGraph) -> IrGraph:
         """Rewrite a graph in place, and return it. Raises TypeError for another value."""
         block = checked(graph, "QuantizationTransformPass")
-        insert = Rounding(
-            block,
-            _needed(self._scope, "QuantizationTransformPass"),
-            self._place,
-            graph.is_test(),
-            self._moving_rate,
-            self._window_size,
+        insert = ScopeQuantizer(
+            block=block,
+            scope=_needed(self._scope, "QuantizationTransformPass"),
+            place=self._place,
+            test=graph.is_test(),
+            moving_rate=self._moving_rate,
+            window_size=self._window_size,
         )
         if "range_abs_max" in self._kinds and not graph.is_test():
             insert.count_steps()
@@ -165,7 +165,7 @@ class QuantizationTransformPass:
             return True
         return op.type in ("mul", "matmul") and all_activations(block, op)
 
-    def _round(self, insert: Rounding, op: Operator, rounded: dict[str, str]) -> None:
+    def _round(self, insert: ScopeQuantizer, op: Operator, rounded: dict[str, str]) -> None:
         for name in op.input_arg_names:
             if name not in rounded:
                 var = insert.block.var_recursive(name)
@@ -234,7 +234,9 @@ class AddQuantDequantPass:
     def apply(self, graph: IrGraph) -> IrGraph:
         """Rewrite a graph in place, and return it. Raises TypeError for another value."""
         block = checked(graph, "AddQuantDequantPass")
-        insert = Rounding(block, self._scope, self._place, graph.is_test(), self._moving_rate)
+        insert = ScopeQuantizer(
+            block=block, scope=self._scope, place=self._place, test=graph.is_test(), moving_rate=self._moving_rate
+        )
         rounded: dict[str, str] = {}
         for op in list(block.ops):
             if (
@@ -273,7 +275,9 @@ class OutScaleForTrainingPass:
         """Rewrite a graph in place, and return it. Raises TypeError for another value."""
         block = checked(graph, "OutScaleForTrainingPass")
         scope = _needed(self._scope, "OutScaleForTrainingPass")
-        insert = Rounding(block, scope, self._place, graph.is_test(), self._moving_rate)
+        insert = ScopeQuantizer(
+            block=block, scope=scope, place=self._place, test=graph.is_test(), moving_rate=self._moving_rate
+        )
         for op in [op for op in block.ops if op.type in _OBSERVED]:
             insert.observed(block.ops.index(op) + 1, block.var_recursive(result_of(op)))
         graph.program.verify("OutScaleForTrainingPass")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.contrib.quantize.fake_quantize import FakeQuantize
+from jfluid.contrib.quantize.fake_quantize import StartupQuantizer
 from jfluid.contrib.quantize.freeze import freeze
 from jfluid.executor import global_scope
 from jfluid.ir.block import Block
@@ -86,12 +86,12 @@ class QuantizeTranspiler:
             step = None
             if "range_abs_max" in (self.weight_quantize_type, self.activation_quantize_type):
                 step = autoincreased_step_counter()
-            insert = FakeQuantize(self.window_size, self.moving_rate, step)
             for block in program.blocks:
-                self._round_inputs(block, insert)
+                self._round_inputs(block, step)
         program.verify("QuantizeTranspiler.training_transpile")
 
-    def _round_inputs(self, block: Block, insert: FakeQuantize) -> None:
+    def _round_inputs(self, block: Block, step: Variable | None) -> None:
+        insert = StartupQuantizer(block=block, moving_rate=self.moving_rate, window_size=self.window_size, step=step)
         rounded: dict[str, str] = {}
         parameters = {p.name for p in block.program.global_block().iter_parameters()}
         for op in list(block.ops):
@@ -100,8 +100,7 @@ class QuantizeTranspiler:
                 for name in [n for slot in sorted(op.inputs) for n in op.inputs[slot]]:
                     if name not in rounded:
                         weight = name in parameters
-                        rounded[name] = insert(
-                            block,
+                        rounded[name] = insert.quantized(
                             index,
                             block.var_recursive(name),
                             self.weight_bits if weight else self.activation_bits,

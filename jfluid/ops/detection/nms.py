@@ -120,46 +120,34 @@ def _kept(found: Array, scores: Array, at: _Limits, by_row: bool) -> tuple[Array
     return place // most, jnp.take_along_axis(flat, place, 1), number, box, real
 
 
-@op("multiclass_nms", ins=("BBoxes", "Scores"), outs=("Out",), grad=False, rows="sequence")
-def multiclass_nms(
-    boxes: Value,
-    scores: Value,
-    *,
-    background_label: int = 0,
-    score_threshold: Float,
-    nms_top_k: Int,
-    nms_threshold: float = 0.3,
-    nms_eta: float = 1.0,
-    keep_top_k: Int,
-    normalized: bool = True,
-) -> Ragged:
-    """Apply non-maximum suppression by class, and return rows [rows, 2 + size] (class, score, box).
+def _register_multiclass(op_type: str, outs: tuple[str, ...]) -> None:
+    """Register non-maximum suppression by class: rows [rows, 2 + size] (class, score, box) by image and class.
 
-    Rows are ordered by image and class. If no image has a box, the result is a single -1.
+    With a second output, it is the index of each box in the batch, and there may be no rows. Without it, the result
+    is a single -1 if no image has a box.
     """
-    at = _Limits(background_label, score_threshold, nms_top_k, nms_threshold, nms_eta, keep_top_k, normalized)
-    return nothing(_multiclass("multiclass_nms", boxes, scores, at)[0])
+
+    def multiclass_nms(
+        boxes: Value,
+        scores: Value,
+        *,
+        background_label: int = 0,
+        score_threshold: Float,
+        nms_top_k: Int,
+        nms_threshold: float = 0.3,
+        nms_eta: float = 1.0,
+        keep_top_k: Int,
+        normalized: bool = True,
+    ) -> Ragged | tuple[Ragged, Ragged]:
+        at = _Limits(background_label, score_threshold, nms_top_k, nms_threshold, nms_eta, keep_top_k, normalized)
+        found = _multiclass(op_type, boxes, scores, at)
+        return nothing(found[0]) if len(outs) == 1 else found
+
+    op(op_type, ins=("BBoxes", "Scores"), outs=outs, grad=False, rows="sequence")(multiclass_nms)
 
 
-@op("multiclass_nms2", ins=("BBoxes", "Scores"), outs=("Out", "Index~"), grad=False, rows="sequence")
-def multiclass_nms2(
-    boxes: Value,
-    scores: Value,
-    *,
-    background_label: int = 0,
-    score_threshold: Float,
-    nms_top_k: Int,
-    nms_threshold: float = 0.3,
-    nms_eta: float = 1.0,
-    keep_top_k: Int,
-    normalized: bool = True,
-) -> tuple[Ragged, Ragged]:
-    """Apply `multiclass_nms`, and also return the indices of the boxes in the batch.
-
-    Without a box, the result has no rows.
-    """
-    at = _Limits(background_label, score_threshold, nms_top_k, nms_threshold, nms_eta, keep_top_k, normalized)
-    return _multiclass("multiclass_nms2", boxes, scores, at)
+_register_multiclass("multiclass_nms", ("Out",))
+_register_multiclass("multiclass_nms2", ("Out", "Index~"))
 
 
 @op("matrix_nms", ins=("BBoxes", "Scores"), outs=("Out", "Index"), grad=False, rows="sequence")
