@@ -286,8 +286,8 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
     last = clips[-1]
     if len({(type(c), str(c), getattr(c, "group_name", None)) for c in clips}) > 1:
         warnings.warn(
-            "set_gradient_clip: the parameters have different clips; as in Fluid, the one of "
-            f"{pairs[-1][0].name} ({last}) is applied to all of them.",
+            "set_gradient_clip: the parameters have different clips; as in Fluid, the clip of "
+            f"{pairs[-1][0].name} ({last}) is applied to all.",
             stacklevel=2,
         )
     if not isinstance(last, GradientClipByGlobalNorm):

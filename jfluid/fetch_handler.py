@@ -21,7 +21,7 @@ class FetchHandler:
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60):
         if not var_dict:
-            raise errors.FetchError("FetchHandler: var_dict is empty: name the variables to look at")
+            raise errors.FetchError("FetchHandler: var_dict is empty: name the variables to fetch")
         self.var_dict, self.period_secs = dict(var_dict), period_secs
 
     def handler(self, res_dict: dict[str, Any]) -> None:

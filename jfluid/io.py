@@ -91,7 +91,7 @@ def save_persistables(
         return
     if filename is not None:
         raise errors.UnsupportedError(
-            "save_persistables: what parameter servers hold is saved as a file for each variable; leave filename out"
+            "save_persistables: variables on parameter servers are saved as one file each; omit filename"
         )
     checkpoint.save_persistables(executor, dirname, program)
 
@@ -115,8 +115,8 @@ def load_persistables(
     program = program_of(main_program)
     if works_with_servers(program):
         raise errors.UnsupportedError(
-            "load_persistables: parameter servers hold this program's variables; load them there, "
-            "before they serve: fleet.init_server(model_dir)"
+            "load_persistables: parameter servers hold this program's variables; load the variables "
+            "on the servers before serving starts: fleet.init_server(model_dir)"
         )
     _load(executor, dirname, program, is_persistable, filename)
 

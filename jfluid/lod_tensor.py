@@ -101,7 +101,7 @@ class MeasuredLod(list[Any]):
         self.packed = last.astype(np.int32).tobytes() if len(levels) == 1 else b""
 
 
-class _Value:
+class _PendingValue:
     """Descriptor of `value` for tensors with a pending value.
 
     An ordinary read costs no call.
@@ -130,7 +130,7 @@ class LoDTensor:
             pending, reading it waits, and setting it does not.
     """
 
-    value = _Value()
+    value = _PendingValue()
 
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
         self.value = value
@@ -177,7 +177,7 @@ class LoDTensor:
             if self.value.size != math.prod(wanted):
                 raise errors.ShapeError(
                     f"_set_dims: the tensor holds {self.value.size} elements of {self.shape()}, and "
-                    f"{wanted} needs another number: clear it with _clear() first"
+                    f"{wanted} needs a different number: clear the tensor with _clear() first"
                 )
             self.value = self.value.reshape(wanted)
         self._dims = wanted

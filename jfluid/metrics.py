@@ -195,7 +195,7 @@ class Accuracy(MetricBase):
         """Return the mean accuracy. Raises ValueError when no batch was counted."""
         if np.all(self.weight == 0):
             raise errors.ProgramError(
-                "Accuracy.eval: no batch was counted; call update with what layers.accuracy gives"
+                "Accuracy.eval: no batch was counted; call update with the result of layers.accuracy"
             )
         return self.value / self.weight
 
@@ -256,7 +256,7 @@ class EditDistance(MetricBase):
         """
         if np.all(self.seq_num == 0):
             raise errors.ProgramError(
-                "EditDistance.eval: no sequence was counted; call update with what layers.edit_distance gives"
+                "EditDistance.eval: no sequence was counted; call update with the result of layers.edit_distance"
             )
         return self.total_distance / self.seq_num, self.instance_error / self.seq_num
 

@@ -169,7 +169,7 @@ def scaled_dot_product_attention(
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise errors.ShapeError(
             f"scaled_dot_product_attention: queries {list(queries.shape)}, keys {list(keys.shape)} and "
-            f"values {list(values.shape)} do not fit"
+            f"values {list(values.shape)} do not match"
         )
     if keys.shape[-1] % num_heads or values.shape[-1] % num_heads:
         raise errors.ShapeError(

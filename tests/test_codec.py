@@ -212,7 +212,7 @@ def test_blocks_lie_in_few_others_and_many_names_cost_no_more_than_few():
         return described(fill)
 
     assert fluid.Program.parse_from_string(nested(60, 3000)).num_blocks == 60
-    with pytest.raises(errors.FileFormatError, match="block 65 of the program lies in more than 64 others"):
+    with pytest.raises(errors.FileFormatError, match="block 65 of the program is nested in more than 64 blocks"):
         fluid.Program.parse_from_string(nested(100, 30_000))
 
 

@@ -121,7 +121,7 @@ def test_wrong_use():
         layers.scale(x, 2.0)
     with pytest.raises(errors.ProgramError, match="cond: the branches return different structures"):
         layers.cond(layers.reduce_sum(x) > 0.0, lambda: [x, x], lambda: x)
-    with pytest.raises(errors.ProgramError, match="body returns another structure"):
+    with pytest.raises(errors.ProgramError, match="body returns a different structure"):
         i = layers.fill_constant([1], "int64", 0)
         layers.while_loop(
             lambda i: layers.less_than(i, layers.fill_constant([1], "int64", 2)),

@@ -356,7 +356,7 @@ def test_wrong_use_is_refused():
         loader_of(batches(1)).start()
     with pytest.raises(TypeError, match="from_generator"):
         fluid.io.DataLoader([1, 2, 3])
-    with pytest.raises(TypeError, match="expected what layers.py_reader returns, found Variable"):
+    with pytest.raises(TypeError, match="expected a reader of layers.py_reader, found Variable"):
         fluid.layers.read_file(x)
     with pytest.raises(errors.FeedError, match="found 2, 1 and 2"):
         fluid.layers.py_reader(2, [(-1, 1), (-1, 1)], ["float32"])

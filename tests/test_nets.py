@@ -146,5 +146,5 @@ def test_attention_refuses_shapes_that_do_not_fit():
             k=KEYS,
             v=VALUES,
         )
-    with pytest.raises(errors.ShapeError, match="do not fit"):
+    with pytest.raises(errors.ShapeError, match="do not match"):
         build(lambda q, k: nets.scaled_dot_product_attention(q, k, q), q=QUERIES, k=KEYS)

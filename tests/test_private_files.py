@@ -109,7 +109,7 @@ READ = {
     "compat.dataset.common": "loads data alone, or files of `open_trusted`",
     "compile.kept_executables": "loads what kept_files.read gives",
     "compiled_kernels": "checks Numba's cache",
-    "ops.kept_shapes": "loads what kept_files.read gives",
+    "ops.shape_cache": "loads what kept_files.read gives",
     "machine_code.llvm_writer": "links what kept_files.read gives, or what it has just made",
     "heap": "calls the C library",
     "launch.devices": "calls the CUDA driver",
@@ -151,7 +151,7 @@ def test_each_module_that_reads_what_can_act_says_from_where():
         if any(acts(node) for node in import_graph.nodes(path)):
             found.add(module.removesuffix(".__init__"))
     assert found <= set(READ), found - set(READ)
-    assert {"compile.kept_executables", "ops.kept_shapes", "heap"} <= found
+    assert {"compile.kept_executables", "ops.shape_cache", "heap"} <= found
 
 
 def test_nothing_sets_the_umask_of_the_process():

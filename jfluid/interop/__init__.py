@@ -68,7 +68,7 @@ def to_jax(
     if hosts:
         raise errors.UnsupportedError(
             f"to_jax: {', '.join(hosts)} run on the host and cannot be part of a JAX function; "
-            "leave them out of what the fetches need"
+            "fetch variables that do not depend on these operators"
         )
     params = _copy_state(global_scope() if scope is None else scope, cut)
     needed = list(params)
@@ -125,7 +125,7 @@ def _brought(var: Variable, value: Any) -> jax.Array:
         limits = np.iinfo(dtype)
         if value.min() < limits.min or value.max() > limits.max:
             raise errors.FeedError(
-                f"feed {var.name}: values from {value.min()} to {value.max()} do not fit {dtype}; "
+                f"feed {var.name}: values from {value.min()} to {value.max()} exceed {dtype}; "
                 "int64 needs jax.enable_x64(True)"
             )
     array = jnp.asarray(value, dtype)

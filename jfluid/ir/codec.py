@@ -163,7 +163,7 @@ def operator_message(op: OperatorRecord) -> pb.OpDesc:
         except (TypeError, ValueError, AttributeError) as e:
             made = (op.attrs.get("op_callstack") or ("",))[-1].strip()
             raise errors.AttributeTypeError(
-                f"operator {op.type}, attribute {name}: {value!r} does not fit {kind} "
+                f"operator {op.type}, attribute {name}: {value!r} cannot be stored as {kind} "
                 f"of Fluid's program format\n  {made}"
             ) from e
     return desc
@@ -345,7 +345,9 @@ class ProgramFile:
                 )
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
             if depths[i] > nesting.MOST_DEPTH:
-                raise errors.FileFormatError(f"block {i} of the program lies in more than {nesting.MOST_DEPTH} others")
+                raise errors.FileFormatError(
+                    f"block {i} of the program is nested in more than {nesting.MOST_DEPTH} blocks"
+                )
             blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks
 

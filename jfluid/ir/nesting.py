@@ -39,8 +39,8 @@ def check(program: Any, what: str = "program") -> int:
             entered.add(block)
             if any(b in entered and b not in sizes for b in inside):
                 raise errors.ProgramError(
-                    f"{what}: block {block.idx} names a block that it lies in, so that they go on "
-                    "without end: an operator names blocks inside its own one"
+                    f"{what}: block {block.idx} names an enclosing block, which recurses "
+                    "without end: an operator names blocks nested in its block"
                 )
             waiting += [b for b in inside if b not in sizes]
         else:
@@ -49,11 +49,11 @@ def check(program: Any, what: str = "program") -> int:
             depths[block] = 1 + max((depths[b] for b in inside), default=-1)
             if depths[block] > MOST_DEPTH:
                 raise errors.ProgramError(
-                    f"{what}: more than {MOST_DEPTH} blocks lie within each other, from block {block.idx} on"
+                    f"{what}: blocks are nested deeper than {MOST_DEPTH}, from block {block.idx} on"
                 )
             if sizes[block] > most:
                 raise errors.ProgramError(
-                    f"{what}: operators name blocks again and again, so that running block "
+                    f"{what}: operators name blocks repeatedly, so that a run of block "
                     f"{block.idx} is more than {most} operators: name each block once"
                 )
     return max(depths.values())
@@ -66,6 +66,6 @@ def check_depth(block: Any) -> None:
         depth, around = depth + 1, around.parent
         if depth > MOST_DEPTH:
             raise errors.ProgramError(
-                f"block {block.idx} lies in more than {MOST_DEPTH} others: nest fewer conditions "
+                f"block {block.idx} is nested in more than {MOST_DEPTH} blocks: nest fewer conditions "
                 "and loops (layers.case and switch_case nest one for each branch)"
             )

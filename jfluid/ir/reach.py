@@ -41,14 +41,16 @@ class _Op(Protocol):
     claimed: frozenset[str] | None
 
 
-class _Block(Protocol):
+class _HasOperators(Protocol):
     idx: int
 
     @property
     def ops(self) -> Iterable[_Op]: ...
 
 
-def refused(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> Iterator[errors.ActingOperator]:
+def refused(
+    blocks: Iterable[_HasOperators], reach_of: Callable[[str], Reach | None]
+) -> Iterator[errors.ActingOperator]:
     """Yield the loaded operators of a program that act without permission of the caller.
 
     Args:
@@ -68,7 +70,7 @@ def refused(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -
             yield errors.ActingOperator(op.type, block.idx, position, reach.what, chosen)
 
 
-def refuse(blocks: Iterable[_Block], reach_of: Callable[[str], Reach | None]) -> None:
+def refuse(blocks: Iterable[_HasOperators], reach_of: Callable[[str], Reach | None]) -> None:
     """Raise UntrustedOperatorError with the operators of `refused`, if there are any."""
     found = list(refused(blocks, reach_of))
     if found:
@@ -96,8 +98,8 @@ def check_allowed(
         if reach_of(name) is None:
             known = sorted(acting())
             raise errors.ProgramError(
-                f"allow: {_quoted(name)} is no operator that acts outside of its computation"
-                f"{errors.close_to(name, known)}; those are: {', '.join(known)}"
+                f"allow: {_quoted(name)} is no operator with side effects"
+                f"{errors.close_to(name, known)}; operators with side effects: {', '.join(known)}"
             )
     return frozenset(given)
 

@@ -90,7 +90,7 @@ def var_type(dtype: Any) -> VarType:
         return _FLUID[np_dtype(dtype)]
     except (KeyError, TypeError):
         raise TypeError(
-            f"dtype {dtype!r} is not one of Fluid's element types: " + ", ".join(str(d) for d in _NUMPY.values())
+            f"dtype {dtype!r} is no element type of Fluid: " + ", ".join(str(d) for d in _NUMPY.values())
         ) from None
 
 

@@ -128,7 +128,7 @@ def is_array(inputs: list[Any], layer: str) -> bool:
     arrays = [isinstance(v, Variable) and v.type == VarType.LOD_TENSOR_ARRAY for v in inputs]
     if any(arrays) and len(inputs) > 1:
         raise TypeError(
-            f"layers.{layer}: expected one array, or tensors alone, found {len(inputs)} inputs with an array among them"
+            f"layers.{layer}: expected one array, or tensors alone, found {len(inputs)} inputs including an array"
         )
     return any(arrays)
 

@@ -268,7 +268,7 @@ def rnn(
         states = _map(lambda s: network.memory(init=s), initial_states)
         outputs, new = cell.call(now, states, **kwargs)
         if _shape_differs(states, new):
-            raise errors.ProgramError("rnn: the cell returns states of another structure than it gets")
+            raise errors.ProgramError("rnn: the cell returns states of a different structure than its input states")
         if mask is not None:
             here = network.step_input(mask)
             new = _map(lambda s, n: _kept(s, n, here), states, new)

@@ -164,7 +164,7 @@ def while_loop(
         results = results if isinstance(results, (list, tuple)) else [results]
         if _shape_of(list(results)) != _shape_of(list(loop_vars)):
             raise errors.ProgramError(
-                "while_loop: body returns another structure than loop_vars: "
+                "while_loop: body returns a different structure than loop_vars: "
                 f"{_shape_of(list(results))} for {_shape_of(list(loop_vars))}"
             )
         again = cond(*results)

@@ -68,7 +68,7 @@ def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
     if len(variables) == len(values):
         return variables, False
     if variables:
-        raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none of them")
+        raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none")
     given = [np.asarray(v, np.float32) for v in values]
     arrays = np.broadcast_arrays(*given)
     return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(v.ndim == 0 for v in given)
@@ -178,9 +178,7 @@ class Normal(_TwoParameters):
 
 def _same_kind(one: Distribution, other: Distribution) -> None:
     if type(one) is not type(other):
-        raise errors.AttributeTypeError(
-            f"kl_divergence: expected another {type(one).__name__}, found {type(other).__name__}"
-        )
+        raise errors.AttributeTypeError(f"kl_divergence: expected a {type(one).__name__}, found {type(other).__name__}")
 
 
 class Categorical(Distribution):

@@ -99,7 +99,7 @@ class IfElse:
             raise errors.ProgramError("IfElse: the results are there after the blocks")
         true, false = self.output_table
         if not true and not false:
-            raise errors.ProgramError("IfElse: the blocks have no output; call output in them")
+            raise errors.ProgramError("IfElse: the blocks have no output; call output in each block")
         if not true or not false:
             return true or false
         if len(true) != len(false):

@@ -116,7 +116,7 @@ def py_reader(
     levels = [0] * len(shapes) if lod_levels is None else lod_levels
     if not len(shapes) == len(dtypes) == len(levels) or not shapes:
         raise errors.FeedError(
-            f"py_reader: expected as many shapes as dtypes and lod_levels, one or more, found "
+            f"py_reader: expected the same number, at least one, of shapes, dtypes and lod_levels, found "
             f"{len(shapes)}, {len(dtypes)} and {len(levels)}"
         )
     slots = [
@@ -179,7 +179,5 @@ def read_file(reader: ReaderVariable) -> Variable | list[Variable]:
 
 def _check_reader(reader: Any, layer: str) -> ReaderVariable:
     if not isinstance(reader, ReaderVariable):
-        raise TypeError(
-            f"layers.{layer}, reader: expected what layers.py_reader returns, found {type(reader).__name__}"
-        )
+        raise TypeError(f"layers.{layer}, reader: expected a reader of layers.py_reader, found {type(reader).__name__}")
     return reader

@@ -391,7 +391,7 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     if rows < 1:
         raise errors.ShapeError(
             f"npair_loss: the number of labels must be known, found shape {list(labels.shape)}; "
-            "declare them with fluid.data(name, [rows])"
+            "declare labels with fluid.data(name, [rows])"
         )
     column, _ = emit("reshape2", {"X": labels}, {"shape": [rows, 1]}, outs=("Out", "XShape"))
     square = emit("expand", {"X": column}, {"expand_times": [1, rows]})

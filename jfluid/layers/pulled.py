@@ -35,8 +35,8 @@ def _check_fields(layer: str, dtype: Any, ctr_label_name: str) -> None:
         raise ValueError(f"{layer}, dtype: expected 'float32', found {dtype!r}")
     if ctr_label_name:
         raise errors.UnsupportedError(
-            f"{layer}, ctr_label_name: tables here keep no counts of shows and clicks; feed them, and "
-            "give them to layers.continuous_value_model"
+            f"{layer}, ctr_label_name: tables here keep no counts of shows and clicks; feed the counts "
+            "to layers.continuous_value_model"
         )
 
 

@@ -15,7 +15,7 @@ def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[i
     if len(numbers) == 1:
         numbers *= rank
     if len(numbers) != rank or not all(isinstance(n, int) for n in numbers):
-        raise errors.ProgramError(f"layers.{layer}: {what} {value!r}, expected an integer or {rank} of them")
+        raise errors.ProgramError(f"layers.{layer}: {what} {value!r}, expected an integer or {rank} integers")
     return numbers
 
 

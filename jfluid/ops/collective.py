@@ -62,8 +62,8 @@ def in_group(type_: str) -> bool:
         return True
     if processes.count() > 1 and static_values.placeholder() is None:
         raise errors.OpError(
-            f"{type_}: {processes.count()} processes train together, and this operator stands where only one "
-            "device computes: under data parallelism an update (role Optimize) is done once for all; run "
+            f"{type_}: {processes.count()} processes train together, but this operator is in a part that only one "
+            "device computes: under data parallelism updates (role Optimize) run once; run "
             "the program itself with Executor.run instead"
         )
     return False
@@ -259,9 +259,7 @@ def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_en
 def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
     """Check that the connected trainers are the members of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
-        raise errors.OpError(
-            f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others"
-        )
+        raise errors.OpError(f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} connected")
     return ()
 
 

@@ -134,7 +134,7 @@ def assign_value(
     """Make a tensor of the given values in the given shape."""
     values = bool_values or fp32_values or int32_values or int64_values
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise errors.ShapeError(f"assign_value: {len(values)} values do not fit shape {tuple(shape)}")
+        raise errors.ShapeError(f"assign_value: {len(values)} values cannot have shape {tuple(shape)}")
     return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
 
 

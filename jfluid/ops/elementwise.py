@@ -29,7 +29,7 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
         shape = shape[:-1]
     if axis < 0 or axis + len(shape) > rank:
         raise errors.ShapeError(
-            f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor of {rank} dimensions"
+            f"{what}: a tensor of shape {array.shape} cannot be broadcast at axis {axis} of a tensor of {rank} dimensions"
         )
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 
@@ -42,7 +42,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
     match.
     """
     if x.dtype != y.dtype:
-        raise errors.DtypeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them")
+        raise errors.DtypeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one tensor")
     rank = max(x.ndim, y.ndim)
     if x.ndim != y.ndim:
         start = abs(x.ndim - y.ndim) if axis == -1 else axis
@@ -58,8 +58,8 @@ def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
             continue
         if not is_unknown(a) and not is_unknown(b):
             raise errors.ShapeError(
-                f"{what}: shapes {x.shape} and {y.shape} do not go together: "
-                f"dimension {i} is {a} in the one and {b} in the other"
+                f"{what}: shapes {x.shape} and {y.shape} do not broadcast: "
+                f"dimension {i} is {a} in the first and {b} in the second"
             )
         shapes[0][i] = shapes[1][i] = b if is_unknown(a) else a
     return tuple(v if list(v.shape) == s else jnp.zeros(s, v.dtype) for v, s in zip((x, y), shapes, strict=True))

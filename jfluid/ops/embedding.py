@@ -224,7 +224,7 @@ def fused_embedding_seq_pool(
 def _pooled_ids(ids: Value, combiner: str) -> Ragged:
     if combiner != "sum":
         raise errors.UnsupportedError(
-            f"fused_embedding_seq_pool: combiner: expected 'sum', found {combiner!r}; for others use "
+            f"fused_embedding_seq_pool: combiner: expected 'sum', found {combiner!r}; for other combiners use "
             "layers.embedding and layers.sequence_pool"
         )
     return need(ids, "fused_embedding_seq_pool", "Ids")
@@ -263,7 +263,7 @@ def last_one(type_: str, ids: Array) -> Array:
     """Return the ids without their last dimension, which must be 1."""
     if ids.ndim == 0 or ids.shape[-1] != 1:
         raise errors.ShapeError(
-            f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
+            f"{type_}: expected ids of shape [..., 1], found {list(ids.shape)}; "
             f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids without it"
         )
     return ids[..., 0]

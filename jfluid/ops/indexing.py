@@ -375,7 +375,7 @@ def pad_constant_like(x: Array, y: Array, *, pad_value: float = 0.0) -> Array:
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
     if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
-        raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
+        raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} is larger than X of shape {x.shape}")
     pairs = [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)]
     return jnp.pad(y, pairs, constant_values=jnp.asarray(pad_value, y.dtype))
 

@@ -24,7 +24,7 @@ def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
     if is_unknown(x_size) or is_unknown(y_size):
         return False
     raise errors.ShapeError(
-        f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, found {x_size} and {y_size}"
+        f"{what}: shapes {x.shape} and {y.shape} do not match: expected equal sizes, found {x_size} and {y_size}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Embeddings of all short runs of words of a text, by hashes: no table of words is needed.
+"""Embeddings of all short ngrams of words of a text, by hashes: no table of words is needed.
 
-A run's vector is put together from pieces of one flat table, at places that hashes of the run
-tell. Bloom filters may say which runs count. A filter lies in a float32 parameter as bytes: four
+A ngram's vector is put together from pieces of one flat table, at places that hashes of the ngram
+tell. Bloom filters may say which ngrams count. A filter lies in a float32 parameter as bytes: four
 64-bit numbers (a magic one, the number of bits, the number of hashes, of entries), then the bits,
 the highest of each byte first.
 """
@@ -22,7 +22,7 @@ from jfluid.ops.registry import op
 _MAGIC = 17070416
 
 
-class Runs:
+class NGrams:
     """N-grams of 2 to `longest` words in sequences, shortest first, in order of position.
 
     Args:
@@ -64,8 +64,8 @@ class Runs:
         most = max(self.level.longest * len(self.words), 1)
         level = Level(offsets_of(lengths), most, count=self.level.count)
         sequence, position, real = positions(level, order.shape[0] + self.level.number)
-        run = order[jnp.clip(starts[sequence] + position, 0, order.shape[0] - 1)]
-        return level, run, real & (position < counts[sequence])
+        ngram = order[jnp.clip(starts[sequence] + position, 0, order.shape[0] - 1)]
+        return level, ngram, real & (position < counts[sequence])
 
     def places(self, width: int, piece: int, space: int) -> Array:
         """Return the indices [n-grams, width] in the table of the elements of each n-gram's vector."""
@@ -94,7 +94,7 @@ def _is_filter(words: Array) -> Array:
     return _number(words, 0) == np.uint64(_MAGIC)
 
 
-def _listed(runs: Array, filter_words: Array) -> Array:
+def _listed(ngrams: Array, filter_words: Array) -> Array:
     bits = jnp.maximum(_number(filter_words, 1), np.uint64(1))
     # without a filter the number of hashes may be anything
     hashes = jnp.where(_is_filter(filter_words), _number(filter_words, 2), np.uint64(0))
@@ -106,10 +106,10 @@ def _listed(runs: Array, filter_words: Array) -> Array:
         return (word >> shift.astype(jnp.uint32)) & np.uint32(1) != 0
 
     def probe(i: Array, found: Array) -> Array:
-        a, b = murmur3(runs, i.astype(jnp.uint64))
+        a, b = murmur3(ngrams, i.astype(jnp.uint64))
         return found & is_set(a) & is_set(b)
 
-    start = jnp.ones(runs.shape[0], bool)
+    start = jnp.ones(ngrams.shape[0], bool)
     return lax.fori_loop(jnp.int64(0), hashes.astype(jnp.int64), probe, start)
 
 
@@ -161,22 +161,22 @@ def pyramid_hash(
     """
     x = need(x, "pyramid_hash", "X")
     _check(num_emb, rand_len, space_len, pyramid_layer, w)
-    runs = Runs(x, pyramid_layer)
-    chosen, broken = runs.fits, jnp.zeros((), bool)
+    ngrams = NGrams(x, pyramid_layer)
+    chosen, broken = ngrams.fits, jnp.zeros((), bool)
     if use_filter:
         for blob, size, wanted in ((white, white_list_len, True), (black, black_list_len, False)):
             if size and blob.size >= 8:
-                chosen &= runs.listed(blob) == wanted
+                chosen &= ngrams.listed(blob) == wanted
             if size:
                 words = _words_of(blob) if blob.size >= 8 else jnp.zeros(2, jnp.uint32)
                 broken |= ~_is_filter(words)
     if is_training and drop_out_percent > 0:
         chosen &= jax.random.uniform(key_of(key, seed), chosen.shape) >= drop_out_percent
-    level, run, is_run = runs.rows(chosen)
-    vectors = jnp.take(w.reshape(-1), runs.places(num_emb, rand_len, space_len)[run], mode="clip")
+    level, ngram, has_ngram = ngrams.rows(chosen)
+    vectors = jnp.take(w.reshape(-1), ngrams.places(num_emb, rand_len, space_len)[ngram], mode="clip")
     vectors *= jnp.asarray(1 if is_training else drop_out_percent, w.dtype)
-    out = jnp.where(broken, jnp.nan, jnp.where(is_run[:, None], vectors, 0)).astype(w.dtype)
-    order, starts = runs.by_sequence(runs.fits)
+    out = jnp.where(broken, jnp.nan, jnp.where(has_ngram[:, None], vectors, 0)).astype(w.dtype)
+    order, starts = ngrams.by_sequence(ngrams.fits)
     flags = jnp.where(jnp.arange(order.shape[0]) < starts[-1], chosen[order], False)
     flags = jnp.pad(flags.astype(jnp.int32), (0, x.capacity))[:, None]
     words = x.values.astype(w.dtype).reshape(-1, 1)
@@ -218,11 +218,11 @@ def pyramid_hash_grad(
 ) -> tuple[None, Array]:
     """Return the table less `lr` times the gradients of the elements that were taken from it."""
     x = need(x, "pyramid_hash_grad", "X")
-    runs = Runs(x, pyramid_layer)
-    order, _ = runs.by_sequence(runs.fits)
+    ngrams = NGrams(x, pyramid_layer)
+    order, _ = ngrams.by_sequence(ngrams.fits)
     flags = rows_of(kept).reshape(-1)[: order.shape[0]] != 0
-    chosen = jnp.zeros_like(flags).at[order].set(flags) & runs.fits
-    _, run, is_run = runs.rows(chosen)
-    places = runs.places(num_emb, rand_len, space_len)[run]
-    step = jnp.where(is_run[:, None], rows_of(grad)[: run.shape[0]] * -lr, 0).astype(w.dtype)
+    chosen = jnp.zeros_like(flags).at[order].set(flags) & ngrams.fits
+    _, ngram, has_ngram = ngrams.rows(chosen)
+    places = ngrams.places(num_emb, rand_len, space_len)[ngram]
+    step = jnp.where(has_ngram[:, None], rows_of(grad)[: ngram.shape[0]] * -lr, 0).astype(w.dtype)
     return None, w.reshape(-1).at[places].add(step).reshape(w.shape)

@@ -205,7 +205,7 @@ def random_crop(x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0) ->
     """Crop a random window from the last dimensions of x, for each instance; also return the next seed."""
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
-        raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")
+        raise errors.ShapeError(f"random_crop: shape {tuple(shape)} is larger than shape {x.shape}")
     key = jax.random.key(seed.reshape(-1)[0])
     count = prod(x.shape[:kept])
     rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]

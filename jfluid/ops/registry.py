@@ -192,7 +192,7 @@ def refuse_fused(type_: str, name: str, value: Any) -> None:
     if name in FUSED_ATTRS and name not in _OPS[type_].attrs and value != FUSED_ATTRS[name][1]:
         raise errors.UnsupportedError(
             f"operator {type_}: {name}={value!r} is a fused kernel of Fluid's inference passes. "
-            "Save the model without those passes; XLA fuses by itself."
+            "Save the model without these passes; XLA fuses operators itself."
         )
 
 

@@ -19,9 +19,9 @@ from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
 from jfluid.ops.definition import HINT_ATTRS, REQUIRED, OpDef, Slot
-from jfluid.ops.kept_shapes import KeptShapes
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
+from jfluid.ops.shape_cache import ShapeCache
 
 _LISTS = {"INTS": int, "LONGS": int, "FLOATS": float, "STRINGS": str, "BOOLEANS": bool}
 _SCALARS = {"INT": int, "LONG": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
@@ -81,7 +81,7 @@ class RegistrySchema:
     """Implementation of `jfluid.ir.schema.Schema` by the registry."""
 
     def __init__(self) -> None:
-        self._inferred = KeptShapes()
+        self._inferred = ShapeCache()
 
     def check(self, op: Operator) -> None:
         definition = registry.find(op.type)

@@ -91,7 +91,8 @@ def merged(true: Ragged, false: Ragged, chosen: Array, real: Array, counted: boo
     """
     if len(true.levels) != len(false.levels):
         raise errors.ShapeError(
-            f"merge_lod_tensor: expected branches of as many levels, found {len(true.levels)} and {len(false.levels)}"
+            "merge_lod_tensor: expected branches with the same number of levels, "
+            f"found {len(true.levels)} and {len(false.levels)}"
         )
     where = [jnp.clip(jnp.cumsum(m) - 1, 0) for m in (chosen & real, ~chosen & real)]
     from_true, levels = chosen, []

@@ -81,7 +81,7 @@ def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | 
         size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
         dims[dims.index(-1)] = (static_values.placeholder() or size) if left and unknown else size
     if prod(dims) != prod(x.shape) and not unknown:
-        raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
+        raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} cannot have shape {dims}")
     return shaped(x, dims)
 
 

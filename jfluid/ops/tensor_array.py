@@ -128,7 +128,7 @@ class TensorArray:
         items = [filled[0] if v is None else v for v in self.items]
         shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in items}
         if len(shapes) > 1:
-            raise errors.OpError(f"a loop reads an array whose elements differ in shape: {sorted(shapes)}")
+            raise errors.OpError(f"a loop reads an array with elements of different shapes: {sorted(shapes)}")
         items += [items[-1]] * (capacity - len(items))
         buffer = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *items)
         return TensorArray(buffer=buffer, length=jnp.asarray(len(self.items), jnp.int64))

@@ -15,7 +15,7 @@ from jfluid.ops.ragged import Level, Ragged, Value, moved, need, offsets_of, pos
 from jfluid.ops.registry import op
 
 
-class Pictures:
+class FlatImages:
     """Index maps between flattened images of different sizes and a dense array.
 
     Args:
@@ -100,7 +100,7 @@ def match_matrix_tensor(x: Value, y: Value, w: Array, *, dim_t: int = 1) -> tupl
     projected = jnp.einsum("rh,htk->rtk", x.zeroed(), w)
     left, right = x.like(projected).pad(), y.pad()
     dense = jnp.einsum("nltk,nmk->ntlm", left, right)
-    pictures = Pictures(dim_t, x.last.lengths, y.last.lengths, x.last.longest, y.last.longest)
+    pictures = FlatImages(dim_t, x.last.lengths, y.last.lengths, x.last.longest, y.last.longest)
     tmp = projected.reshape(-1, 1)
     size = dim_t * y.shape[1]
     return (
@@ -145,8 +145,8 @@ def var_conv_2d(
     sizes, bounds = (row.last.lengths, column.last.lengths), (row.last.longest, column.last.longest)
     left = [jnp.where(n > 0, (n - 1) // s + 1, 0) for n, s in zip(sizes, strides)]
     most = [(n - 1) // s + 1 if n else 0 for n, s in zip(bounds, strides)]
-    dense = Pictures(InputChannel, sizes[0], sizes[1], *bounds).dense(x.values.reshape(-1))
+    dense = FlatImages(InputChannel, sizes[0], sizes[1], *bounds).dense(x.values.reshape(-1))
     pads = [(k // 2, max((m - 1) * s + k - n - k // 2, 0)) for n, m, k, s in zip(bounds, most, kernel, strides)]
     out = lax.conv_general_dilated(dense, w.reshape(OutputChannel, InputChannel, *kernel), strides, pads)
-    found = Pictures(OutputChannel, left[0], left[1], *most)
+    found = FlatImages(OutputChannel, left[0], left[1], *most)
     return found.rows(out[:, :, : most[0], : most[1]], x.last.count), None

@@ -135,7 +135,7 @@ def _negatives(key: Array, layer: Array, way: Array, counts: Sequence[int], offs
 def _check_layers(travel: Array, layer: Array, counts: Ints, offsets: Ints) -> None:
     if len(offsets) != len(counts) + 1 or travel.shape[1] != len(counts):
         raise errors.ShapeError(
-            f"tdm_sampler: expected as many layers in neg_samples_num_list ({len(counts)}), "
+            f"tdm_sampler: expected the same number of layers in neg_samples_num_list ({len(counts)}), "
             f"layer_offset_lod ({len(offsets) - 1}) and Travel {list(travel.shape)}"
         )
     if offsets[-1] > layer.size:

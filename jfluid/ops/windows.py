@@ -80,7 +80,7 @@ def output_sizes(
         count = (n + low + high - k + (s - 1 if ceil_mode else 0)) // s + 1
         if count <= 0:
             raise errors.ShapeError(
-                f"{op_type}: a window of {list(kernel)} does not fit an input of {list(sizes)} "
+                f"{op_type}: a window of {list(kernel)} is larger than an input of {list(sizes)} "
                 f"padded by {[list(p) for p in pads]}"
             )
         out.append(count)

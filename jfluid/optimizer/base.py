@@ -74,7 +74,7 @@ class Optimizer(DygraphMode):
             )
         if regularization is not None and not callable(regularization):
             raise TypeError(
-                f"{type(self).__name__}, regularization: expected one of fluid.regularizer, such as "
+                f"{type(self).__name__}, regularization: expected a regularizer of fluid.regularizer, such as "
                 f"L2Decay(0.0001), found {type(regularization).__name__}"
             )
         if grad_clip is not None and not isinstance(grad_clip, GradientClipBase):
@@ -323,7 +323,7 @@ class Optimizer(DygraphMode):
                 return known[param.name]
             raise errors.ProgramError(
                 f"this optimizer already updates {param.name} (accumulator {name} exists): "
-                "call minimize once, or make another optimizer"
+                "call minimize once, or create a second optimizer"
             )
         var = global_variable(
             unique_name.generate(f"{param.name}_{key}"),

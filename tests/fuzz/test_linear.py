@@ -242,10 +242,10 @@ def deep():
 @pytest.mark.parametrize(
     "desc, says",
     [
-        (circle(1, 1), "block 1 names a block that it lies in"),
-        (circle(1, 2, 1), "names a block that it lies in"),
-        (doubling(), "operators name blocks again and again"),
-        (deep(), "more than 64 blocks lie within each other"),
+        (circle(1, 1), "block 1 names an enclosing block"),
+        (circle(1, 2, 1), "names an enclosing block"),
+        (doubling(), "operators name blocks repeatedly"),
+        (deep(), "blocks are nested deeper than 64"),
     ],
 )
 def test_blocks_that_are_refused(desc, says):
@@ -262,7 +262,7 @@ def test_a_circle_that_a_script_makes():
         {"sub_block": main.blocks[1], "is_scalar_condition": True},
     )
     for use in (main.verify, lambda: plan(main, ["x"], [out.name])):
-        with pytest.raises(errors.ProgramError, match="names a block that it lies in"):
+        with pytest.raises(errors.ProgramError, match="names an enclosing block"):
             use()
 
 

@@ -91,7 +91,7 @@ def test_arrays_are_written_read_and_joined():
     assert joined.shape == (2, 4) and sizes.tolist() == [1, 3]
     with pytest.raises(errors.OpError, match="the array holds nothing at 2"):
         apply("read_from_array", array, np.array([2]), None)
-    with pytest.raises(errors.OpError, match="elements differ in shape"):
+    with pytest.raises(errors.OpError, match="elements of different shapes"):
         array.stacked(2)
     with pytest.raises(errors.OpError, match="the array is empty"):
         apply("tensor_array_to_tensor", TensorArray())

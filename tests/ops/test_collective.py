@@ -157,5 +157,5 @@ def test_process_group(monkeypatch):
     assert calls == [(["a:1", "b:1", "c:1"], 1)] * 2
     block.append_op("gen_nccl_id", {}, {"NCCLID": "id_1"}, {"trainers": ["a:1", "b:1"], "trainer_id": 0})
     block.append_op("c_comm_init", {"X": "id_1"}, {}, {"rank": 1, "nranks": 2, "ring_id": 0})
-    with pytest.raises(errors.OpError, match="this is rank 1 of 2, but trainer 0 of 2 met the others"):
+    with pytest.raises(errors.OpError, match="this is rank 1 of 2, but trainer 0 of 2 connected"):
         fluid.Executor(fluid.CPUPlace()).run(program)

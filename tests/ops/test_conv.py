@@ -303,7 +303,7 @@ def test_conv3d_transpose():
         ("conv2d", (2, 3, 3, 3), {}, "for 3 input channels, found 4"),
         ("conv2d", (2, 4, 3), {}, "same rank"),
         ("conv2d", (3, 2, 3, 3), {"groups": 2}, "3 filters cannot be divided into 2 groups"),
-        ("conv2d", (2, 4, 6, 3), {}, "does not fit an input of"),
+        ("conv2d", (2, 4, 6, 3), {}, "is larger than an input of"),
         ("conv2d", (2, 4, 3, 3), {"paddings": [1, 2, 3]}, "2 or 4 numbers"),
         ("conv2d", (2, 4, 3, 3), {"strides": [1]}, "strides needs 2 numbers"),
         ("conv2d_transpose", (4, 2, 3, 3), {"output_size": [9, 9]}, "output_size"),

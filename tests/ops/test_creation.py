@@ -88,7 +88,7 @@ def test_given_values():
         values = np.array([[1, 0], [0, 1]], dtype)
         attrs = {slot: values.ravel().tolist(), "shape": [2, 2], "dtype": kind}
         check("assign_value", {}, attrs, expect={"Out": values})
-    with pytest.raises(errors.ShapeError, match="3 values do not fit"):
+    with pytest.raises(errors.ShapeError, match="3 values cannot have shape"):
         call("assign_value", shape=(2, 2), dtype=FLOAT, fp32_values=(1.0, 2.0, 3.0))
 
 

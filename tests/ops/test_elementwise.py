@@ -76,9 +76,9 @@ def test_trailing_ones_are_cut_to_fit():
 
 
 def test_shapes_that_do_not_fit():
-    with pytest.raises(errors.ShapeError, match=r"dimension 1 is 3 in the one and 2"):
+    with pytest.raises(errors.ShapeError, match=r"dimension 1 is 3 in the first and 2"):
         call("elementwise_add", np.ones((2, 3)), np.ones((2,)))
-    with pytest.raises(errors.ShapeError, match="does not fit at axis 2"):
+    with pytest.raises(errors.ShapeError, match="cannot be broadcast at axis 2"):
         call("elementwise_add", np.ones((2, 3, 4)), np.ones((3, 4)), axis=2)
     with pytest.raises(errors.ShapeError, match="one dtype, found float32 and int64"):
         call("elementwise_add", np.ones(2, "float32"), np.ones(2, "int64"))

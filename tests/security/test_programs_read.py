@@ -261,7 +261,7 @@ def test_names_that_are_allowed_are_checked():
     program, _ = mul_program()
     with pytest.raises(errors.ProgramError, match=r"'sav' is no operator .*\(did you mean save"):
         read(program, allow=["sav"])
-    with pytest.raises(errors.ProgramError, match="'relu' is no operator that acts"):
+    with pytest.raises(errors.ProgramError, match="'relu' is no operator with side effects"):
         read(program, allow=["print", "relu"])
     for wrong in ("save", b"save", [b"save"]):
         with pytest.raises(TypeError, match="expected names of operators"):

@@ -112,7 +112,7 @@ class QuantizeTranspiler:
                 if not names:
                     raise errors.ProgramError(
                         f"QuantizeTranspiler: the program has {op.type} of {op.input_arg_names}, "
-                        "but no forward operator that reads them"
+                        "but no forward operator that reads these inputs"
                     )
                 for name in names:
                     op.rename_input(name, rounded[name])

@@ -242,7 +242,7 @@ def generate_proposal_labels(
     check_variable(rpn_rois, "generate_proposal_labels", "rpn_rois")
     if class_nums is None:
         raise errors.AttributeTypeError(
-            "generate_proposal_labels: class_nums: the number of classes is needed, the background among them"
+            "generate_proposal_labels: class_nums: the number of classes is needed, including the background"
         )
     return tuple(
         _assign(

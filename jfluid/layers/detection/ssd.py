@@ -296,7 +296,7 @@ def detection_output(
     if background_label != 0 or nms_eta != 1.0:
         warnings.warn(
             f"layers.detection_output: background_label={background_label} and nms_eta={nms_eta} have no effect, as in "
-            "Fluid; call box_coder, softmax and multiclass_nms for them",
+            "Fluid; for other values call box_coder, softmax and multiclass_nms",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -97,7 +97,7 @@ def prior_box(
     _four_variances("prior_box", variances)
     if max_sizes and len(max_sizes) != len(min_sizes):
         raise errors.AttributeTypeError(
-            f"prior_box: max_sizes: expected none or as many as min_sizes ({len(min_sizes)}), found {len(max_sizes)}"
+            f"prior_box: max_sizes: expected none or one for each of min_sizes ({len(min_sizes)}), found {len(max_sizes)}"
         )
     if any(high <= low for low, high in zip(min_sizes, max_sizes)) or any(s <= 0 for s in min_sizes):
         raise errors.AttributeTypeError(
@@ -140,7 +140,7 @@ def density_prior_box(
     _four_variances("density_prior_box", variances)
     if len(fixed_sizes) != len(densities) or not densities or not fixed_ratios:
         raise errors.AttributeTypeError(
-            "density_prior_box: expected as many densities as fixed_sizes, and a fixed ratio, found "
+            "density_prior_box: expected a density for each of fixed_sizes, and a fixed ratio, found "
             f"{list(densities)}, {list(fixed_sizes)} and {list(fixed_ratios)}"
         )
     if any(d <= 0 for d in densities):

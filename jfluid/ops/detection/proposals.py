@@ -73,8 +73,8 @@ def _check(scores: Any, deltas: Any, im_info: Any, anchors: Any, variances: Any)
     number = scores[0].size
     if anchors.shape[0] != number or variances.shape[0] != number:
         raise errors.ShapeError(
-            f"generate_proposals: expected Anchors and Variances [H, W, A, 4] of {number} boxes, as many as "
-            f"an image has scores, found {anchors.shape[0]} and {variances.shape[0]}"
+            f"generate_proposals: expected Anchors and Variances [H, W, A, 4] of {number} boxes, "
+            f"one for each score of an image, found {anchors.shape[0]} and {variances.shape[0]}"
         )
     if im_info.shape != (scores.shape[0], 3):
         raise errors.ShapeError(

@@ -59,7 +59,7 @@ def _check(deltas: list[Array], scores: list[Array], anchors: list[Array], image
     """Raise ShapeError if the levels do not match each other."""
     if not len(deltas) == len(scores) == len(anchors):
         raise errors.ShapeError(
-            "retinanet_detection_output: expected as many BBoxes as Scores and Anchors, found "
+            "retinanet_detection_output: expected the same number of BBoxes, Scores and Anchors, found "
             f"{len(deltas)}, {len(scores)} and {len(anchors)}"
         )
     images, classes = scores[0].shape[0], scores[0].shape[-1]

@@ -13,7 +13,7 @@ MOST_FILES = 8  # of other releases and settings; the oldest go first
 MOST_SHAPES, MOST_IN_MEMORY = 20_000, 40_000  # in a file; in this process
 
 
-class KeptShapes:
+class ShapeCache:
     """Cache of inferred shapes, in memory and on disk, keyed by all inputs of the inference."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import jfluid as fluid
 from jfluid import kept_files
 from jfluid.compile import kept_executables
 from jfluid.ir import schema as hook
-from jfluid.ops import kept_shapes, registry, schema
+from jfluid.ops import registry, schema, shape_cache
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +133,8 @@ def test_wrong_shapes_raise_each_time():
 
 
 def test_files_and_shapes_have_a_bound(folder, evaluated, monkeypatch):
-    monkeypatch.setattr(kept_shapes, "MOST_FILES", 1)
-    monkeypatch.setattr(kept_shapes, "MOST_SHAPES", 2)
+    monkeypatch.setattr(shape_cache, "MOST_FILES", 1)
+    monkeypatch.setattr(shape_cache, "MOST_SHAPES", 2)
     built()
     monkeypatch.setattr(kept_files, "sources", lambda: "another")
     evaluated.clear()
@@ -147,7 +147,7 @@ def test_files_and_shapes_have_a_bound(folder, evaluated, monkeypatch):
 
 
 def test_a_process_keeps_no_more_than_so_many(evaluated, monkeypatch):
-    monkeypatch.setattr(kept_shapes, "MOST_IN_MEMORY", 3)
+    monkeypatch.setattr(shape_cache, "MOST_IN_MEMORY", 3)
     hook.install(schema.RegistrySchema())
     for width in range(1, 9):
         with fluid.program_guard(fluid.Program(), fluid.Program()):
