@@ -13,11 +13,12 @@ from jfluid.ops.definition import FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "golden" / "op_schema.json").read_text())
+# Operators that Fluid does not have.
 OWN = {
-    "recompute_barrier",
     "fused_allreduce_sum",
+    "recompute_barrier",
     "replica_count",
-}  # operators that Fluid does not have
+}
 # Operators of Fluid that its build without GPUs, which wrote the schema, leaves out.
 GPU_ONLY = {"dgc", "gen_nccl_id", "c_gen_nccl_id", "sync_batch_norm"}
 REGISTERED = [t for t in registry.registered() if t in SCHEMA]

@@ -1,9 +1,8 @@
-"""Embeddings of all short ngrams of words of a text, by hashes: no table of words is needed.
+"""Hashed embeddings of the n-grams of a text, without a vocabulary.
 
-A ngram's vector is put together from pieces of one flat table, at places that hashes of the ngram
-tell. Bloom filters may say which ngrams count. A filter lies in a float32 parameter as bytes: four
-64-bit numbers (a magic one, the number of bits, the number of hashes, of entries), then the bits,
-the highest of each byte first.
+An n-gram's vector is concatenated from pieces of one flat table, at indices that are hashes of the n-gram.
+Bloom filters may select n-grams. A filter is stored as bytes in a float32 parameter: four 64-bit numbers
+(a magic number, the numbers of bits, hashes and entries), then the bits, the highest bit of each byte first.
 """
 
 from typing import Any
