@@ -38,7 +38,7 @@ __all__ = [
     "op_proto_and_checker_maker",
 ]
 
-EnforceNotMet = JFluidError  # what Fluid's C++ raises; here every error on purpose
+EnforceNotMet = JFluidError  # the exception of Fluid's C++; here the base class of all raised errors
 
 
 class op_proto_and_checker_maker:

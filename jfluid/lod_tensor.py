@@ -36,7 +36,7 @@ class Pending(Protocol):
         """Wait for the values and `settle` the tensors, also before raising an error of the computation."""
 
 
-# what Fluid's text of a tensor calls its element type, where that is not NumPy's name
+# Fluid's names of element types in the text of a tensor, where they differ from NumPy's
 _PRINTED_TYPES = {
     "float32": "float",
     "float64": "double",
@@ -109,7 +109,7 @@ class _PendingValue:
 
     def __get__(self, tensor: "LoDTensor", owner: "type[LoDTensor]") -> Any:
         pending = tensor._pending
-        if pending is not None:  # another thread, which has read it too, may have been faster
+        if pending is not None:  # a second reading thread may have finished it
             pending.finish()
         return vars(tensor)["value"]
 
@@ -166,7 +166,7 @@ class LoDTensor:
 
     _get_dims = shape
 
-    # Tensors by element, as scripts that check gradients by differences fill and read them
+    # Access by element, for scripts that check gradients by differences
     def _set_dims(self, dims: Sequence[int]) -> None:
         """Set the dimensions; `_alloc_float` and its like then give zeros of that shape.
 
@@ -284,11 +284,11 @@ class LoDTensor:
         below = [len(level) - 1 for level in levels[1:]]
         if self.value is not None:
             below.append(self.value.shape[0])
-        # items of Python: those of NumPy are compared more slowly
+        # Python numbers: NumPy scalars compare more slowly
         return all(level.item(-1) == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self.value is None:  # Fluid's is empty, and scripts ask for it before they set it
+        if self.value is None:  # empty in Fluid, and scripts read it before they set it
             return np.array([], dtype)
         return np.array(whole(self.value), dtype=dtype)
 
@@ -418,8 +418,3 @@ def create_random_int_lodtensor(
     # The global generator, so that np.random.seed makes it repeat, as in Fluid.
     data = np.random.randint(low, high + 1, [rows, *base_shape]).astype(np.int64)  # noqa: NPY002
     return create_lod_tensor(data, recursive_seq_lens, place)
-
-
-def is_device_array(value: Any) -> bool:
-    """Return True if the value is on a device (rather than in NumPy)."""
-    return isinstance(value, jax.Array)

@@ -130,7 +130,7 @@ def prepare_cpus(number: int) -> None:
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:
-            pass  # JAX has started: jfluid.parallel.devices makes more where they are needed
+            pass  # JAX has started: jfluid.parallel.devices creates more devices on demand
 
 
 def _gpus() -> list[jax.Device]:

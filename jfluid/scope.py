@@ -8,7 +8,7 @@ from jfluid import errors
 from jfluid.ir.counts import Counts
 from jfluid.lod_tensor import LoDTensor, SelectedRows
 
-_MOST_STEPS = 1 << 16  # programs whose runs a scope counts, of about 250 bytes
+_MOST_STEPS = 1 << 16  # number of programs with a run count in a scope, about 250 bytes each
 
 
 class ScopeVariable:
@@ -81,7 +81,7 @@ class Scope:
     def __init__(self, parent: "Scope | None" = None):
         self.parent = parent
         self.kids: list[Scope] = []
-        # incremented when a variable is dropped, so that holders of tensors look them up again
+        # incremented when a variable is dropped, which invalidates references to tensors
         self.epoch = 0
         # runs of each program so far, by fingerprint, for the keys of random operators
         self.steps = Counts(_MOST_STEPS)

@@ -248,7 +248,7 @@ class _Builder:
             self.forget(op)
             return
         read = {s: names for s in slots if (names := op.inputs.get(s, op.outputs.get(s)))}
-        # What an operator reads as an input and as the former value of an output counts once.
+        # A variable that is both an input and the former value of an output counts once.
         inner = {n for s, names in read.items() if s in op.inputs for n in names}
         wanted = {s: [self.wants(n) and (s in op.inputs or n not in inner) for n in names] for s, names in read.items()}
         known_in, known_out = schema.current().grad_slots(op)

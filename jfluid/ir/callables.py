@@ -31,7 +31,7 @@ class Number(int):
         return self
 
     def __reduce__(self) -> Any:
-        return int, (int(self),)  # another process has no such function
+        return int, (int(self),)  # functions exist in one process only
 
 
 def register(function: Callable[..., Any]) -> Number:

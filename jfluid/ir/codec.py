@@ -34,7 +34,7 @@ _FIELDS = {
     "LONGS": ("longs", True),
     "BLOCKS": ("blocks_idx", True),
 }
-# Every operator may carry these: they describe the program, not the computation.
+# Attributes of all operators that describe the program, not the computation.
 COMMON_ATTRS = {
     "op_role": "INT",
     "op_role_var": "STRINGS",
@@ -50,7 +50,7 @@ _HOLDERS = {
     VarType.LOD_TENSOR_ARRAY: "tensor_array",
     VarType.SELECTED_ROWS: "selected_rows",
 }
-# Kinds of variables whose description the IR does not model; it is kept as read.
+# Kinds of variables with descriptions that the IR does not model; the bytes are kept as read.
 _OPAQUE = (VarType.READER, VarType.TUPLE)
 
 
@@ -195,7 +195,7 @@ def reading(data: bytes) -> Iterator["ProgramFile"]:
         raise errors.FileFormatError(f"these {len(data)} bytes are no Fluid program: {e}") from e
 
 
-# What a program may take: bytes of memory for each byte of its file, and what the smallest may.
+# Memory limit of a program: bytes for each byte of its file, and the least limit.
 # Fluid's take five to eight; lists of whole numbers, up to fourteen, are let pass.
 _FACTOR, _LEAST = 10, 1 << 19
 # Bytes of memory: a block, variable, operator, slot, attribute, a name that comes for the first
@@ -223,7 +223,7 @@ class ProgramFile:
     def __init__(self, data: bytes):
         self._data = memoryview(data)
         self._left = max(_FACTOR * len(data), _LEAST)
-        self._lent = 0  # what the message being read takes
+        self._lent = 0  # cost of the message that is read
         self._texts: dict[str, str] = {}  # each name and text once: most come many times
         # as do operators' sets of attributes
         self._kinds: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}

@@ -26,13 +26,13 @@ def check(program: Any, what: str = "program") -> int:
         return 0
     named = {b: [s for op in b.ops for s in op.sub_blocks()] for b in program.blocks}
     most = _LEAST + _FACTOR * sum(len(b.ops) for b in program.blocks)
-    sizes: dict[Any, int] = {}  # operators of a block, and of the blocks that they name
+    sizes: dict[Any, int] = {}  # number of operators of a block and its nested blocks
     depths: dict[Any, int] = {}
     entered: set[Any] = set()
     waiting = list(program.blocks)
     while waiting:
         block = waiting[-1]
-        inside = named.get(block, [])  # a block of another program is none of this one's
+        inside = named.get(block, [])  # a block of a different program
         if block in sizes:
             waiting.pop()
         elif block not in entered:

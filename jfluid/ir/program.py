@@ -18,7 +18,7 @@ from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 # goes by them.)
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
 
-_RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
+_RELEASE = 1_008_005  # version in programs made here: Fluid 1.8.5
 
 
 class Program:
@@ -52,7 +52,7 @@ class Program:
         self._pipeline_opt: PipelineOptions | None = None
         # of a program that DistributeTranspiler made: how it was divided between processes
         self.division: Any = None
-        self.op_compatibility = b""  # what the file says of operators' versions, kept as read
+        self.op_compatibility = b""  # the file's versions of operators, kept as read
 
     # Structure
     def global_block(self) -> Block:

@@ -41,7 +41,7 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
         var = block.find_var_recursive(name)
         if var is None:
             raise errors.ProgramError(f"checkpoints: the program has no variable {name}")
-        if not (var.is_data or var.persistable):  # those are kept anyway
+        if not (var.is_data or var.persistable):  # fed and persistable variables are kept anyway
             warnings.warn(
                 f"checkpoints: the loss does not depend on {name}, which has no effect", RuntimeWarning, stacklevel=2
             )

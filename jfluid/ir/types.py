@@ -54,7 +54,7 @@ _NUMPY: dict[VarType, np.dtype[Any]] = {
     VarType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 HELD = frozenset(_NUMPY)  # kinds of elements
-ELEMENTS = tuple(_NUMPY.values())  # what tensors hold
+ELEMENTS = tuple(_NUMPY.values())  # element types of tensors
 _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 
 

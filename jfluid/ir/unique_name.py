@@ -39,7 +39,7 @@ class Replaced(NamedTuple):
     para_name_checker: Any
 
 
-# parameters of imperative mode that are alive, by name: those of one generator differ in their names
+# live parameters of imperative mode by name; a generator's names are unique
 _parameters: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 

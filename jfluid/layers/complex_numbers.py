@@ -64,7 +64,7 @@ def _sum(name: str, x: Operand, y: Operand, part: Callable[[Variable, Variable],
     """Apply `part`, a sum or a difference, to both parts of two operands."""
     complex_variable_exists([x, y], name)
     (a, b), (c, d) = _parts(x), _parts(y)
-    # zeros for what is missing: the operands may be broadcast against each other
+    # zeros for a missing part: the operands may be broadcast against each other
     b = creation.zeros_like(a) if b is None else b
     d = creation.zeros_like(c) if d is None else d
     return ComplexVariable(part(a, c), part(b, d))

@@ -180,7 +180,7 @@ def _to_outside(value: Any) -> Any:
     if not isinstance(value, Variable):
         raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
     outside = default_main_program().current_block().parent
-    assert outside is not None  # a branch's block is inside another
+    assert outside is not None  # a branch's block is nested
     out = outside.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type)
     return assign(value, out)
 

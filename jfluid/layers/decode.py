@@ -86,7 +86,7 @@ class BeamSearchDecoder(Decoder):
         times = emit("expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)})
         if -1 not in x.shape[1:]:
             return emit("reshape2", {"X": times}, {"shape": [-1, *x.shape[1:]]})
-        # A shape holds one -1: with the batch and the beams last, the others are copied (0).
+        # A shape has at most one -1: with batch and beams last, all other dimensions are copied (0).
         rest = len(x.shape) - 1
         last = emit("transpose2", {"X": times}, {"axis": [*range(2, rest + 2), 0, 1]})
         last = emit("reshape2", {"X": last}, {"shape": [0] * rest + [-1]})

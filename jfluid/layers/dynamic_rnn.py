@@ -69,7 +69,7 @@ class DynamicRNN:
 
     def _parent(self) -> Block:
         block = self.helper.main_program.current_block().parent
-        assert block is not None  # the step's block is inside another
+        assert block is not None  # the step's block is nested
         return block
 
     def _outside(self, name: str, dtype: Any, type: VarType = VarType.LOD_TENSOR) -> Variable:

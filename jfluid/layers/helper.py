@@ -235,7 +235,7 @@ class LayerHelper:
         if isinstance(attr, WeightNormParamAttr):
             return create_weight_normalized(self, attr, shape, dtype)
         kwargs = {"shape": shape, "dtype": dtype, "type": type}
-        eager = self.main_program.eager  # then there is one program, whose parameters have values
+        eager = self.main_program.eager  # eager mode has one program, and parameters with values
         if not eager:
             self.startup_program.global_block().create_parameter(**kwargs, **attr._to_kwargs(with_initializer=True))
         param = self.main_program.global_block().create_parameter(**kwargs, **attr._to_kwargs(with_initializer=eager))

@@ -63,7 +63,7 @@ class IfElse:
 
     def _parent(self) -> Any:
         block = self.helper.main_program.current_block().parent
-        assert block is not None  # a branch's block is inside another
+        assert block is not None  # a branch's block is nested
         return block
 
     def true_block(self) -> "_Branch":

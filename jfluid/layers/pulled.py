@@ -17,7 +17,7 @@ from jfluid.layers.helper import check_variable
 from jfluid.param_attr import ParamAttr
 
 Ids = Variable | Sequence[Variable]
-_ROWS = 2**63 - 1  # as many as ids can tell apart in a shape
+_ROWS = 2**63 - 1  # the number of distinct ids
 _RANGE = 1e-4  # rows begin between minus and plus this, as PSLib's
 
 

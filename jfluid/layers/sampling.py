@@ -106,7 +106,7 @@ def class_distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> d
         shares[high] -= 1 - shares[low]
         if shares[high] != 1:
             (small if shares[high] < 1 else large).append(high)
-    shares[alias < 0] = 1  # what rounding left over
+    shares[alias < 0] = 1  # remainders of rounding
     found: dict[str, Variable | None] = {}
     for slot, values in (
         ("CustomDistProbs", probabilities.astype(np.float32)),

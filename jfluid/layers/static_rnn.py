@@ -141,7 +141,7 @@ class StaticRNN:
 
     def _parent(self) -> Any:
         block = self.helper.main_program.current_block().parent
-        assert block is not None  # the step's block is inside another
+        assert block is not None  # the step's block is nested
         return block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -93,7 +93,7 @@ def lod_tensor_to_array(x: Value, table: Value) -> Value:
     dense = permute(x.pad(time_major=True), table.order, table.ranks, 1)
     times = jnp.arange(dense.shape[0], dtype=jnp.int32)
     real = times[:, None] < table.lengths
-    # what stands where a sequence has ended: as finite as the data
+    # values after the end of a sequence: finite if the data is
     spare = jax.lax.stop_gradient(x.values[0])
     dense = jnp.where(real.reshape(real.shape + (1,) * (dense.ndim - 2)), dense, spare)
     return TensorArray(

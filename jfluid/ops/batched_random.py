@@ -19,7 +19,7 @@ from jax.extend.random import threefry2x32_p
 
 from jfluid.ir.types import VarType
 
-MOST = 1 << 22  # numbers at once: they take some twenty bytes each meanwhile
+MOST = 1 << 22  # numbers per batch, which take about twenty temporary bytes each
 # Fewer numbers than _LARGE are drawn at once, by all threads: in half the time, and several times the memory.
 _PART, _LARGE, _LARGE_PART = 1 << 18, 1 << 25, 1 << 20
 _ROOT = np.float32(math.sqrt(2))
@@ -73,11 +73,11 @@ def standard(kinds: Sequence[str], keys: jax.Array, sizes: Sequence[int]) -> lis
     # Which key is whose is looked up: XLA would compile a piece of the program for each operator.
     def draw(places: jax.Array) -> jax.Array:
         of = jnp.searchsorted(jnp.asarray(ends, np.uint32), places, side="right")
-        of = jnp.minimum(of, len(sizes) - 1)  # what fills the last part
+        of = jnp.minimum(of, len(sizes) - 1)  # padding of the last part
         drawn = bits(keys[of], places - jnp.asarray(ends - sizes, np.uint32)[of])
         return shaped(drawn) if len(groups) == 1 else drawn
 
-    # Their places fill all parts: XLA would pad them one by one, itself.
+    # Indices fill all parts: XLA would pad each one separately.
     parts = _parts(total)
     numbers, at = _in_parts(draw, jax.lax.iota(np.uint32, -(-total // parts) * parts)), 0
     found = []

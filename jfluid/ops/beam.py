@@ -157,7 +157,7 @@ def _sentences(
             at = list(range(rows[first], rows[last]))
             found = [([], []) for _ in at]
         for (sentence, history), row in zip(found, at):
-            # an ended beam goes on with ends; one of them is enough
+            # an ended beam continues with end tokens; one is enough
             if words[row] != end_id or not sentence:
                 sentence.append(int(words[row]))
                 history.append(float(values[row]))

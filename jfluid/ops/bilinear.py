@@ -21,7 +21,7 @@ def between_pixels(images: Array, image: Array, y: Array, x: Array) -> Array:
     number, height, width, channels = images.shape
     rows = images.reshape(number * height * width, channels)
     top, left = jnp.floor(y), jnp.floor(x)
-    # What is far outside, or no number, must fit integers.
+    # Positions far outside, and NaN, are clipped to the range of integers.
     whole_top, whole_left = (
         jnp.nan_to_num(jnp.clip(v, -2, n + 1), nan=-2).astype(jnp.int32) for v, n in ((top, height), (left, width))
     )

@@ -52,7 +52,7 @@ def _convolve(
     _check(op_type, x, w, w.shape[1] * groups, groups, data_format)
     if w.shape[0] % groups:
         raise errors.ShapeError(f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups")
-    if w.dtype == jnp.int8:  # of a quantized model, whose images are integers in floats
+    if w.dtype == jnp.int8:  # of a quantized model, with images of integers stored as floats
         w = w.astype(x.dtype)
     axes = windows.spatial_axes(x.ndim, data_format)
     windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)

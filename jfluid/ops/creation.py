@@ -16,7 +16,7 @@ from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of
 
-SMALL = 64  # a constant of at most so many elements stays a known value
+SMALL = 64  # a constant with at most this number of elements stays static
 
 
 def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfluid.ops.collective import AXIS, in_group, total
 from jfluid.ops.registry import Float, Floats, op
 
-# The attribute `regular_type`: what is added to a gradient, beside none.
+# The attribute `regular_type`: the penalty that is added to a gradient; 0 is none.
 _L1, _L2 = 1, 2
 
 

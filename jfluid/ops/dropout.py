@@ -72,7 +72,7 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
     return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
 
 
-# Its own gradient, from the mask: a derived one would have to draw the same numbers again.
+# The gradient is computed from the mask: a derived gradient would draw the same numbers again.
 @op("dropout_grad", ins=("Mask", "Out@GRAD"), outs=("X@GRAD",), grad=False, rows="map")
 def dropout_grad(
     mask: Array,

@@ -19,7 +19,7 @@ from jfluid.ops.recurrent_loops import ACTIVATIONS
 from jfluid.ops.registry import Bool, Float, Int, Strings, op
 from jfluid.ops.sequence import sequence_conv, sequence_pool
 
-_PADDING = 4  # rows and columns that Fluid adds to weights whose width is a multiple of 128
+_PADDING = 4  # padding rows and columns that Fluid adds to weights with a width that is a multiple of 128
 
 
 def _activation(op_type: str, name: str) -> Callable[[Array], Array]:

@@ -357,7 +357,7 @@ def proximal_adagrad(
     return _proximal(param - rate * grad / jnp.sqrt(moment), rate, l1, l2), moment
 
 
-# After so many additions a partial sum is closed, so that small numbers are not lost in a big one.
+# Number of additions per partial sum, so that small numbers are not lost in a large sum.
 _MAX_ACCUMULATES = 16384
 _SUMS = {
     f"out_{n}": f"in_{n}" for n in ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")

@@ -91,7 +91,7 @@ def _spread(place: Array, grad: Array, axes: Sequence[int], kernel: Sequence[int
     """
     sizes = list(grad.shape)
     for axis, size in reversed(list(zip(axes, kernel))):
-        sizes.insert(axis + 1, size)  # what is inside a window, behind the windows
+        sizes.insert(axis + 1, size)  # the elements of a window come after the windows
     inside = [axis + i + 1 for i, axis in enumerate(axes)]
     windows_at = [d for d in range(len(sizes)) if d not in inside]
     number = np.arange(math.prod(kernel), dtype=np.uint8).reshape(kernel)

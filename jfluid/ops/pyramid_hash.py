@@ -30,7 +30,7 @@ class NGrams:
 
     def __init__(self, x: Ragged, longest: int):
         self.level, self.capacity = x.last, x.capacity
-        words = x.values.reshape(-1).astype(jnp.float32)  # what Fluid hashes
+        words = x.values.reshape(-1).astype(jnp.float32)  # the bytes that Fluid hashes
         sequence, position, real = positions(x.last, x.capacity)
         row = jnp.arange(x.capacity, dtype=jnp.int32)
         self.words = [
@@ -186,7 +186,7 @@ def _plain(x: Ragged, values: Array, times: int) -> Any:
     return values if x.exact else Ragged(values, (), x.count() * times).refilled()
 
 
-# Its own gradient: Fluid's trains the table itself, by plain gradient descent.
+# Fluid's gradient operator trains the table itself, by plain gradient descent.
 @op(
     "pyramid_hash_grad",
     ins=("X", "W", "DropPos", "X_Temp_Out?", "Out@GRAD"),

@@ -138,7 +138,7 @@ def _lstm_backward(
     h_before, c_before = (_before(v, s, steps, backwards) for v, s in ((hidden, h0), (cells, c0)))
     a, i, f, o = jnp.split(gates, 4, axis=2)
     out = ACTIVATIONS[acts[1]](cells)
-    # What the gradients of a step's h' and c' are multiplied with, for all steps at once.
+    # Factors of the gradients of each step's h' and c', computed for all steps at once.
     to_a, to_i, to_f, to_o = (i * slope_candidate(a), a * slope_gate(i), c_before * slope_gate(f), out * slope_gate(o))
     through = jnp.where(mask, o * slope_cell(out) + to_o * by_output, 0)
     to_gates = jnp.where(mask, jnp.concatenate([to_a, to_i, to_f, to_o], axis=2), 0)
@@ -236,7 +236,7 @@ def _gru_backward(
     before = _before(hidden, h0, steps, backwards)
     u, r, c = jnp.split(saved, 3, axis=2)
     kept_part, new_part = (u, 1 - u) if origin else (1 - u, u)
-    # What the gradient of a step's h' is multiplied with, for all steps at once.
+    # Factors of the gradient of each step's h', computed for all steps at once.
     to_u, to_r = (before - c if origin else c - before) * slope_gate(u), before * slope_gate(r)
     factors = jnp.where(mask, jnp.concatenate([to_u, to_r, new_part * slope_candidate(c)], axis=2), 0)
     straight = jnp.where(mask, kept_part, 1)

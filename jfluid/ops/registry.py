@@ -23,7 +23,7 @@ from jfluid.ir.schema import MOST_GRADIENTS
 from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
 from jfluid.ops.gradients import gradient
 
-# Attribute types that a default value cannot tell: what a tuple holds, and 64-bit integers.
+# Attribute types that a default value does not show: elements of tuples, and 64-bit integers.
 Int = Annotated[int, "INT"]
 Long = Annotated[int, "LONG"]
 Float = Annotated[float, "FLOAT"]
@@ -38,7 +38,7 @@ Block = Annotated[Any, "BLOCK"]
 Blocks = Annotated[tuple[Any, ...], "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
-_BUILT_IN: dict[str, OpDef] = {}  # those of this package
+_BUILT_IN: dict[str, OpDef] = {}  # built-in operators
 # Made while a script runs: they stand in no program that is saved. They go with the last that holds them.
 _LOCAL: WeakValueDictionary[str, OpDef] = WeakValueDictionary()
 P = ParamSpec("P")

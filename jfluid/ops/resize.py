@@ -186,7 +186,7 @@ def _interpolate(
     current = [x.shape[a] for a in axes]
     sizes = (out_d, out_h, out_w)[-len(axes) :]
     wanted = _sizes(interp_method, current, sizes, out_size, each_size, scale_tensor, scale)
-    if static_values.inference() is not None:  # shapes alone, of which some are placeholders
+    if static_values.inference() is not None:  # only shapes, partly placeholders
         shape = dict(enumerate(x.shape)) | dict(zip(axes, wanted))
         return jnp.zeros(tuple(shape.values()), x.dtype)
     kind = x.dtype

@@ -259,7 +259,7 @@ def sequence_unpad(x: Value, length: Value) -> Value:
         lengths, count = jnp.where(length.mask(), lengths, 0), length.count()
     number = lengths.shape[0]
     if isinstance(x, Ragged) and not x.exact and x.capacity > number:
-        rows = rows[:number]  # what follows is padding
+        rows = rows[:number]  # later rows are padding
     if rows.shape[0] != number and not static_values.placeholder():
         raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths")
     dense = rows if rows.ndim > 2 else rows[..., None]

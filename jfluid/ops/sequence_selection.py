@@ -149,7 +149,7 @@ def steps_of(x: Ragged, table: RankTable) -> TensorArray:
     back = time_of * room + offsets[time_of, rank_of] + place
     dense = moved(x.values, jnp.where(real, source, 0).reshape(-1), back, is_row)
     dense = dense.reshape(top.longest, room, *x.values.shape[1:])
-    # what stands where a step has no row: as finite as the data
+    # values of steps without a row: finite if the data is
     spare = jax.lax.stop_gradient(x.values[0])
     dense = jnp.where(real.reshape(real.shape + (1,) * (x.ndim - 1)), dense, spare)
     level = Level(offsets, inner.longest, count=jnp.sum(active, axis=1, dtype=jnp.int32))

@@ -287,7 +287,7 @@ def stack(xs: list[Array], *, axis: int = 0) -> Array:
 
 
 def _unstack(x: Array, axis: int) -> list[Any]:
-    if is_unknown(x.shape[axis]):  # as many slices as anyone names
+    if is_unknown(x.shape[axis]):  # no program names more outputs
         return [jnp.zeros(np.delete(x.shape, axis), x.dtype)] * x.shape[axis]
     return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
 

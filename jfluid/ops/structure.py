@@ -11,7 +11,7 @@ declare(
     ins=("Cond*?", "Input*"),
     outs=("Out*", "Scope?"),
     grad=True,
-    carries=("Out",),  # what the block does not write keeps its value, and the gradient of it
+    carries=("Out",),  # variables that the block does not write keep their values and gradients
     attrs={
         "sub_block": ("BLOCK", REQUIRED),
         "is_scalar_condition": ("BOOLEAN", False),

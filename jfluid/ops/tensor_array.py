@@ -81,7 +81,7 @@ class TensorArray:
             at = int(np.asarray(index).reshape(()))
             items = self.items + (None,) * (at + 1 - len(self.items))
             return TensorArray(items[:at] + (value,) + items[at + 1 :])
-        # the first look at a loop's body: what an element is like
+        # first trace of a loop's body, which finds the shape of an element
         if self.buffer is None and not self.items:
             return TensorArray(buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1))
         stacked = self.stacked(self.capacity + (not self.fixed))

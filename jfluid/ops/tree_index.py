@@ -42,7 +42,7 @@ def tdm_child(x: Array, tree: Array, *, child_nums: int, dtype: int = 2) -> tupl
 
 
 _ROUNDS = 8
-_SMALL = 64  # layers of up to so many nodes are shuffled whole
+_SMALL = 64  # layers of up to this number of nodes are shuffled whole
 
 
 def _hashed(key: Array, value: Array, limit: Array) -> Array:

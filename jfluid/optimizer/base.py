@@ -214,7 +214,7 @@ class Optimizer(DygraphMode):
         self._finish_update(block, params_grads)
         return block.ops[start:]
 
-    # What subclasses say
+    # Hooks of subclasses
     def _attributes(self, param: Parameter) -> dict[str, Any]:
         """Return the attributes of the operator that updates `param`."""
         return {}

@@ -14,8 +14,8 @@ from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
 from jfluid.optimizer.dygraph_mode import refuse_eagerly
 from jfluid.regularizer import L1DecayRegularizer, L2DecayRegularizer, WeightDecayRegularizer, append_regularization_ops
 
-_LEAST = 16384  # elements of a parameter whose gradients are compressed
-# Fluid's names of what all compressed gradients share, and the ends of those of each.
+_LEAST = 16384  # least number of elements of a parameter with compressed gradients
+# Fluid's names of variables that all compressed gradients share, and suffixes of each gradient's variables.
 _STEP, _BEGIN, _RANKS = "__g_dgc_counter__", "__g_rampup_begin_step__", "__g_nranks__"
 _COUNT, _ENCODED, _GATHERED = "__dgc_k__", "__dgc_encoded__", "__dgc_gather__"
 
@@ -166,7 +166,7 @@ class DGCMomentumOptimizer(Optimizer):
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
         param, grad = param_and_grad
-        assert grad is not None  # those without are left out before
+        assert grad is not None  # parameters without a gradient are left out before
         velocity = self._get_accumulator(self._u_velocity_acc_str, param)
         ins: dict[str, Any] = {
             "Param": param,

@@ -9,7 +9,7 @@ from jfluid import errors
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Parameter, Variable
 
-# Names in a state, beside those of accumulators, and what files add to it.
+# Names in a state dict beside accumulators.
 _SCHEDULE, _STEPS = "LR_Scheduler", "global_step"
 
 

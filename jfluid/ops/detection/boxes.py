@@ -70,7 +70,7 @@ def from_centres(x: Array, y: Array, width: Array, height: Array, normalized: bo
 
 def encode(boxes: Array, priors: Array, normalized: bool) -> Array:
     """Encode boxes [..., 4] relative to priors, the inverse of `decode`."""
-    # Fluid takes the middle of the sides for the centre of what it encodes, in pixels too.
+    # For encoding, Fluid takes the mean of the sides as the centre, for boxes in pixels too.
     x, y = (boxes[..., 0] + boxes[..., 2]) / 2, (boxes[..., 1] + boxes[..., 3]) / 2
     _, _, width, height = centres(boxes, normalized)
     prior_x, prior_y, prior_w, prior_h = centres(priors, normalized)

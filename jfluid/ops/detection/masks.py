@@ -25,7 +25,7 @@ from jfluid.ops.ragged import Ragged, Value, need, positions, rows_of, segments
 from jfluid.ops.registry import Int, op
 
 _FINER = 5
-_IGNORED = -1  # what the loss leaves out
+_IGNORED = -1  # label that the loss ignores
 
 
 @op(

@@ -15,7 +15,7 @@ from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, resized, r
 from jfluid.ops.registry import op
 
 LEAST_DISTANCE = 1e-6
-# Fluid matches so many rows by another loop, which takes every distance above 0.
+# From this number of rows on, Fluid uses a second loop, which takes every distance above 0.
 MANY_ROWS = 130
 
 

@@ -12,7 +12,7 @@ from jfluid.ops.detection.suppress import best, chosen, decays, greedy, in_seque
 from jfluid.ops.ragged import Ragged, Value, need, rows_of
 from jfluid.ops.registry import Float, Int, op
 
-# Most often few boxes of a class have a score that counts: up to so many are sorted apart.
+# Usually few boxes of a class pass the threshold: up to this number they are sorted separately.
 _FEW = 256
 
 

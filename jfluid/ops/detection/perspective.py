@@ -9,7 +9,7 @@ from jfluid.ops.detection.rois import by_channel, images_of, of_boxes
 from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.registry import op
 
-_NEAR = 1e-4  # what counts as equal when a point is held against the sides of a quadrangle
+_NEAR = 1e-4  # tolerance for points on the sides of a quadrangle
 
 
 def _matrix(x: Array, y: Array, height: int, width: int) -> Array:

@@ -41,7 +41,7 @@ def _weighted(x: Array, down: Array, across: Array, image: Array, learn_boxes: b
 
     def add(step: Any, total: Array) -> Array:
         index, weight, _ = visit(step)
-        weight = weight[..., None]  # what has none may be no number
+        weight = weight[..., None]  # pixels without a weight may be NaN
         return total + jnp.where(weight != 0, pixels[index] * weight, 0)
 
     shape = (*down.shape[:2], across.shape[1], x.shape[-1])
