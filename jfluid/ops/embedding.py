@@ -264,7 +264,7 @@ def last_one(type_: str, ids: Array) -> Array:
     if ids.ndim == 0 or ids.shape[-1] != 1:
         raise errors.ShapeError(
             f"{type_}: expected ids of shape [..., 1], found {list(ids.shape)}; "
-            f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids without it"
+            f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids of any shape"
         )
     return ids[..., 0]
 

@@ -248,9 +248,20 @@ def _register_pool(op_type: str, dimensions: int, layout: str) -> Callable[..., 
         data_format: str = layout,
         padding_algorithm: str = "EXPLICIT",
     ) -> Array:
-        shape = (ksize, global_pooling, strides, paddings)
-        rules = (exclusive, adaptive, ceil_mode, data_format, padding_algorithm)
-        return _pool(op_type, x, pooling_type, *shape, *rules)
+        return _pool(
+            op_type,
+            x,
+            pooling_type,
+            ksize,
+            global_pooling,
+            strides,
+            paddings,
+            exclusive,
+            adaptive,
+            ceil_mode,
+            data_format,
+            padding_algorithm,
+        )
 
     return op(op_type, ins=("X",), outs=("Out",), examples=("X",))(pool)
 

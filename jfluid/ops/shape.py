@@ -287,7 +287,7 @@ def stack(xs: list[Array], *, axis: int = 0) -> Array:
 
 
 def _unstack(x: Array, axis: int) -> list[Any]:
-    if is_unknown(x.shape[axis]):  # no program names more outputs
+    if is_unknown(x.shape[axis]):  # only during inference
         return [jnp.zeros(np.delete(x.shape, axis), x.dtype)] * x.shape[axis]
     return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
 

@@ -136,7 +136,7 @@ def test_arguments_of_optimizers(guard):
     for wrong in (layer, layer.weight, 3, "weight"):
         with pytest.raises(TypeError, match="parameter_list: expected a list of parameters"):
             fluid.optimizer.SGD(0.1, parameter_list=wrong)
-    with pytest.raises(TypeError, match="regularization: expected one of .*, found float"):
+    with pytest.raises(TypeError, match="regularization: expected a regularizer of .*, found float"):
         fluid.optimizer.SGD(0.1, parameter_list=layer.parameters(), regularization=0.1)
     loss = fluid.layers.reduce_sum(layer.weight)
     with pytest.raises(errors.DygraphError, match=r"in dygraph mode call loss\.backward\(\)"):

@@ -212,7 +212,7 @@ def test_the_deepest_blocks():
     main, out = nested(nesting.MOST_DEPTH)
     feed = {"x": np.ones((2, 4), np.float32)}
     assert fluid.Executor(fluid.CPUPlace()).run(main, feed, [out])[0] == 8
-    with pytest.raises(errors.ProgramError, match="more than 64 others: nest fewer"):
+    with pytest.raises(errors.ProgramError, match="more than 64 blocks: nest fewer"):
         nested(nesting.MOST_DEPTH + 1)
 
 

@@ -64,9 +64,9 @@ def test_an_id_outside_the_table_gives_nan_and_no_gradient():
 
 def test_look_ups_refuse_wrong_ids_and_distributed_tables():
     for op_type, ids, attrs, message in (
-        ("lookup_table", IDS, {}, "last dimension is 1, found shape"),
+        ("lookup_table", IDS, {}, "expected ids of shape"),
         ("lookup_table_v2", TABLE, {}, "expected ids of an integer type, found float32"),
-        ("one_hot", IDS, {"depth": 3}, "last dimension is 1"),
+        ("one_hot", IDS, {"depth": 3}, "expected ids of shape"),
         ("one_hot_v2", TABLE, {"depth": 3}, "integer type"),
         ("one_hot_v2", IDS, {"depth": 0}, "depth: expected a positive number, found 0"),
     ):

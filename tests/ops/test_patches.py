@@ -121,7 +121,7 @@ def test_layers():
 def test_what_does_not_fit():
     with fluid.program_guard(fluid.Program()):
         x, line = fluid.data("x", [2, 2, 5, 4]), fluid.data("line", [2, 5])
-        with pytest.raises(errors.ShapeError, match="does not fit"):
+        with pytest.raises(errors.ShapeError, match="is larger than an input"):
             layers.unfold(x, 6)
         with pytest.raises(errors.ShapeError, match=r"x is \[N, C, H, W\]"):
             layers.unfold(line, 2)

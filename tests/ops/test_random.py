@@ -158,5 +158,5 @@ def test_random_crop():
     np.testing.assert_array_equal(out, x[:, :1] + first[:, None] + np.arange(4))
     assert first.min() >= 0 and first.max() <= 6 and len(set(first)) > 2
     assert not np.array_equal(out, again)
-    with pytest.raises(errors.ShapeError, match="does not fit"):
+    with pytest.raises(errors.ShapeError, match="is larger than shape"):
         registry.get("random_crop").fn(x, np.array([7]), shape=(11,))

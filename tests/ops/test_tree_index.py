@@ -120,7 +120,7 @@ def test_draws_are_even_and_a_seed_repeats_them(size):
     ("attrs", "message"),
     [
         ({"neg_samples_num_list": [1, 3]}, "layer 1 has 3 nodes, so at most 2 negative samples"),
-        ({"neg_samples_num_list": [1]}, "as many layers in neg_samples_num_list"),
+        ({"neg_samples_num_list": [1]}, "the same number of layers in neg_samples_num_list"),
         ({"layer_offset_lod": [0, 2, 9]}, "Layer has 5 nodes, layer_offset_lod ends at 9"),
     ],
 )
