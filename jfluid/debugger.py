@@ -175,7 +175,7 @@ def run_fast_nan_inf_debug(
         return_numpy: see `Executor.run`.
         use_program_cache: see `Executor.run`.
         dump_core: no effect: a bad value raises OpError, which names the operator and the line that made it, and
-            the process continues. The others are those of `Executor.run`.
+            the process continues. For the other arguments see `Executor.run`.
     """
     flag = "FLAGS_check_nan_inf"
     before = get_flags(flag)

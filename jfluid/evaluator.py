@@ -21,7 +21,7 @@ class _Evaluator:
     """States of the program with totals over batches.
 
     Attributes:
-        states: the Variables of what was counted since the last `reset`.
+        states: the Variables of totals since the last `reset`.
         metrics: the Variables of the batch, to be fetched.
     """
 

@@ -229,7 +229,7 @@ def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operat
 class BilinearInitializer(Initializer):
     """Initializer of transposed convolutions' filters [out, in, size, size]: bilinear upsampling.
 
-    The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
+    The numbers equal Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
     rows are not quite the ones of plain bilinear interpolation.
 
     Raises ShapeError for another rank or a filter that is not square.

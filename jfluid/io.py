@@ -144,7 +144,7 @@ def save_inference_model(
 ) -> list[str]:
     """Save the part of a program that computes the targets from the feeds, and its parameters.
 
-    Arguments, value and errors are those of `jfluid.files.inference_model.save_inference_model`.
+    For arguments, result and errors see `jfluid.files.inference_model.save_inference_model`.
     For a trainer's program (see DistributeTranspiler) this is
     `jfluid.distributed.checkpoint.save_inference_model`, which gets from the servers what they
     hold; then it raises UnsupportedError where filenames are given.

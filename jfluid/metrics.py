@@ -50,7 +50,7 @@ def _zero(value: Any) -> Any:
 class MetricBase:
     """Base class of metrics.
 
-    Attributes whose names do not begin with an underscore are the metric's state.
+    Attributes without a leading underscore are the metric's state.
 
     Args:
         name: is shown by `str`; the class's name when None.
@@ -134,7 +134,7 @@ class Precision(MetricBase):
         """Count a batch.
 
         Args:
-            preds: scores [rows, 1] or [rows]; those above 0.5 are positive.
+            preds: scores [rows, 1] or [rows]; scores above 0.5 are positive.
             labels: 0 or 1, of the same number of rows.
         """
         predicted, actual = _binary(preds, labels, "Precision.update")
@@ -158,7 +158,7 @@ class Recall(MetricBase):
         """Count a batch.
 
         Args:
-            preds: scores [rows, 1] or [rows]; those above 0.5 are positive.
+            preds: scores [rows, 1] or [rows]; scores above 0.5 are positive.
             labels: 0 or 1, of the same number of rows.
         """
         predicted, actual = _binary(preds, labels, "Recall.update")

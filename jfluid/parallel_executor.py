@@ -17,10 +17,10 @@ class ParallelExecutor:
     """Executor of one program in replicas, like `CompiledProgram.with_data_parallel`.
 
     Args:
-        use_cuda: use all GPUs; otherwise as many CPU devices as the variable CPU_NUM says.
+        use_cuda: use all GPUs; otherwise CPU_NUM CPU devices.
         loss_name: the loss of a program that trains.
         main_program: the default main program when None.
-        share_vars_from: a ParallelExecutor whose scope, and so whose variables, this one uses.
+        share_vars_from: a ParallelExecutor to share the scope, and so the variables, with.
         exec_strategy, build_strategy: settings.
         num_trainers, trainer_id: how many processes train together, and the number of this one.
         scope: where parameters live; the global scope when None.
@@ -75,7 +75,7 @@ class ParallelExecutor:
     ) -> list[Any]:
         """Run the program once.
 
-        `feed_dict` is the older name of `feed`. The others are those of `Executor.run`.
+        `feed_dict` is the older name of `feed`. For the other arguments see `Executor.run`.
         """
         if feed is not None and feed_dict is not None:
             raise errors.FeedError("feed and feed_dict are two names of one argument: give one")

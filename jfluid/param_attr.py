@@ -16,7 +16,7 @@ class ParamAttr:
             parameter share it.
         initializer: of its values; the layer's own choice when None.
         learning_rate: a factor of the optimizer's learning rate.
-        regularizer: its own weight decay, instead of the optimizer's.
+        regularizer: weight decay of this parameter, instead of the optimizer's.
         trainable: True if it is trained.
         do_model_average: True if `ModelAverage` averages it.
         entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the

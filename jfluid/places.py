@@ -15,7 +15,7 @@ class Place:
     def set_place(self, place: "Place") -> None:
         """Become this place.
 
-        Raises PlaceError for what is no place, and on a CPUPlace, CUDAPlace or CUDAPinnedPlace, which do not
+        Raises PlaceError for a value that is no place, and on a CPUPlace, CUDAPlace or CUDAPinnedPlace, which do not
         change.
         """
         if type(self) is not Place or not isinstance(place, Place):
@@ -111,7 +111,7 @@ class CUDAPinnedPlace(Place):
 def place_to_run(place: Place | None) -> Place:
     """Return the place of a run: `place`, or for None the first GPU that JAX sees, else the CPU.
 
-    Raises PlaceError for what is no place, and for a GPU that JAX does not see.
+    Raises PlaceError for a value that is no place, and for a GPU that JAX does not see.
     """
     if place is None:
         place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()

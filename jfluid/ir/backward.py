@@ -32,7 +32,7 @@ def append_backward(
         no_grad_set: variables (or their names) that gradients do not flow through.
         callbacks: called as `callback(block=..., context={gradient name: variable name})` after
             each gradient operator.
-        checkpoints: variables to keep; what lies between two of them is computed again in the
+        checkpoints: variables to keep; values between two checkpoints are recomputed in the
             backward pass.
 
     Returns:
@@ -94,7 +94,7 @@ def gradients(
     Args:
         targets: variables to differentiate; several are summed.
         inputs: variables to differentiate with respect to.
-        target_gradients: for each target the gradient of what follows it; ones when None.
+        target_gradients: for each target its output gradient; ones when None.
         no_grad_set: variables (or their names) that gradients do not flow through.
 
     Returns:

@@ -185,7 +185,7 @@ class Block:
     ) -> Operator:
         """Put an operator before the one at `index`.
 
-        The other arguments, and the errors, are those of `append_op`.
+        For the other arguments and errors see `append_op`.
         """
         op = Operator(self, type, inputs, outputs, attrs)
         self.program._stamp(op)

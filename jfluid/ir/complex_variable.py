@@ -17,7 +17,7 @@ class ComplexVariable:
     Args:
         real, imag: its parts, of one shape and dtype.
 
-    Raises TypeError for what is no Variable, ShapeError where the parts differ.
+    Raises TypeError for a part that is no Variable, ShapeError for parts that differ.
     """
 
     def __init__(self, real: Variable, imag: Variable):

@@ -26,7 +26,7 @@ class Program:
 
     Attributes:
         eager: True if its operators run as they are appended, as in dygraph mode.
-        turned: True if it is what a function of dygraph mode is made into.
+        turned: True if it is the result of converting a function of dygraph mode.
         records: True if gradients can flow through operators that are appended: in dygraph mode not
             within `no_grad`, nor after `Layer.eval`.
     """
@@ -477,7 +477,7 @@ def switch_startup_program(program: Program) -> Program:
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Return a context with the given programs as defaults.
 
-    Raises TypeError when one of them is not a Program.
+    Raises TypeError for an argument that is not a Program.
     """
     for name, program in (("main_program", main_program), ("startup_program", startup_program)):
         if not isinstance(program, Program) and not (program is None and name == "startup_program"):

@@ -83,11 +83,11 @@ def check_allowed(
     """Return names of operators that a caller allows to act.
 
     Args:
-        names: what the caller gives.
+        names: the argument of the caller.
         reach_of: how the operators of a type act.
         acting: returns all operators that act, for the text of an error.
 
-    Raises TypeError for what is no list of names, ProgramError for a name of no such operator.
+    Raises TypeError unless it is a list of names, ProgramError for a name of an operator without side effects.
     """
     if isinstance(names, (str, bytes)):
         raise TypeError(f"allow: expected names of operators, such as ({names!r},), found a text")

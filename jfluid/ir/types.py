@@ -1,6 +1,6 @@
 """Fluid's types of variables and their NumPy dtypes.
 
-The numbers are those of Fluid's `VarType.Type`, and are written to saved programs.
+The numbers equal Fluid's `VarType.Type`, and are written to saved programs.
 """
 
 import enum

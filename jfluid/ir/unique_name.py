@@ -52,7 +52,7 @@ def switch(new_generator: UniqueNameGenerator | Replaced | None = None, new_para
     """Set the current generator to `new_generator` (a new generator if None).
 
     Args:
-        new_generator: a generator, or what `switch` returned.
+        new_generator: a generator, or the result of `switch`.
         new_para_name_checker: the parameters of imperative mode whose names are taken, as `switch`
             returned them; none if None.
 

@@ -59,7 +59,7 @@ def data_norm(
         moving_mean_name: no effect.
         moving_variance_name: no effect.
         do_model_average_for_mean_and_var: no effect.
-        slot_dim: the number of columns of a slot, the first of which is a count: a slot whose count is zero stays
+        slot_dim: the number of columns of a slot, the first of which is a count: a slot with count zero stays
             zero. -1 stands for no slots.
         sync_stats: no effect on any device, as in Fluid on the CPU: the summaries are parameters with the batch's
             counts and sums as gradients, and the optimizer alone changes them. Fluid's GPU build also updates

@@ -90,7 +90,7 @@ def elementwise_add(x: Operand, y: Operand, axis: int = -1, name: str | None = N
     Args:
         x: a ComplexVariable or a Variable.
         y: see `x`.
-        axis: the dimension of `x` at which those of `y` begin; -1 aligns the last ones.
+        axis: the dimension of `x` at which the dimensions of `y` begin; -1 aligns the last dimensions.
         name: see `jfluid.layers`.
 
     Raises TypeError if both are real.

@@ -49,7 +49,7 @@ class While:
         cond: a boolean Variable of one element.
         is_test: stays in the program without effect.
 
-    Raises TypeError when `cond` is something else, ProgramError when the block does not write it.
+    Raises TypeError for another `cond`, ProgramError when the block does not write it.
     """
 
     BEFORE_WHILE_BLOCK, IN_WHILE_BLOCK, AFTER_WHILE_BLOCK = range(3)
@@ -133,7 +133,7 @@ def while_loop(
 
     Args:
         cond: a function of the loop variables that returns a boolean Variable of one element.
-        body: a function of the loop variables that returns as many, of the same structure, shapes and dtypes.
+        body: a function of the loop variables that returns variables of the same structure, shapes and dtypes.
         loop_vars: a list or tuple of Variables, arrays of tensors, or nested structures of them.
         is_test: stays in the program without effect.
         name: prefix of the names of results.
@@ -316,7 +316,7 @@ class ConditionalBlock:
         is_scalar_condition: True if they are conditions.
         name: of the operator's helper.
 
-    Raises TypeError for what is no list of Variables.
+    Raises TypeError unless it is a list of Variables.
     """
 
     def __init__(self, inputs: Sequence[Variable], is_scalar_condition: bool = False, name: str | None = None):

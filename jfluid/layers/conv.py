@@ -126,7 +126,7 @@ def conv2d(
         padding: a number, one for each of height and width, [top, bottom, left, right], a pair for each of the
             four dimensions, "SAME" or "VALID".
         dilation: see `filter_size`.
-        groups: into how many groups channels are divided, each of which is convolved by itself; 1 when None.
+        groups: the number of groups of channels, each convolved separately; 1 when None.
         param_attr: ParamAttr of the filters, [num_filters, C / groups, height, width].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
         use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator depthwise_conv2d, as Fluid

@@ -356,7 +356,7 @@ def eye(
 
     Args:
         num_rows: the number of rows.
-        num_columns: as many as rows when None.
+        num_columns: the number of columns; `num_rows` when None.
         batch_shape: dimensions over which the matrix is repeated.
         dtype: dtype of the result.
 
@@ -393,7 +393,7 @@ def diag_embed(input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, di
     Args:
         input: vectors [..., n].
         offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones below.
-        dim1: index of the first new dimension in the result, whose rank is the rank of `input` plus one.
+        dim1: index of the first new dimension in the result, of rank one above `input`.
         dim2: index of the second new dimension.
 
     Raises ShapeError if these are not two different dimensions of the result.

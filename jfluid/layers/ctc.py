@@ -56,7 +56,7 @@ def ctc_greedy_decoder(
             longest sequence, classes] with `input_length`.
         blank: which class is the blank.
         input_length: int64 [batch, 1]: how many steps count.
-        padding_value: what stands after the end of a label, where `input_length` is given.
+        padding_value: padding after the end of a label, with `input_length`.
         name: see `jfluid.layers`.
 
     Returns:

@@ -97,7 +97,7 @@ class GreedyEmbeddingHelper(DecodeHelper):
     Args:
         embedding_fn: a function from ids, int64 [batch], to the inputs of a step, such as one that
             calls `fluid.embedding` (`layers.embedding` wants ids [batch, 1]).
-        start_tokens: int64 [batch]: what decoding begins with.
+        start_tokens: int64 [batch]: the first inputs.
         end_token: the id that ends a sequence.
     """
 

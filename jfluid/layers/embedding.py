@@ -78,7 +78,7 @@ def embedding(
     """Look up rows of a table [size[0], size[1]], a parameter that this layer makes, by the ids `input`.
 
     Args:
-        input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id
+        input: int64 ids [..., 1]; `fluid.embedding` takes ids of any shape. An id
             outside the table gives a row of NaN.
         size: the rows and the width of the table.
         is_sparse: make the gradient hold only the rows that were looked up. SGD, Adagrad and lazy
@@ -86,7 +86,7 @@ def embedding(
             As in Fluid, the padding row is then trained too.
         is_distributed: keep the table on parameter servers. Such a program runs after
             DistributeTranspiler only, and needs `is_sparse`.
-        padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count
+        padding_idx: an id that reads as zeros and gets no gradient; negative numbers count
             from the end.
         param_attr: ParamAttr of the table: its name, initializer and so on.
         dtype: of the table.
@@ -106,7 +106,7 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
     """Return a float32 one-hot vector of length `depth` for each id.
 
     Args:
-        input: int ids whose last dimension is 1, which becomes `depth`; `fluid.one_hot` takes ids
+        input: int ids [..., 1]; the last dimension becomes `depth`; `fluid.one_hot` takes ids
             without it.
         depth: a number, or a Variable [1] computed from shapes and constants.
         allow_out_of_range: ids outside [0, depth) give zeros; otherwise they give NaN, because a

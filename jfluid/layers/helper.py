@@ -96,7 +96,7 @@ def emit(
     Args:
         op_type: the operator.
         inputs: for each slot a Variable, a list of Variables, or None where the slot is not used.
-        attrs: attributes; those that are None are left out.
+        attrs: attributes; None values are left out.
         outs: output slots; a mapping gives the number of variables of each, which are then returned
             as a list.
         layer: the name that variables are numbered under; `op_type` when None.
@@ -141,8 +141,8 @@ class LayerHelper:
     """Names, parameters and operators of one layer.
 
     Args:
-        layer_type: what its variables are numbered under.
-        kwargs: the layer's own arguments, of which `name`, `input`, `act`, `param_attr`,
+        layer_type: prefix of the numbered names of its variables.
+        kwargs: the layer's arguments, of which `name`, `input`, `act`, `param_attr`,
             `bias_attr` and `dtype` are read.
     """
 

@@ -102,7 +102,7 @@ def py_reader(
         shapes: the shape of a batch of each slot; -1 where a dimension varies.
         dtypes: the element type of each slot.
         lod_levels: how many levels of sequences each slot has; all 0 when None.
-        name: what its variables are named after.
+        name: prefix of the names of its variables.
         use_double_buffer: bring the next batch to the device while the program runs.
 
     Returns:

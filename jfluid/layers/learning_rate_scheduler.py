@@ -107,7 +107,7 @@ def polynomial_decay(
 
     Args:
         learning_rate: the initial rate.
-        decay_steps: after so many steps the rate stays at `end_learning_rate`.
+        decay_steps: the number of steps after which the rate stays at `end_learning_rate`.
         end_learning_rate: the final rate.
         power: the exponent.
         cycle: instead of that, start again with twice, three times ... as many `decay_steps`.

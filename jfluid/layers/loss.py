@@ -45,7 +45,7 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
         label: class numbers (int64) [..., 1] or [...]; with `soft_label` probabilities of the shape
             of `input`.
         soft_label: True if labels are probabilities.
-        ignore_index: the hard label whose loss and gradient are 0.
+        ignore_index: the hard label with zero loss and gradient.
 
     Returns:
         The losses, of the shape of hard labels; [..., 1] with soft labels.
@@ -88,7 +88,7 @@ def softmax_with_cross_entropy(
         label: class numbers (int64), of the shape of `logits` with 1 at `axis`; with `soft_label`
             probabilities of the shape of `logits`, which should sum to 1.
         soft_label: True if labels are probabilities.
-        ignore_index: the hard label whose loss and gradient are 0.
+        ignore_index: the hard label with zero loss and gradient.
         numeric_stable_mode: stays in the program without effect: the stable formula is used either
             way.
         return_softmax: also return the softmax. No gradient flows through it.
@@ -119,7 +119,7 @@ def sigmoid_cross_entropy_with_logits(
     Args:
         x: scores, of any sign and any shape.
         label: probabilities, of the shape of `x`.
-        ignore_index: elements whose label is this number have loss 0.
+        ignore_index: the label of elements with loss 0.
         name: see `jfluid.layers`.
         normalize: divide by the number of elements that are not ignored.
     """

@@ -152,7 +152,7 @@ def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> V
 
     Args:
         input: tensors of one shape and dtype.
-        out: the variable to write, which may be one of the inputs; a new variable when None.
+        out: the variable to write, which may be an input; a new variable when None.
 
     Raises ShapeError if shapes or dtypes differ.
     """
@@ -283,7 +283,7 @@ def mul(
     Returns:
         A tensor with the row dimensions of `x`, followed by the column dimensions of `y`.
 
-    Raises ShapeError if `x` has not as many columns as `y` has rows.
+    Raises ShapeError unless the columns of `x` match the rows of `y`.
     """
     hold([x, y], FLOATS, "mul", "x, y")
     attrs = {"x_num_col_dims": x_num_col_dims, "y_num_col_dims": y_num_col_dims}

@@ -85,7 +85,7 @@ def pool2d(
         pool_size: one number, or one for each of height and width.
         pool_type: "max" or "avg".
         pool_stride: see `pool_size`.
-        pool_padding: in one of the forms of `conv2d`.
+        pool_padding: see `padding` of `conv2d`.
         global_pooling: use one window over the whole plane, whatever `pool_size` is.
         use_cudnn: no effect: XLA chooses the kernel.
         ceil_mode: round the size of the output up, so that a last window may reach beyond the input.

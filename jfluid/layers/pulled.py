@@ -54,14 +54,14 @@ def _pull_sparse(
     """Look up rows of a table on parameter servers.
 
     Args:
-        input: int64 ids whose last dimension is 1, or a list of such tensors.
+        input: int64 ids [..., 1], or a list of these.
         size: the width of a row.
         table_id: which table: look-ups with the same one share it, the parameter "table_<table_id>".
         accessor_class: no effect. They say how PSLib's servers update rows; here the program's optimizer does,
             with the gradient of its loss.
         name: no effect: Fluid names the layer's variables by it.
         ctr_label_name: "".
-        padding_id: an id whose row reads as zeros.
+        padding_id: an id that reads as zeros.
         dtype: "float32".
         scale_sparse_grad: see `accessor_class`.
 
@@ -94,7 +94,7 @@ def _pull_sparse_v2(
 def _pull_box_sparse(input: Ids, size: int, dtype: str = "float32") -> Any:
     """Look up rows of width `size` of the one table that all calls share.
 
-    Arguments and result are otherwise those of `_pull_sparse`; no id is a padding.
+    For arguments and result see `_pull_sparse`; there is no padding id.
 
     Raises ValueError for another dtype.
     """

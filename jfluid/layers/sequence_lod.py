@@ -389,8 +389,8 @@ def sequence_topk_avg_pooling(
 
     Args:
         input: sequences of channel * row * column numbers in one column, a matrix for each channel of each pair.
-        row: sequences whose lengths are the numbers of rows of the matrices.
-        col: sequences whose lengths are the numbers of columns of the matrices.
+        row: sequences with the lengths of the matrices' rows.
+        col: sequences with the lengths of the matrices' columns.
         topks: the numbers k.
         channel_num: the number of channels.
 

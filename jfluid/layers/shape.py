@@ -144,7 +144,7 @@ def split(
 
     Args:
         input: tensor.
-        num_or_sections: the number of equal parts, or the size of each part, of which one may be -1: the rest.
+        num_or_sections: the number of equal parts, or the size of each part; a size of -1 takes the rest.
         dim: the dimension; negative numbers count from the last. A Variable must follow from shapes and
             constants.
         name: see `jfluid.layers`.
@@ -306,7 +306,7 @@ def crop(
 
     Args:
         x: tensor.
-        shape: of the part: integers, or a Variable whose shape is taken.
+        shape: of the part: integers, or a Variable of that shape.
         offsets: where the part begins: integers, or a Variable that holds them; zeros when None.
         name: see `jfluid.layers`.
 

@@ -56,7 +56,7 @@ def create_parameter(
         shape: all dimensions, known and positive.
         dtype: the element type.
         name: see `jfluid.layers`.
-        attr: a ParamAttr; by default one of the given name.
+        attr: a ParamAttr; by default with the given name.
         is_bias: True if the default initializer is zero instead of Xavier's.
         default_initializer: used where `attr` names none.
 

@@ -36,7 +36,7 @@ def beam_search(
 ) -> tuple[LoDTensor, LoDTensor, LoDTensor]:
     """Choose the best `beam_size` of all words that may follow the prefixes of a source sentence.
 
-    A prefix that has ended is followed by the end only, at its own score; a sentence all of whose
+    An ended prefix continues with the end token only, at the same score; a sentence all of whose
     hypotheses have ended has no rows.
     """
     before, before_scores = np.array(pre_ids).reshape(-1), np.array(pre_scores).reshape(-1)

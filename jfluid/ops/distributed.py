@@ -1,7 +1,7 @@
 """Operators for communication between trainers and parameter servers.
 
-`DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need
-the network describe what is to be done; `jfluid.distributed` does it.
+`DistributeTranspiler` inserts them into programs, with Fluid's slots and attributes. Operators that need
+the network only describe an action; `jfluid.distributed` performs it.
 """
 
 import functools

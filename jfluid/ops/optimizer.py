@@ -64,7 +64,7 @@ def _descended_rows(param: SelectedRows, rate: Array, grad: Array | SelectedRows
 def sgd(param: Array | SelectedRows, learning_rate: Array, grad: Array | SelectedRows) -> Array | SelectedRows:
     """Return param - learning_rate * grad.
 
-    A parameter that holds some rows of a table must have those of the gradient.
+    A parameter that holds some rows of a table must have the gradient's rows.
     """
     if isinstance(param, SelectedRows):
         return _descended_rows(param, learning_rate, grad)

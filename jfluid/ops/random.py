@@ -1,6 +1,6 @@
 """Operators that draw random numbers.
 
-The distributions are Fluid's; the numbers are those of JAX's generator, so they differ from
+The distributions are Fluid's; the numbers come from JAX's generator, so they differ from
 Fluid's.
 """
 

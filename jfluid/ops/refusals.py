@@ -48,7 +48,7 @@ class Rule(NamedTuple):
     """Check of an operator's input values.
 
     Attributes:
-        slot: the input whose values are checked; of all other inputs only the shape and the LoD are read.
+        slot: the input whose values are checked; all other inputs give only shape and LoD.
         find: function of inputs by slot and attributes; None if no value can be wrong.
         text: error message, with `{found}` and `{limit}`.
         when: function of an operator: True if the rule applies to it.

@@ -1,7 +1,7 @@
 """Resizing of images and volumes: nearest, linear and cubic interpolation.
 
 Sizes are known while tracing, and each axis is interpolated by itself: an element of the result is
-a sum of a few elements of the input, the taps, whose places and weights NumPy computes with the
+a sum of a few elements of the input, the taps; NumPy computes their indices and weights with the
 rounding of Fluid's kernels.
 """
 

@@ -46,7 +46,7 @@ def sequence_pool(
 def _maximum(x: Ragged) -> tuple[Array, Array]:
     """Return the maximum of each column and its row. Of equal values the first gets the gradient.
 
-    What is no number is the largest.
+    NaN is the largest value.
     """
     level, values = x.last, jax.lax.stop_gradient(x.values)
     found = sequence_loops.current().maximum(x.values, level)
@@ -159,7 +159,7 @@ def sequence_conv(
 ) -> Value:
     """Multiply each row, side by side with its neighbours in the sequence, by the filter.
 
-    What is before and after a sequence is zero, or with `paddingTrainable` the rows of PaddingData.
+    Rows before and after a sequence are zero, or with `paddingTrainable` the rows of PaddingData.
     """
     x = need(x, "sequence_conv", "X")
     if not paddingTrainable:

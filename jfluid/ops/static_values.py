@@ -26,7 +26,7 @@ class Unknown(errors.OpError):
     nothing can, this is the error that users see.
 
     Attributes:
-        value: what was asked for, as it was traced; None for a loop's number of iterations.
+        value: the requested value, as traced; None for a loop's number of iterations.
         path: the position of the operator that asked in its block, after those of the conditions
             in whose blocks it stands.
         name: the variable whose value it is, or what counts a loop's iterations; None where no

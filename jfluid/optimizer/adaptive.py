@@ -17,7 +17,7 @@ class AdagradOptimizer(Optimizer):
 
     Args:
         epsilon: keeps the divisor from zero.
-        initial_accumulator_value: what the moment starts with.
+        initial_accumulator_value: initial value of the moment.
 
     For the other arguments see `Optimizer`.
     """
@@ -323,7 +323,7 @@ class FtrlOptimizer(Optimizer):
 
     Args:
         l1: the coefficient of the L1 penalty, and of the L2 penalty.
-        l2: what Fluid's documentation calls the coefficient of the L2 penalty.
+        l2: the coefficient of the L2 penalty in Fluid's documentation.
         lr_power: the exponent of the squared gradients' sum in the rate.
 
     For the other arguments see `Optimizer`.

@@ -146,7 +146,7 @@ class ExponentialMovingAverage(_Applied):
     average = decay * average + (1 - decay) * param.
 
     Make it after `minimize` and call `update()` once. As in Fluid, `apply` leaves the corrected
-    average behind: what follows is averaged with that.
+    average behind: later values are averaged with it.
 
     Args:
         decay: the factor on the old average.

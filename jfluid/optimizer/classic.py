@@ -88,7 +88,7 @@ class DpsgdOptimizer(Optimizer):
 
     Args:
         clip: the greatest norm of a gradient.
-        batch_size: what the noise is divided by.
+        batch_size: divisor of the noise.
         sigma: the noise's standard deviation, relative to `clip`.
     """
 

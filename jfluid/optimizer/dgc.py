@@ -29,7 +29,7 @@ class DGCMomentumOptimizer(Optimizer):
     them. Before, they step as `Momentum` does. Parameters of fewer than 16384 elements, of another
     type than float32, and those with sparse gradients are always updated as by `Momentum`.
 
-    Each replica keeps its momentum and its rest; what is saved is the first one's. Data parallelism
+    Each replica keeps its momentum and residual; the first replica's are saved. Data parallelism
     by ReduceStrategy.Reduce raises UnsupportedError.
 
     Args:

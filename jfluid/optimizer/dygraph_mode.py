@@ -153,7 +153,7 @@ def is_schedule(rate: Any) -> bool:
 def refuse_eagerly(what: str, instead: str) -> None:
     """Raise UnsupportedError in dygraph mode, for an optimizer that works on programs only.
 
-    Its text is Fluid's, which programs of that time compare; a note says what to do.
+    Its text is Fluid's, which old programs compare; a note explains the remedy.
     """
     if default_main_program().eager:
         error = errors.UnsupportedError(f"In dygraph, don't support {what}.")

@@ -327,7 +327,7 @@ def collect_fpn_proposals(
         multi_scores: for each level their scores [rows, 1].
         min_level: the lowest level.
         max_level: the highest level; one tensor for each level is used.
-        post_nms_top_n: how many of all images are kept at most, those with the best scores.
+        post_nms_top_n: the number of boxes with the best scores that are kept, over all images.
         name: no effect.
 
     Returns:

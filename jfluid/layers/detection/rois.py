@@ -177,7 +177,7 @@ def deformable_roi_pooling(
         pooled_width: see `input`.
         part_size: [rows, columns] of the offsets; None: one for each bin.
         sample_per_part: how many samples a bin has in each direction.
-        trans_std: what offsets are multiplied by.
+        trans_std: factor of the offsets.
         position_sensitive: True if the channels of `input` are those of the result times the bins; `group_size`
             says which are whose.
         name: see `input`.

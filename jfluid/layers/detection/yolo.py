@@ -83,7 +83,7 @@ def yolov3_loss(
             width or height are padding.
         gt_label: [images, boxes], int32, from 0 on.
         anchors: widths and heights of all anchors in turn, in pixels of the network's input.
-        anchor_mask: the numbers of those that belong to this map.
+        anchor_mask: the indices of anchors of this map.
         class_num: the number of classes.
         ignore_thresh: predicted boxes that overlap ground truth by more need not be background.
         downsample_ratio: from the network's input to `x`.

@@ -32,7 +32,7 @@ def retinanet_detection_output(
 
     A row is (class from 1 on, score, box in pixels of the original image).
 
-    `nms_top_k` candidates of each level count; on the last level those of any score above 0.
+    `nms_top_k` candidates of each level are decoded; on the last level, of any score above 0.
     """
     image_info = rows_of(image_info)[: scores[0].shape[0]]  # with a lod perhaps, as Fluid's tests
     _check(deltas, scores, anchors, image_info)

@@ -17,7 +17,7 @@ def best(scores: Array, above: float, limit: int) -> tuple[Array, Array, Array]:
     """Return the best candidates of each lane, the best first and equal ones in order.
 
     Args:
-        scores: [..., n]; those that are not greater than `above`, and NaN, are no candidates.
+        scores: [..., n]; scores that are not greater than `above`, and NaN, are no candidates.
         above: lower bound, exclusive, of candidates' scores.
         limit: the most candidates of a lane; -1 for all.
 
