@@ -97,7 +97,7 @@ def save_persistables(
 
 
 def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
-    """Load the program's parameters, as `load_vars` does, and rows of distributed tables, as `load_persistables` does."""
+    """Load parameters like `load_vars`, and rows of distributed tables like `load_persistables`."""
     _load(executor, dirname, program_of(main_program), is_parameter, filename)
 
 

@@ -19,7 +19,7 @@ from jfluid.ops.registry import Int, Ints, String, op
 
 
 def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Array, Ragged | None]:
-    """Return (emission [time, number, tags], lengths [number], the ragged form of the rows) from either form of input."""
+    """Return (emission [time, number, tags], lengths [number], ragged rows) from ragged or dense input."""
     if length is None:
         x = need(emission, op_type, "Emission")
         return x.pad(time_major=True), x.last.lengths, x
@@ -183,7 +183,7 @@ def chunk_eval(
     chunk_scheme: String,
     excluded_chunk_types: Ints = (),
 ) -> tuple[Array, ...]:
-    """Return precision, recall and F1 of the chunks that tags mark; a chunk is correct when both ends and its type are."""
+    """Return precision, recall and F1 of tagged chunks; a correct chunk has correct ends and type."""
     if chunk_scheme not in _SCHEMES:
         raise errors.AttributeTypeError(
             f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}"

@@ -29,7 +29,7 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
         shape = shape[:-1]
     if axis < 0 or axis + len(shape) > rank:
         raise errors.ShapeError(
-            f"{what}: a tensor of shape {array.shape} cannot be broadcast at axis {axis} of a tensor of {rank} dimensions"
+            f"{what}: shape {array.shape} cannot be broadcast at axis {axis} of a tensor of {rank} dimensions"
         )
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 

@@ -437,7 +437,7 @@ def crop_tensor(
 
 @op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
 def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array]:
-    """Return the k largest values of each last dimension, largest first, and their positions (of equal ones the first)."""
+    """Return the k largest values along the last dimension in falling order, and their indices (ties: first)."""
     if k_tensor is not None:
         k = static_values.ints(k_tensor, "K of top_k")[0]
     if static_values.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):

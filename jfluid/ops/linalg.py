@@ -144,7 +144,7 @@ def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
 
 @op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
 def cross(x: Array, y: Array, *, dim: int = 9) -> Array:
-    """Return the cross products of vectors of three elements along `dim`; 9 stands for the first dimension of size 3."""
+    """Return cross products of 3-vectors along `dim`; 9 means the first dimension of size 3."""
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
         raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
     axis = x.shape.index(3) if dim == 9 and 3 in x.shape else dim

@@ -317,7 +317,7 @@ def cudnn_lstm(
 
 
 def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool) -> tuple[Any, ...]:
-    """Return ((last h, last c), outputs [time, batch, width]); gates are in the order input, forget, candidate, output."""
+    """Return ((last h, last c), outputs [time, batch, width]); gate order: input, forget, candidate, output."""
     found = _dense_lstm_of_rows(x, h, c, matrices, bias, backwards)
     if found is not None:
         return found

@@ -88,7 +88,7 @@ def _takes(
 
 @_takes(Declaration)
 def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
-    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the keyword arguments."""
+    """Register the decorated function as operator `type_`; for keyword arguments see `Declaration` and `Options`."""
     declaration = Declaration(**fields)
     if declaration.host or declaration.absent:
         _must_say_reach(type_, fields)

@@ -19,7 +19,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def _log_uniform(values: Array, total: int) -> Array:
-    """Return the probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` - 1 classes."""
+    """Return Zipf probabilities log((k + 2) / (k + 1)) / log(total) of `total` - 1 classes."""
     values = values.astype(jnp.float32)
     return jnp.log((values + 2) / (values + 1)) / math.log(total)
 
@@ -117,7 +117,7 @@ def _expected(samples: Array, probabilities: Any, sampler: int, num_total_classe
 def _nce_cost(
     x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any
 ) -> tuple[Array, Array]:
-    """Return (cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each row's samples."""
+    """Return (cost, sigmoids of the scores) from weights [rows, samples, width] and biases of samples."""
     scores = jnp.einsum("nd,nsd->ns", x, weights)
     out = jax.nn.sigmoid(scores if biases is None else scores + biases)
     is_true = jnp.arange(out.shape[1]) < true
@@ -284,7 +284,7 @@ def _path(
 
 
 def _path_loss(x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array) -> tuple[Array, Array]:
-    """Return (loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes on the path."""
+    """Return (loss, softplus of the scores) from weights [rows, depth, width] and biases of path nodes."""
     pre = jnp.einsum("nd,nbd->nb", x, weights)
     pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
     loss = jax.nn.softplus(pre) - jnp.where(on_path, bit, 0) * pre

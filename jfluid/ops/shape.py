@@ -390,7 +390,7 @@ def shuffle_channel(x: Array, *, group: int = 1) -> Array:
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
 def temporal_shift(x: Array, *, seg_num: Int, shift_ratio: float = 0.25) -> Array:
-    """Read the first share of channels of [N*T, C, H, W] from the step before, and the next share from the step after."""
+    """Shift a share of channels of [N*T, C, H, W] forward by one step, and the next share backward."""
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)
     before = jnp.pad(v[:, :-1, :first], ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))

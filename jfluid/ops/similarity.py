@@ -20,7 +20,7 @@ def similarity_focus(x: Array, *, axis: int, indexes: Ints) -> Array:
         )
     if not indexes or not all(0 <= i < x.shape[axis] for i in indexes):
         raise errors.AttributeTypeError(
-            f"similarity_focus: indexes: expected at least one index from 0 to {x.shape[axis] - 1}, found {list(indexes)}"
+            f"similarity_focus, indexes: expected indices from 0 to {x.shape[axis] - 1}, found {list(indexes)}"
         )
     planes = jnp.moveaxis(x, axis, 1)[:, jnp.array(indexes)]
     height, width = planes.shape[2:]

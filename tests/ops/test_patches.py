@@ -133,5 +133,5 @@ def test_what_does_not_fit():
             layers.similarity_focus(x, 0, [1])
         with pytest.raises(errors.ProgramError, match="indexes is empty"):
             layers.similarity_focus(x, 1, [])
-        with pytest.raises(errors.ShapeError, match="expected at least one index from 0 to 1"):
+        with pytest.raises(errors.ShapeError, match="expected indices from 0 to 1"):
             layers.similarity_focus(x, 1, [2])

@@ -97,7 +97,7 @@ def prior_box(
     _four_variances("prior_box", variances)
     if max_sizes and len(max_sizes) != len(min_sizes):
         raise errors.AttributeTypeError(
-            f"prior_box: max_sizes: expected none or one for each of min_sizes ({len(min_sizes)}), found {len(max_sizes)}"
+            f"prior_box, max_sizes: expected none or {len(min_sizes)}, as in min_sizes, found {len(max_sizes)}"
         )
     if any(high <= low for low, high in zip(min_sizes, max_sizes)) or any(s <= 0 for s in min_sizes):
         raise errors.AttributeTypeError(

@@ -175,7 +175,8 @@ def box_clip(x: Value, info: Value) -> Value:
     rows, info = rows_of(x), rows_of(info)
     if rows.shape[-1] != 4 or info.ndim != 2 or info.shape[1] != 3:
         raise errors.ShapeError(
-            f"box_clip: expected Input [rows, 4] and ImInfo [images, 3], found {list(rows.shape)} and {list(info.shape)}"
+            "box_clip: expected Input [rows, 4] and ImInfo [images, 3], "
+            f"found {list(rows.shape)} and {list(info.shape)}"
         )
     size = jnp.floor(info[:, :2] / info[:, 2:] + 0.5).astype(rows.dtype) - 1
     most = jnp.stack([size[:, 1], size[:, 0]] * 2, axis=-1)

@@ -193,7 +193,7 @@ def mine_hard_examples(
 
 
 def _listed(chosen: Array) -> Ragged:
-    """Return the numbers of the columns that are chosen, int32 [rows, 1], a sequence for each row of [rows, columns]."""
+    """Return the indices of chosen columns, int32 [rows, 1], with a sequence for each row of [rows, columns]."""
     rows, columns = chosen.shape
     flat = chosen.reshape(-1)
     target = jnp.where(flat, jnp.cumsum(flat, dtype=jnp.int32) - 1, rows * columns)

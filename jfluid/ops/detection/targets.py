@@ -106,7 +106,7 @@ def _assigned(
 
 
 def _rows(found: dict[str, Array], labels: Array, number: int) -> tuple[Value, ...]:
-    """Return LocationIndex, ScoreIndex, TargetBBox, TargetLabel and BBoxInsideWeight; `number`: of anchors of an image."""
+    """Return the outputs of target assignment, for `number` anchors of an image."""
     first = (jnp.arange(len(labels), dtype=jnp.int32) * number)[:, None]
     weights = jnp.broadcast_to(found["weight"][..., None], found["box"].shape)
     location, box, weight = rows_of_images(found["located"], found["location"] + first, found["box"], weights)
