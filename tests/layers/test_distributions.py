@@ -97,7 +97,7 @@ def test_multivariate_normal():
         - np.log(SCALE).sum()
     )
     np.testing.assert_allclose(divergence, [expected], rtol=1e-4)
-    with pytest.raises(TypeError, match="another MultivariateNormalDiag"):
+    with pytest.raises(TypeError, match="expected a MultivariateNormalDiag"):
         build(
             lambda m, s: layers.MultivariateNormalDiag(m, s).kl_divergence(layers.Normal(0.0, 1.0)),
             m=LOC,
