@@ -127,7 +127,9 @@ def test_programs_made_here_carry_their_defaults_and_the_release():
     assert attrs["op_callstack"].strings[-1].strip().startswith("File")
     assert desc.version.version == 1008005 and desc.blocks[0].vars[0].need_check_feed
     block.ops[0].attrs["scale"] = "two"
-    with pytest.raises(errors.AttributeTypeError, match="operator scale, attribute scale: 'two' cannot be stored as FLOAT"):
+    with pytest.raises(
+        errors.AttributeTypeError, match="operator scale, attribute scale: 'two' cannot be stored as FLOAT"
+    ):
         fluid.default_main_program().serialize_to_string()
 
 
