@@ -20,6 +20,8 @@ from jfluid.record import FOLDER, lines
 _MOST_EVENTS = 5000
 _MOST_SERIES = 5000
 _MOST_COMPILATIONS = 200
+_MOST_PROGRAMS = 50
+_DEEPEST, _MOST_CHILDREN = 20, 1000  # of a program's graph
 _MOST_HELD, _MOST_OF_ONE = 1_000_000, 4000  # points of a run, and of one of its names
 _MOST_IMAGES, _MOST_HISTOGRAMS = 10, 50  # of each name
 _MOST_POINTS = 100_000  # that a page gets when it is loaded
@@ -70,6 +72,7 @@ class Run:
         self.images: dict[tuple[str, str], deque[Json]] = {}
         self.histograms: dict[tuple[str, str], deque[Json]] = {}
         self.compilations: deque[Json] = deque(maxlen=_MOST_COMPILATIONS)
+        self.programs: dict[str, Json] = {}  # by fingerprint
         self.processes: dict[str, Json] = {}
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
@@ -171,6 +174,12 @@ class Run:
         self.compilations.append(compiled)
         change.setdefault("compilations", []).append(compiled)
 
+    def _take_program(self, source: str, line: lines.Line, change: Json) -> None:
+        key = _text(line.get("fingerprint"))[: lines.LONGEST_NAME]
+        if key not in self.programs and len(self.programs) < _MOST_PROGRAMS:
+            found = {"source": source, "t": line["t"], "tree": _tree(line.get("tree"), _DEEPEST)}
+            self.programs[key] = change.setdefault("programs", {})[key] = found
+
     def _take_image(self, source: str, line: lines.Line, change: Json) -> None:
         png = line.get("png")
         if isinstance(png, str) and png.isascii():
@@ -209,7 +218,9 @@ class Run:
         self.processes[source] = change.setdefault("processes", {})[source] = _fields(line)
 
     def _take_event(self, source: str, line: lines.Line, change: Json) -> None:
-        event = {"t": line["t"], "source": source, **_fields(line)}
+        role, _, rank = source.partition(" ")
+        own = {} if role == "launcher" or not rank.isdecimal() else {"label": source, "role": role, "rank": int(rank)}
+        event = {"t": line["t"], "source": source, **own, **_fields(line)}
         if event.get("event") == "job":
             event["job"] = printable(lines.shortened(str(line.get("job", ""))))
             if not self.job or source == "launcher 0":
@@ -254,6 +265,7 @@ class Run:
             "images": [image for images in self.images.values() for image in images],
             "histograms": [line for kept in self.histograms.values() for line in kept],
             "compilations": [*self.compilations],
+            "programs": self.programs,
             "processes": self.processes,
             "job": self.job,
             "newest": self.newest,
@@ -400,6 +412,22 @@ def _fields(line: lines.Line) -> Json:
         if isinstance(line.get(table), dict):
             found[table] = {printable(name, lines=False): _text(value) for name, value in line[table].items()}
     return found
+
+
+def _tree(node: Any, deepest: int) -> Json:
+    """A node of a program's graph, and the nodes in it."""
+    found = node if isinstance(node, dict) else {}
+    children, reads = found.get("children"), found.get("reads")
+    return {
+        "name": printable(_text(found.get("name"))[: lines.LONGEST_NAME], lines=False),
+        "ops": _count(found.get("ops")),
+        "reads": [printable(_text(name)[: lines.LONGEST_NAME], lines=False) for name in _list(reads)],
+        "children": [_tree(child, deepest - 1) for child in _list(children)] if deepest else [],
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return value[:_MOST_CHILDREN] if isinstance(value, list) else []
 
 
 def _series_line(source: str, line: lines.Line) -> Json:

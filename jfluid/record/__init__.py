@@ -17,11 +17,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jfluid import environment, errors, flags, installation, launcher_pipe
 from jfluid.record import lines
+from jfluid.record.phases import PHASES
 from jfluid.record.writer import Recorder, Taken
+
+if TYPE_CHECKING:
+    from jfluid.ir.program import Program
 
 __all__ = ["log", "log_histogram", "log_image"]
 
@@ -29,6 +33,7 @@ FOLDER = "record"
 # Numbers that are still being computed, or on a device, are waited for this often at most.
 _BURST, _READS_A_SECOND = 100.0, 10.0
 _LONGEST_SHAPES = 1000
+_MOST_PROGRAMS = 20
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +48,7 @@ class _State:
         # of each kind of loop the steps of those before the current one, and its own
         self.compilations, self.compiling_s = 0, 0.0
         self.steps: dict[str, tuple[int, int]] = {}
+        self.programs: set[str] = set()  # fingerprints of the programs whose graphs are recorded
 
 
 _state = _State()
@@ -151,6 +157,25 @@ def compiled(seconds: float, differ: Sequence[Any]) -> None:
         recorder.add("compile", fields)
 
 
+def program(compiled: "Program") -> None:
+    """Record the folded graph of a program that is compiled; of the same program once."""
+    recorder = current()
+    if recorder is None or len(_state.programs) >= _MOST_PROGRAMS or compiled.fingerprint in _state.programs:
+        return
+    from jfluid.record import graphs
+
+    _state.programs.add(compiled.fingerprint)
+    tree = graphs.folded(compiled.global_block().ops)
+    recorder.add("program", {"fingerprint": compiled.fingerprint[:16], "tree": tree})
+
+
+def event(name: str, **fields: Any) -> None:
+    """Record an event of this process, such as a snapshot, for the timeline."""
+    recorder = current()
+    if recorder is not None:
+        recorder.add("event", {"event": name, **fields}, at_once=True)
+
+
 def _shown(form: Any) -> str:
     """A shape and a dtype as text."""
     if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], tuple):
@@ -165,6 +190,7 @@ def current() -> Recorder | None:
     with _state.lock:
         changes = flags.changes()
         _state.recorder = _found(_state.recorder)
+        PHASES.on = _state.recorder is not None or PHASES.events is not None
         _state.changes = changes
         return _state.recorder
 
@@ -203,7 +229,7 @@ def _found(before: Recorder | None) -> Recorder | None:
     }
     try:
         try:
-            return Recorder(path, bool(folder) or restarts > 0, start)
+            return Recorder(path, bool(folder) or restarts > 0, start, numbers=PHASES.numbers)
         except Taken:  # by the process that has started this one
             beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})

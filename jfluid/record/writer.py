@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Recorder:
         append: append to an existing file, rather than begin a new one.
         start: the fields of its line of kind start.
         max_bytes: how large it becomes before it is thinned.
+        seconds: between two writes.
+        numbers: called before each write; returns scalars of the moment.
 
     Raises OSError when it cannot be opened, and Taken when another process writes it.
     """
@@ -52,8 +54,9 @@ class Recorder:
         start: Mapping[str, Any],
         max_bytes: int = MAX_BYTES,
         seconds: float = SECONDS_BETWEEN_WRITES,
+        numbers: Callable[[], dict[str, float]] = dict,
     ):
-        self.path, self._max_bytes, self._seconds = path, max_bytes, seconds
+        self.path, self._max_bytes, self._seconds, self._numbers = path, max_bytes, seconds, numbers
         self._calls: deque[Call] = deque()
         self._others: deque[tuple[str, float, dict[str, Any]]] = deque()
         self._names: set[str] = set()
@@ -107,6 +110,7 @@ class Recorder:
         while not self._closed:
             self._wake.wait(self._seconds)
             self._wake.clear()
+            self.scalars(None, self._numbers())
             self.flush()
 
     # ---- what is written ---------------------------------------------------------------------------
