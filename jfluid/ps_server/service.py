@@ -36,6 +36,7 @@ from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.stream_calls import ServedStreams
 from jfluid.ps_server.sync_rounds import TrainerGroup
+from jfluid.record.profiles import CALLS
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND,
@@ -521,5 +522,8 @@ class Service:
             abort(status, f"{type(error).__name__}: {error}"[:4096])
             raise  # not reached: abort raises
         finally:
+            end = time.perf_counter()
             self.metrics.calls[name, status.name].inc()
-            self.metrics.seconds[name].observe(time.perf_counter() - start)
+            self.metrics.seconds[name].observe(end - start)
+            if CALLS.on:
+                CALLS.add(name, start, end)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jfluid import environment, errors, flags, installation, launcher_pipe
-from jfluid.record import lines
+from jfluid.record import lines, profiles
 from jfluid.record.phases import PHASES
 from jfluid.record.writer import Recorder, Taken
 
@@ -190,7 +190,7 @@ def current() -> Recorder | None:
     with _state.lock:
         changes = flags.changes()
         _state.recorder = _found(_state.recorder)
-        PHASES.on = _state.recorder is not None or PHASES.events is not None
+        PHASES.on = _state.recorder is not None or PHASES.on_step is not None
         _state.changes = changes
         return _state.recorder
 
@@ -229,7 +229,9 @@ def _found(before: Recorder | None) -> Recorder | None:
     }
     try:
         try:
-            return Recorder(path, bool(folder) or restarts > 0, start, numbers=PHASES.numbers)
+            watcher = profiles.Watcher(path.parent, role, rank)
+            watcher.look()
+            return Recorder(path, bool(folder) or restarts > 0, start, numbers=lambda: _numbers_now(watcher))
         except Taken:  # by the process that has started this one
             beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
@@ -238,6 +240,12 @@ def _found(before: Recorder | None) -> Recorder | None:
             raise errors.DataError(f"FLAGS_record_dir: {path}: {error.strerror or error}") from error
         _log.warning("the record %s cannot be written (%s); the job goes on without it", path, error)
         return None
+
+
+def _numbers_now(watcher: profiles.Watcher) -> dict[str, float]:
+    """The scalars that a write adds, after a look for a profile that is asked for."""
+    watcher.look()
+    return PHASES.numbers()
 
 
 def _numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
