@@ -77,6 +77,7 @@ class Run:
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
         self.failures = 0
+        self.ended = False
         self.job: Json = {}
         self.newest = 0.0
         self.dropped = 0
@@ -235,6 +236,8 @@ class Run:
     def _count(self, event: Json) -> None:
         """Keep which processes run, and how often something has failed."""
         what = event.get("event")
+        if what == "end" and event["source"] == "launcher 0":
+            self.ended = True
         if what in ("failure", "restart"):
             self.failures += 1
         if "role" in event and "rank" in event and what in ("start", "exit"):
@@ -270,7 +273,13 @@ class Run:
             "job": self.job,
             "newest": self.newest,
             "dropped": self.dropped,
+            "launched": self.is_live,
         }
+
+    @property
+    def is_live(self) -> bool:
+        """True if a launcher has begun the job, and has not told its end."""
+        return bool(self.job) and not self.ended
 
 
 class Runs:

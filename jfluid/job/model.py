@@ -41,6 +41,7 @@ from jfluid.job.fields import (
     ShapeBuckets,
     StartedPort,
 )
+from jfluid.record import profiles
 from jfluid.security import secret
 
 _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
@@ -99,6 +100,11 @@ class Job(BaseModel):
         description="where the launcher of host 0 serves the job's page; a port is one of this machine "
         "only, and another address needs the key in the link that is printed",
     )
+    profile: str | None = Field(
+        default=None,
+        description="the steps that all trainers profile, such as 100:110 (from 100 up to 110, counted from 0): "
+        "`log_dir` gets one trace of all processes, which https://ui.perfetto.dev opens",
+    )
     stall_timeout: FiniteSeconds | None = Field(
         default=None, description="without a step for so long the job has failed"
     )
@@ -149,6 +155,10 @@ class Job(BaseModel):
     def _has_what_its_page_shows(self) -> Self:
         if self.dashboard is not None and not self.record:
             raise ValueError("dashboard shows the record; remove record: false")
+        if self.profile is not None:
+            if not self.record:
+                raise ValueError("profile is asked for through the record; remove record: false")
+            profiles.parse_steps(self.profile)
         return self
 
     def arguments(self) -> list[str]:

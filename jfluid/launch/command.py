@@ -230,6 +230,12 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
         help="serve the job's page; without a port at any free one of this machine",
     )
     add(
+        "--profile",
+        action=_Set,
+        metavar="FIRST:END",
+        help="profile these steps of all trainers, and the servers' calls meanwhile: one trace in LOG_DIR",
+    )
+    add(
         "--stall-timeout",
         dest="stall_timeout",
         action=_Set,

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -29,15 +30,19 @@ class JobRecord:
     """The record of a job's launcher on one host; without a job that wants one, nothing is written.
 
     Args:
-        node: the number of this host; that of host 0 begins the record anew.
+        node: the number of this host; the launcher of host 0 begins the record anew.
+
+    Attributes:
+        token: random text in the first line, by which launchers find out whether they share the folder.
     """
 
     def __init__(self, job: Job, node: int):
         self._folder = Path(os.path.abspath(job.log_dir))
         self._recorder: Recorder | None = None
+        self.token = secrets.token_hex(8)
         if not job.record:
             return
-        start = {"role": "launcher", "rank": node, "host": socket.gethostname(), "pid": os.getpid()}
+        start = {"role": "launcher", "rank": node, "host": socket.gethostname(), "pid": os.getpid(), "run": self.token}
         path = record.file_of(self._folder, "launcher", node)
         try:
             if node == 0:
@@ -50,6 +55,22 @@ class JobRecord:
             say(f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it")
         else:
             self.event("job", **_about(job))
+            self.flush()
+
+    @property
+    def is_on(self) -> bool:
+        """True if the job has a record that can be written."""
+        return self._recorder is not None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the record."""
+        return self._folder / record.FOLDER
+
+    def flush(self) -> None:
+        """Write what was recorded so far."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def variables(self) -> dict[str, str]:
         """Return the variables by which members learn where to write theirs."""

@@ -20,9 +20,11 @@ from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.page import Page
+from jfluid.launch.profiling import Profiles
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
+from jfluid.record.profiles import parse_steps
 from jfluid.security import secret
 
 
@@ -42,6 +44,9 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
             stack.callback(Page(job, runner.secret).close)
         record = runner.record = JobRecord(job, runner.host)
         stack.callback(record.close)
+        if record.is_on and runner.host == 0:
+            steps = None if job.profile is None else parse_steps(job.profile)
+            stack.callback(Profiles(record, steps).close)
         verdict = _recorded(runner.run_once(signals), record)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
             _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
