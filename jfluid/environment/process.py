@@ -194,6 +194,10 @@ class SecretVariables(Variables):
         environment.RECORD_DIR,
         "the job's log folder, below which processes of the launcher write their records; empty: they write none",
     )
+    clock_ahead: float | None = variable(
+        environment.CLOCK_AHEAD,
+        "the seconds that this host's clock is ahead of that of host 0, for profiles of several hosts",
+    )
     gang_member: str | None = variable(
         environment.GANG_MEMBER,
         "by which the launcher finds all that a process of its has started, to end it with the job",

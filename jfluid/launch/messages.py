@@ -39,11 +39,36 @@ class Refused(Message):
 
 
 class Start(Message):
-    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0."""
+    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0.
+
+    `record` is the token of the head's record, empty without one; `time` is the head's clock.
+    """
 
     kind: Literal["start"] = "start"
     endpoints: Annotated[list[Endpoints], FailFast()]
     attempt: Natural
+    record: str
+    time: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Recorded(Message):
+    """A piece of a file of a follower's processes: whole lines of a record, or bytes of a part of a profile (base64)."""
+
+    kind: Literal["recorded"] = "recorded"
+    name: Annotated[str, Field(max_length=100)]
+    data: Annotated[str, Field(max_length=1 << 19)]
+    last: bool
+
+
+class Profile(Message):
+    """The head asks the processes of a follower for a profile: the fields of `record.profiles.Request`."""
+
+    kind: Literal["profile"] = "profile"
+    id: Annotated[str, Field(pattern=r"^\w{1,32}$")]
+    first: int | None
+    steps: Natural
+    begin: Annotated[float, Field(allow_inf_nan=False)] | None
+    end: Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class Failed(Message):
@@ -69,7 +94,7 @@ class End(Message):
 
 
 _ANY: TypeAdapter[Message] = TypeAdapter(
-    Annotated[Join | Refused | Start | Failed | Finished | End, Field(discriminator="kind")]
+    Annotated[Join | Refused | Start | Recorded | Profile | Failed | Finished | End, Field(discriminator="kind")]
 )
 
 

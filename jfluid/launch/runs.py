@@ -23,6 +23,7 @@ from jfluid.launch.page import Page
 from jfluid.launch.profiling import Profiles
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
+from jfluid.launch.shipping import named
 from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.record.profiles import parse_steps
 from jfluid.security import secret
@@ -44,6 +45,7 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
             stack.callback(Page(job, runner.secret).close)
         record = runner.record = JobRecord(job, runner.host)
         stack.callback(record.close)
+        runner.share(record)
         if record.is_on and runner.host == 0:
             steps = None if job.profile is None else parse_steps(job.profile)
             stack.callback(Profiles(record, steps).close)
@@ -126,6 +128,9 @@ class _Runner:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
 
+    def share(self, record: JobRecord) -> None:
+        """Let the other hosts' launchers know of the record."""
+
     def _console(self, members: Sequence[Member]) -> Console:
         return Console(shows=lambda member: True, prefixed=False, alone=True)
 
@@ -156,6 +161,10 @@ class _GangRunner(_Runner):
             )
             stack.callback(self.peers.close)
 
+    def share(self, record: JobRecord) -> None:
+        if self.peers is not None:
+            self.peers.share(record)
+
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node, self._reservations)
         if self.peers is None:
@@ -167,7 +176,12 @@ class _GangRunner(_Runner):
             members = agreed
         self.attempt = members.attempt
         try:
-            return self._supervise(self._members(members), signals, self.peers)
+            here = self._members(members)
+            if self.peers is not None:
+                self.peers.begin(members, named(here))
+                ahead = ProcessEnvironment(clock_ahead=members.ahead).to_env()
+                here = [replace(member, env={**member.env, **ahead}) for member in here]
+            return self._supervise(here, signals, self.peers)
         finally:
             if self.peers is not None:
                 self.peers.part()

@@ -229,7 +229,7 @@ def _found(before: Recorder | None) -> Recorder | None:
     }
     try:
         try:
-            watcher = profiles.Watcher(path.parent, role, rank)
+            watcher = profiles.Watcher(path.parent, role, rank, _ahead())
             watcher.look()
             return Recorder(path, bool(folder) or restarts > 0, start, numbers=lambda: _numbers_now(watcher))
         except Taken:  # by the process that has started this one
@@ -240,6 +240,14 @@ def _found(before: Recorder | None) -> Recorder | None:
             raise errors.DataError(f"FLAGS_record_dir: {path}: {error.strerror or error}") from error
         _log.warning("the record %s cannot be written (%s); the job goes on without it", path, error)
         return None
+
+
+def _ahead() -> float:
+    """The seconds that this host's clock is ahead of that of host 0, as the launcher has found."""
+    try:
+        return float(environment.text(environment.CLOCK_AHEAD, "0"))
+    except ValueError:
+        return 0.0
 
 
 def _numbers_now(watcher: profiles.Watcher) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 SUFFIX = ".jsonl"
 LONGEST_NAME = 256
 LONGEST_TEXT = 1 << 16
-_LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 Line = dict[str, Any]
 
@@ -106,7 +106,7 @@ class Tail:
             file.seek(self._position)
             data = file.read()
         end = data.rfind(b"\n") + 1
-        if not end and len(data) > _LONGEST_LINE:
+        if not end and len(data) > LONGEST_LINE:
             end = len(data)  # no line of ours is as long
         self._position += end
         return _decoded(data[:end])

@@ -37,14 +37,12 @@ class Request(NamedTuple):
         id: a short name, of letters and digits.
         first: profile from this step on, counted from 0; None for the next one.
         steps: how many.
-        ahead: seconds that this host's clock is ahead of that of host 0.
         begin, end: of the trainers' profiles, by the clock of host 0, once they are known.
     """
 
     id: str
     first: int | None
     steps: int
-    ahead: float = 0.0
     begin: float | None = None
     end: float | None = None
 
@@ -77,7 +75,7 @@ def read_request(folder: Path) -> Request | None:
         request = Request(**fields)
     except (OSError, ValueError, TypeError):
         return None
-    times = (request.ahead, request.begin or 0.0, request.end or 0.0)
+    times = (request.begin or 0.0, request.end or 0.0)
     whole = type(request.steps) is int and 0 < request.steps <= MOST_STEPS
     if not whole or not isinstance(request.id, str) or not re.fullmatch(r"\w{1,32}", request.id, re.ASCII):
         return None
@@ -178,10 +176,11 @@ class Watcher:
 
     Args:
         folder: the record's.
+        ahead: seconds that this host's clock is ahead of that of host 0.
     """
 
-    def __init__(self, folder: Path, role: str, rank: int):
-        self._folder, self._role, self._rank = folder, role, rank
+    def __init__(self, folder: Path, role: str, rank: int, ahead: float = 0.0):
+        self._folder, self._role, self._rank, self._ahead = folder, role, rank, ahead
         self._seen: tuple[int, int] | None = None
         self._id = self._written = ""
         self._lock = threading.Lock()
@@ -217,12 +216,12 @@ class Watcher:
             CALLS.on = True
         elif request.id != self._written:
             self._written = request.id
-            begin, end = request.begin + request.ahead, request.end + request.ahead
+            begin, end = request.begin + self._ahead, request.end + self._ahead
             self._put(request, step_traces.of_calls(CALLS.between(begin, end)), begin, end)
 
     def _put(self, request: Request, events: list[step_traces.Event], begin: float, end: float) -> None:
         """Write the part of this process, by the clock of host 0."""
-        path, ahead = part_of(self._folder, request.id, self._role, self._rank), request.ahead
+        path, ahead = part_of(self._folder, request.id, self._role, self._rank), self._ahead
         for event in events:
             if "ts" in event:
                 event["ts"] -= ahead * 1e6
