@@ -20,6 +20,8 @@ from jfluid import launcher_pipe, record
 from jfluid.printable import printable
 
 _SECONDS_BETWEEN_UPDATES = 0.1
+_MOST_UPDATES_A_SECOND = 250  # of all ranks of a job, which one launcher takes
+_LONGEST_BETWEEN_UPDATES = 1.0
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 5.0
 # Transfers that end earlier say nothing.
@@ -170,6 +172,9 @@ class Progress:
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._examples = 0
         self._next_update = 0.0
+        self._between = min(
+            max(_SECONDS_BETWEEN_UPDATES, launcher_pipe.ranks() / _MOST_UPDATES_A_SECOND), _LONGEST_BETWEEN_UPDATES
+        )
         self._display = _own_display()
 
     def step(self, examples: int, **metrics: Any) -> None:
@@ -186,7 +191,7 @@ class Progress:
         while self._recent[0][0] < now - _SECONDS_OF_RATE and len(self._recent) > 2:
             self._recent.popleft()
         if now >= self._next_update:
-            self._next_update = now + _SECONDS_BETWEEN_UPDATES
+            self._next_update = now + self._between
             self._show(metrics, done=False)
         else:
             self._metrics = metrics

@@ -134,10 +134,10 @@ def served(found, access=None):
             thread.join(LIMIT)
 
 
-def get(port, path, **headers):
+def get(port, path, method="GET", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:

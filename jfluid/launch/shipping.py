@@ -99,6 +99,7 @@ class Sender:
                         yield _piece(name, data)
                     yield Recorded(name=name, data="", last=True)
                     path.unlink()
+                    path.parent.rmdir()  # which it is not while others write there
 
 
 def _piece(name: str, data: bytes) -> Recorded:

@@ -231,7 +231,8 @@ def _found(before: Recorder | None) -> Recorder | None:
         try:
             watcher = profiles.Watcher(path.parent, role, rank, _ahead())
             watcher.look()
-            return Recorder(path, bool(folder) or restarts > 0, start, numbers=lambda: _numbers_now(watcher))
+            append, ranks = bool(folder) or restarts > 0, launcher_pipe.ranks()
+            return Recorder(path, append, start, numbers=lambda: _numbers_now(watcher), ranks=ranks)
         except Taken:  # by the process that has started this one
             beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
@@ -304,6 +305,7 @@ def _forget() -> None:
     """A process that this one has forked writes no file of this one's."""
     global _state
     _state = _State()
+    PHASES.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -30,6 +30,10 @@ class Phases:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, without a record and a profile: in a process that was forked."""
         self.on = False
         self.steps = 0
         self.events: list[Event] | None = None

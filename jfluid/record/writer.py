@@ -22,6 +22,8 @@ MAX_BYTES = 4 << 20
 SECONDS_BETWEEN_WRITES = 1.0
 # Of `scalars` between two writes so many are all kept, else the extremes of so many parts.
 _MOST_CALLS, _PARTS = 50, 10
+# With more ranks a second of the whole job has about as many lines: each rank has fewer parts, and writes less often.
+_RANKS_OF_PARTS, _RANKS_OF_A_SECOND, _LONGEST_WAIT = 20, 50, 4.0
 _MOST_PENDING = 100_000
 _MOST_NAMES = 1000
 _SECONDS_TO_RETRY = 5.0
@@ -43,6 +45,7 @@ class Recorder:
         max_bytes: how large it becomes before it is thinned.
         seconds: between two writes.
         numbers: called before each write; returns scalars of the moment.
+        ranks: how many processes of the job write records.
 
     Raises OSError when it cannot be opened, and Taken when another process writes it.
     """
@@ -55,7 +58,10 @@ class Recorder:
         max_bytes: int = MAX_BYTES,
         seconds: float = SECONDS_BETWEEN_WRITES,
         numbers: Callable[[], dict[str, float]] = dict,
+        ranks: int = 1,
     ):
+        seconds *= min(max(ranks / _RANKS_OF_A_SECOND, 1.0), _LONGEST_WAIT)
+        self._parts = max(min(_RANKS_OF_PARTS * _PARTS // max(ranks, 1), _PARTS), 1)
         self.path, self._max_bytes, self._seconds, self._numbers = path, max_bytes, seconds, numbers
         self._calls: deque[Call] = deque()
         self._others: deque[tuple[str, float, dict[str, Any]]] = deque()
@@ -119,7 +125,8 @@ class Recorder:
         """The lines of what was added since the last call."""
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         found = [
-            (moment, self._scalars_line(moment, step, values)) for moment, step, values in reduced(self._known(calls))
+            (moment, self._scalars_line(moment, step, values))
+            for moment, step, values in reduced(self._known(calls), self._parts)
         ]
         newest: dict[str, tuple[float, bytes]] = {}  # progress of each loop: the newest tells all
         for kind, moment, fields in [self._others.popleft() for _ in range(len(self._others))]:
@@ -230,11 +237,11 @@ class Recorder:
         self._file, self._size = file, len(kept)
 
 
-def reduced(calls: Sequence[Call]) -> list[Call]:
-    """Return the calls between two writes; of many the last one, and of each name the lowest, the
-    highest and one that is not finite of each of ten parts.
+def reduced(calls: Sequence[Call], parts: int = _PARTS) -> list[Call]:
+    """Return the calls between two writes; of many the last call, and of each name the lowest, the highest and a
+    value that is not finite in each of `parts` parts.
     """
-    if len(calls) <= _MOST_CALLS:
+    if len(calls) <= _MOST_CALLS * parts // _PARTS:
         return [call for call in calls if call[2]]
     by_name: dict[str, list[int]] = {}
     for index, (_, _, values) in enumerate(calls):
@@ -243,7 +250,7 @@ def reduced(calls: Sequence[Call]) -> list[Call]:
     kept: dict[int, set[str]] = {}
     for name, indices in by_name.items():
         column = {index: calls[index][2][name] for index in indices}
-        size = -(-len(indices) // _PARTS)
+        size = -(-len(indices) // parts)
         chosen = {indices[-1]}
         for start in range(0, len(indices), size):
             chosen |= _extremes(indices[start : start + size], column)
