@@ -22,10 +22,10 @@ _MOST_SERIES = 5000
 _MOST_COMPILATIONS = 200
 _MOST_PROGRAMS = 50
 _DEEPEST, _MOST_CHILDREN = 20, 1000  # of a program's graph
-_MOST_HELD, _MOST_OF_ONE = 1_000_000, 4000  # points of a run, and of one of its names
+_MOST_HELD, _MOST_OF_ONE = 400_000, 4000  # points of a run, and of one of its names
 _MOST_IMAGES, _MOST_HISTOGRAMS = 10, 50  # of each name
-_MOST_POINTS = 100_000  # that a page gets when it is loaded
-_FEWEST_POINTS = 100
+_MOST_POINTS = 60_000  # that a page gets when it is loaded
+_FEWEST_POINTS = 20
 _MOST_UPDATES = 120
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_UPDATES = 0.5
@@ -262,7 +262,7 @@ class Run:
         return {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
-            "series": {"\0".join(key): written(fewer(series.points, points)) for key, series in self.series.items()},
+            "series": {"\0".join(key): written(series.few(points)) for key, series in self.series.items()},
             "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],

@@ -13,12 +13,23 @@ class Series:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
+        self._few: tuple[int, int, list[Point]] = 0, 0, []  # of how many, from how many points, and which
 
     def add(self, point: Point, most: int) -> None:
         """Add a point; more than `most` become half as many."""
         self.points.append(point)
         if len(self.points) > most:
             self.points = fewer(self.points, most // 2)
+            self._few = 0, 0, []
+
+    def few(self, most: int) -> list[Point]:
+        """Return about `most` points, as `fewer` does; the points of the last call stay while few were added."""
+        wanted, count, kept = self._few
+        added = len(self.points) - count
+        if wanted != most or added > most // 2:
+            count, kept, added = len(self.points), fewer(self.points, most), 0
+            self._few = most, count, kept
+        return kept + self.points[count:] if added else kept
 
 
 def fewer(points: Sequence[Point], most: int) -> list[Point]:
