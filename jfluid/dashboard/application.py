@@ -225,17 +225,21 @@ def _of(runs: Runs, number: str) -> Any:
 
 async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
     quiet = 0.0
-    while True:
-        quiet += _SECONDS_BETWEEN_EVENTS
-        if since != runs.sequence:
-            latest = runs.sequence
-            for text in runs.updates(since):
-                yield f"data: {text}\n\n"
-            since, quiet = latest, 0.0
-        elif quiet >= _SECONDS_BETWEEN_SIGNS:
-            yield ": still here\n\n"
-            quiet = 0.0
-        await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
+    runs.listeners += 1
+    try:
+        while True:
+            quiet += _SECONDS_BETWEEN_EVENTS
+            if since != runs.sequence:
+                latest = runs.sequence
+                for text in runs.updates(since):
+                    yield f"data: {text}\n\n"
+                since, quiet = latest, 0.0
+            elif quiet >= _SECONDS_BETWEEN_SIGNS:
+                yield ": still here\n\n"
+                quiet = 0.0
+            await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
+    finally:
+        runs.listeners -= 1
 
 
 def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:

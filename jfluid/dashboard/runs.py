@@ -29,6 +29,7 @@ _FEWEST_POINTS = 20
 _MOST_UPDATES = 120
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_UPDATES = 0.5
+_SECONDS_TO_SEND = 1.0  # above the time between two looks of an open page
 _MOST_OF_UPDATE = 400  # points of one name
 _SECONDS_OF_SILENCE = 60.0
 _TEXTS = (
@@ -295,6 +296,8 @@ class Runs:
         self.lock = threading.Lock()
         self.sequence = 0
         self.reading = True  # for the first time
+        self.listeners = 0
+        self._looks, self._wake = 0, threading.Event()
         self._updates: deque[tuple[int, str]] = deque(maxlen=_MOST_UPDATES)
         if not live:
             for run in self.runs:
@@ -311,7 +314,19 @@ class Runs:
     def _watch(self) -> None:
         while True:
             self.look()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            self._looks += 1
+            self._wake.wait(_SECONDS_BETWEEN_LOOKS)
+            self._wake.clear()
+
+    def tell_the_end(self, seconds: float) -> None:
+        """Let the pages that are open see all that was recorded; wait for at most `seconds`, for no page not at all."""
+        deadline, seen = time.monotonic() + seconds, self._looks
+        # the look that goes on may have passed a file already
+        while self.listeners and self._looks < seen + 2 and time.monotonic() < deadline:
+            self._wake.set()
+            time.sleep(0.02)
+        if self.listeners:
+            time.sleep(max(min(_SECONDS_TO_SEND, deadline - time.monotonic()), 0.0))
 
     def look(self) -> None:
         """Read what is new in all runs; what was read is told about twice a second meanwhile."""
