@@ -177,10 +177,12 @@ def event(name: str, **fields: Any) -> None:
 
 
 def _shown(form: Any) -> str:
-    """A shape and a dtype as text."""
-    if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], tuple):
+    """The shapes and dtypes in the form of an argument, as text."""
+    if not isinstance(form, tuple):
+        return ""  # how the parts are put together
+    if len(form) == 2 and isinstance(form[0], tuple) and all(isinstance(size, int) for size in form[0]):
         return f"{list(form[0])} {form[1]}"
-    return str(form)
+    return " ".join(text for text in map(_shown, form) if text)
 
 
 def current() -> Recorder | None:
