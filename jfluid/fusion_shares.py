@@ -57,7 +57,7 @@ def shares_of(module: str) -> dict[str, Shares]:
 
 
 def _computations(module: str) -> dict[str, dict[str, _Instruction]]:
-    """The instructions of each computation, by name."""
+    """Return the instructions of each computation, by name."""
     found: dict[str, dict[str, _Instruction]] = {}
     shapes: dict[str, list[int]] = {}
     current: dict[str, _Instruction] = {}
@@ -77,13 +77,13 @@ def _computations(module: str) -> dict[str, dict[str, _Instruction]]:
 
 
 def _dimensions(shape: str) -> list[int]:
-    """The sizes of an array; of a tuple of arrays those of the first."""
+    """Return the sizes of an array; of a tuple, the sizes of its first array."""
     match = _SHAPE.search(shape)
     return [int(size) for size in match[1].split(",") if size] if match else []
 
 
 def _cost(kind: str, made: list[int], rest: str, shapes: Mapping[str, list[int]]) -> float:
-    """The elements that an instruction makes, times those that are summed up for each."""
+    """Return the number of elements that an instruction makes, times the elements summed up for each."""
     operands = [shapes.get(name, []) for name in _OPERAND.findall(rest.partition(")")[0])]
     summed = 1
     if kind == "dot" and (match := _CONTRACTED.search(rest)) and operands:

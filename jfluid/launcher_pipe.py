@@ -26,7 +26,7 @@ def descriptor() -> int | None:
 
 
 def ranks() -> int:
-    """Return how many trainers the job has; 1 for a script on its own."""
+    """Return the number of trainers of the job; 1 without a launcher."""
     number = environment.text("PADDLE_TRAINERS_NUM", "1")
     return max(int(number), 1) if number.isdecimal() and len(number) < 9 else 1
 

@@ -30,8 +30,9 @@ _MEGABYTE = 10**6
 
 
 class Display(Protocol):
-    """Shows progress reports, dicts with description, step, total, rate, metrics and done; with a
-    unit where not examples are counted.
+    """Display of progress reports.
+
+    A report is a dict with description, step, total, rate, metrics and done; with a unit where not examples are counted.
     """
 
     def show(self, report: dict[str, Any]) -> None: ...
@@ -111,7 +112,7 @@ class BarDisplay:
 
     @property
     def live(self) -> bool:
-        """Whether a bar is on the screen."""
+        """True if a bar is on the screen."""
         return bool(self._tasks)
 
     def print_above(self, text: str) -> None:
@@ -243,7 +244,7 @@ class Transfer:
         self._next_update = self._begin + _SECONDS_OF_SMALL_TRANSFERS
 
     def add(self, count: int) -> None:
-        """Report that so many more bytes have been transferred; by any thread."""
+        """Add `count` transferred bytes; any thread may call it."""
         with self._lock:
             self._bytes += count
             now = time.monotonic()

@@ -108,7 +108,7 @@ def instructions_of(path: Path, clock_ns: int) -> Iterator[Instruction]:
 
 
 def _shares_of_executables() -> dict[str, list[dict[str, Shares]]]:
-    """The shares of operators by instruction, of each executable of a module, of all programs of this process."""
+    """Return the operators' shares by instruction, for each live executable of each module."""
     import jax
 
     found: dict[str, list[dict[str, Shares]]] = defaultdict(list)
@@ -216,7 +216,7 @@ def read_json(path: Path) -> Any:
 
 
 def is_event(event: Mapping[str, Any]) -> bool:
-    """True if an event of a part has the fields of a slice or of a name."""
+    """Return True if an event of a part has the fields of a slice or of a name."""
     named = isinstance(event.get("name"), str) and type(event.get("tid")) is int
     numbers = all(type(event.get(name)) in (int, float) for name in ("ts", "dur"))
     return named and (event.get("ph") == "M" or (event.get("ph") == "X" and numbers))

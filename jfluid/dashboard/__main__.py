@@ -1,9 +1,9 @@
-"""The process in which a launcher has the page of its job served, beside its own work.
+"""The process that serves the page of a launcher's job.
 
     python -m jfluid.dashboard DESCRIPTOR LOG_DIR
 
-DESCRIPTOR is a socket that listens; the key and the metrics' token, or an empty line, come on standard
-input, at whose end the process ends: its launcher is gone then.
+DESCRIPTOR is a listening socket. Standard input has one line: the key and the metrics token, or nothing. The
+process ends at the end of standard input, when its launcher has ended.
 """
 
 import os

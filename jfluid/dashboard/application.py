@@ -1,8 +1,8 @@
-"""The HTTP application of `jfluid dashboard`:
+"""The HTTP application of `jfluid dashboard`.
 
 GET  /                       the page
-GET  /data                   all that is known
-GET  /events?since=N         what has changed since, as server-sent events
+GET  /data                   the state of all runs
+GET  /events?since=N         the changes since update N, as server-sent events
 GET  /log?run=0&name=...     the end of a log, or with &search=... the lines that hold a text
 GET  /export                 the page as one file
 GET  /table?run=0            all numbers of a run (CSV)
@@ -65,8 +65,10 @@ _HEADERS = {
 
 
 class _Guarded:
-    """Answers only requests that have the key, or where there is none, that name this machine: a
-    page of another site whose name leads here does not.
+    """Middleware that refuses requests without the key.
+
+    A page without a key answers requests only if their Host header names this machine, which protects it from DNS
+    rebinding by pages of foreign sites.
     """
 
     def __init__(self, application: ASGIApp, access: Access | None, cookie: str):
@@ -243,7 +245,7 @@ async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
 
 
 def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:
-    """Return what serves the page; `run(sockets=[...])` runs it until the process is told to end."""
+    """Return the server of the page; `run(sockets=[...])` runs it until the process is told to end."""
     return uvicorn.Server(
         uvicorn.Config(
             application(runs, access, listening.getsockname()[1]),

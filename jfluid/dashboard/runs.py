@@ -1,7 +1,6 @@
-"""The runs that a page shows: their records, read as they grow.
+"""The runs that a page shows: records, read while the files grow.
 
-What is in a file of a record is not trusted: fields of other types than expected are passed over,
-and text is shown as text.
+Contents of a record are not trusted: fields of unexpected types are passed over, and text is shown as text.
 """
 
 import json
@@ -53,11 +52,11 @@ _END: Json = {}
 
 
 class Run:
-    """What is known of one run.
+    """The state of one run, from its record.
 
     Args:
-        folder: a job's log folder, or what FLAGS_record_dir named.
-        name: what the page calls it.
+        folder: a job's log folder, or the folder FLAGS_record_dir.
+        name: the run's name on the page.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -84,10 +83,9 @@ class Run:
         self.dropped = 0
 
     def look(self) -> Iterator[Json | None]:
-        """Read what is new.
+        """Read the new lines of all files; yield the changes after each file.
 
-        Gives what changed, after each file that has been read: for pages that have all before it; None where
-        they have to begin anew.
+        A change is for pages with all earlier changes. None tells pages to load the run anew.
         """
         if self.place == self.folder and (self.folder / FOLDER).is_dir():
             self.place = self.folder / FOLDER
@@ -157,7 +155,7 @@ class Run:
                     self._point(owner, PROCESSOR, (line["t"], None, seconds), change)
 
     def _of_label(self, label: str) -> str:
-        """What the launcher calls `rank 0` writes as `trainer 0`."""
+        """Return the process name of a launcher's label: `trainer 0` for `rank 0`."""
         return printable(label.replace("rank ", "trainer ", 1), lines=False)[: lines.LONGEST_NAME]
 
     def _take_compile(self, source: str, line: lines.Line, change: Json) -> None:
@@ -235,7 +233,7 @@ class Run:
         change.setdefault("events", []).append(event)
 
     def _count(self, event: Json) -> None:
-        """Keep which processes run, and how often something has failed."""
+        """Track which processes run, and count failures."""
         what = event.get("event")
         if what == "end" and event["source"] == "launcher 0":
             self.ended = True
@@ -259,7 +257,7 @@ class Run:
     # ---- what a page gets ----------------------------------------------------------------------------
 
     def everything(self, points: int) -> Json:
-        """Return all that is known, with so many points of each name."""
+        """Return the state of the run, with about `points` points of each name."""
         return {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
@@ -284,10 +282,9 @@ class Run:
 
 
 class Runs:
-    """Runs that a thread reads as they grow, and what changed lately.
+    """Runs that a thread reads while the records grow, and the latest changes.
 
-    Raises FileFormatError where a folder has no record, unless it is one of a job that has just
-    begun.
+    Raises FileFormatError where a folder has no record, except for a job that has just begun (`live`).
     """
 
     def __init__(self, folders: Sequence[Path], live: bool = False):
@@ -329,7 +326,7 @@ class Runs:
             time.sleep(max(min(_SECONDS_TO_SEND, deadline - time.monotonic()), 0.0))
 
     def look(self) -> None:
-        """Read what is new in all runs; what was read is told about twice a second meanwhile."""
+        """Read the new lines of all runs, and publish changes about twice a second meanwhile."""
         changes: list[Json] = [{} for _ in self.runs]
         due = time.monotonic() + _SECONDS_BETWEEN_UPDATES
         for place, run in enumerate(self.runs):
@@ -354,7 +351,7 @@ class Runs:
                 self._tell(changes)
 
     def _tell(self, changes: Sequence[Json] | None) -> None:
-        """Keep an update for pages; None has them load all again."""
+        """Keep an update for pages; None makes pages load the runs anew."""
         self.sequence += 1
         told: Json = {"sequence": self.sequence, "reload": changes is None, "reading": self.reading}
         if changes is not None:
@@ -371,7 +368,7 @@ class Runs:
         self._updates.append((self.sequence, json.dumps(told, allow_nan=False)))
 
     def updates(self, since: int) -> Iterator[str]:
-        """Return what changed after an update, or that a page has to load all again."""
+        """Return the updates after number `since`, or an order to load anew if some are gone."""
         with self.lock:
             missed = self.sequence > since and (not self._updates or self._updates[0][0] > since + 1)
             found = [text for number, text in self._updates if number > since]
@@ -394,7 +391,7 @@ class Runs:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell the runs apart."""
+    """Return the shortest ends of paths that tell the runs apart."""
     parts = [folder.absolute().parts for folder in folders]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -404,7 +401,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _join(told: Json, change: Json) -> None:
-    """Add what changed to what had changed before."""
+    """Merge a change into earlier changes."""
     for name, new in change.items():
         if name == "series":
             series = told.setdefault(name, {})
@@ -423,13 +420,13 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    """A whole number that JavaScript has exactly; 0 for anything else."""
+    """Return a whole number that JavaScript represents exactly; 0 for all other values."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and abs(value) < 1 << 53 else 0
 
 
 def _fields(line: lines.Line) -> Json:
-    """The fields of an event that a page shows."""
+    """Return the fields of an event that a page shows."""
     found: Json = {name: _text(line[name]) for name in _TEXTS if isinstance(line.get(name), str)}
     found |= {name: _count(line[name]) for name in _COUNTS if isinstance(line.get(name), int)}
     for table in _TABLES:
@@ -439,7 +436,7 @@ def _fields(line: lines.Line) -> Json:
 
 
 def _tree(node: Any, deepest: int) -> Json:
-    """A node of a program's graph, and the nodes in it."""
+    """Return a checked node of a program's graph, with its children."""
     found = node if isinstance(node, dict) else {}
     children, reads = found.get("children"), found.get("reads")
     return {

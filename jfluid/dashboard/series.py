@@ -9,14 +9,14 @@ Point = tuple[float, int | None, float]  # seconds, step if it is of one, value
 
 
 class Series:
-    """Points in the order in which they were recorded; of very many the extremes of stretches."""
+    """Points in recorded order; of many points, the extremes of stretches."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self._few: tuple[int, int, list[Point]] = 0, 0, []  # of how many, from how many points, and which
 
     def add(self, point: Point, most: int) -> None:
-        """Add a point; more than `most` become half as many."""
+        """Add a point; above `most` points, halve the series."""
         self.points.append(point)
         if len(self.points) > most:
             self.points = fewer(self.points, most // 2)
@@ -49,7 +49,7 @@ def fewer(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _by_time(points: Sequence[Point], count: int) -> list[range]:
-    """The places of points in stretches of equal time."""
+    """Return the places of points in stretches of equal time."""
     first, seconds = points[0][0], points[-1][0] - points[0][0]
     if not 0 < seconds < math.inf:
         return [range(len(points))]
@@ -76,5 +76,5 @@ def _extremes(points: Sequence[Point], stretches: Sequence[range]) -> list[Point
 
 
 def written(points: Sequence[Point]) -> list[list[float | int | str | None]]:
-    """Return points as JSON has them."""
+    """Convert points to JSON lists."""
     return [[round(time, 3), step, lines.written(value)] for time, step, value in points]

@@ -1,4 +1,4 @@
-"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has them together."""
+"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has all subjects."""
 
 from pathlib import Path
 from typing import ClassVar, Literal

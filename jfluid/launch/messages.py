@@ -1,6 +1,4 @@
-"""The messages between the launchers of several hosts: JSON objects, by `kind`; and the reports of a
-script to its launcher.
-"""
+"""Messages between launchers: JSON objects, by `kind`; and reports of a script to its launcher."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -22,7 +20,7 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """A follower joins: the job, its number among the hosts and their count, and the endpoints of its processes."""
+    """Request of a follower to join: the job, the follower's number, the number of hosts, and its endpoints."""
 
     kind: Literal["join"] = "join"
     job: str
@@ -147,7 +145,7 @@ _REPORT: TypeAdapter[Progress | Ending] = TypeAdapter(Progress | Ending)
 
 
 def decode_report(data: bytes) -> dict[str, Any]:
-    """Return a report. Raises MessageError: what a script forks can write into its pipe, too."""
+    """Return a report. Raises MessageError, since forks of a script can write any bytes into its pipe."""
     try:
         return _REPORT.validate_json(data).model_dump()
     except ValidationError:

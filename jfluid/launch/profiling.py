@@ -35,7 +35,7 @@ class Profiles:
         self._thread.start()
 
     def close(self) -> None:
-        """Join what there is, and end."""
+        """Join the parts written so far, and end."""
         self._ended.set()
         self._thread.join()
 
@@ -73,7 +73,7 @@ class Profiles:
         return sorted(folder.glob(f"{role}.*.json.gz"))
 
     def _has_all(self, id: str, role: str) -> bool:
-        """True if each process of a role that has a record has written its part."""
+        """Return True if each process of a role that has a record has written its part."""
         recorded = glob.glob(f"{glob.escape(str(self._folder))}/{role}.*{lines.SUFFIX}")
         return len(self._parts(id, role)) >= len(recorded)
 

@@ -1,4 +1,4 @@
-"""What the launcher of a host writes into the job's record: the job, and what becomes of its processes."""
+"""The launcher's lines in the job's record: the job, and starts, exits and failures of its processes."""
 
 import os
 import platform
@@ -68,7 +68,7 @@ class JobRecord:
         return self._folder / record.FOLDER
 
     def flush(self) -> None:
-        """Write what was recorded so far."""
+        """Write the pending lines."""
         if self._recorder is not None:
             self._recorder.flush()
 
@@ -77,12 +77,12 @@ class JobRecord:
         return {RECORD_DIR: "" if self._recorder is None else str(self._folder)}
 
     def begin(self, members: Sequence[Member]) -> None:
-        """Remove what an earlier job's processes of the same names have written."""
+        """Remove record files that an earlier job left for processes of the same names."""
         if self._recorder is not None:
             _remove(record.file_of(self._folder, member.role, member.rank) for member in members)
 
     def event(self, event: str, member: Member | None = None, **fields: Any) -> None:
-        """Record that something has happened, to a member or to the job."""
+        """Record an event of a member or of the job."""
         if self._recorder is None:
             return
         who = {} if member is None else _named(member)
@@ -102,8 +102,9 @@ class JobRecord:
         )
 
     def usage(self, processes: Mapping[str, int]) -> None:
-        """Record how much memory, and how many seconds of the processor, members have taken, by
-        their labels; `processes` are their numbers. (Elsewhere than on Linux nothing.)
+        """Record the memory and the processor seconds of members, by label.
+
+        `processes` has process ids. Only Linux has these figures.
         """
         if self._recorder is not None:
             found = {label: _usage(number) for label, number in processes.items()}

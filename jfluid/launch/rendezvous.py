@@ -1,8 +1,8 @@
-"""Rendezvous of the launchers of several hosts: they start together, report failures to each other, and end together.
+"""Rendezvous of the launchers of several hosts, which start and end together and report failures.
 
-The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on
+The launcher of host 0 listens at the coordinator's address; followers keep a connection to it, on
 which both sides have proved that they have the job's secret (jfluid.security.sockets). The messages
-are in `messages`: a follower `Join`s, all `Start`, followers report what `Failed` or `Finished`,
+are in `messages`: a follower `Join`s, all `Start`, followers report `Failed` or `Finished`,
 and the `End` is the head's verdict.
 """
 
@@ -72,12 +72,12 @@ class RunMembers:
 
 
 def interruption(node: int, number: int) -> Failure:
-    """Return the failure of a host whose launcher was asked to end by a signal."""
+    """Return the failure that a signal to the launcher of a host counts as."""
     return Failure(f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", "")
 
 
 class _Connection:
-    """One launcher's connection to another."""
+    """A connection between two launchers."""
 
     def __init__(self, connection: sockets.Connection):
         self._connection, self.stream = connection, connection.stream
@@ -107,7 +107,7 @@ class _Connection:
             return None
 
     def takes(self, wait: float) -> bool:
-        """True if data can be sent, at once or within `wait` seconds."""
+        """Return True if data can be sent, at once or within `wait` seconds."""
         ready = select.poll()
         ready.register(self._connection, select.POLLOUT)
         return bool(ready.poll(wait * 1e3))
@@ -156,7 +156,7 @@ class Head:
         return found
 
     def share(self, record: JobRecord) -> None:
-        """Take the records of hosts that do not share the folder, and ask them for profiles."""
+        """Receive the records of hosts that do not share the folder, and forward requests for profiles."""
         self.receiver = Receiver(record)
         self.requests = Requests(record.folder)
 
@@ -206,7 +206,7 @@ class Head:
         return RunMembers(endpoints, self._attempt)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
-        """Whether a newcomer was accepted or rejected; if not, its message has not arrived yet."""
+        """Return True if a newcomer was accepted or rejected, False while its message is missing."""
         messages = connection.messages()
         if messages == []:
             return False
@@ -304,7 +304,7 @@ class Head:
 
 
 class Follower:
-    """The launcher of another host."""
+    """The launcher of a host other than host 0."""
 
     def __init__(self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
@@ -320,7 +320,7 @@ class Follower:
         self.verdict: Verdict | None = None
 
     def share(self, record: JobRecord) -> None:
-        """Send what the processes of this host record, where host 0 does not see it."""
+        """Send the records of this host's processes, unless host 0 sees the folder."""
         self.sender = Sender(record, self._node.rank)
 
     def begin(self, members: RunMembers, here: Sequence[tuple[str, int]]) -> None:
@@ -329,7 +329,7 @@ class Follower:
             self.sender.begin(members.record, here)
 
     def _ship(self, pieces: Iterable[Recorded], wait: float) -> None:
-        """Send pieces of records, as long as host 0 takes them within `wait` seconds each."""
+        """Send pieces of records while host 0 takes each piece within `wait` seconds."""
         for piece in pieces:
             if self._connection is None or not self._connection.takes(wait):
                 return
@@ -381,7 +381,7 @@ class Follower:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
     def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
-        """The head's `Start` when all have joined; None when it has disconnected."""
+        """Return the head's `Start` when all hosts have joined; None when the head has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:
@@ -435,7 +435,7 @@ class Follower:
             self._ship(self.sender.rest(), _SECONDS_TO_SHIP)
 
     def look(self) -> None:
-        """Send what is new of the record."""
+        """Send new lines of the record."""
         if self.sender is not None and self.verdict is None:
             self._ship(self.sender.due(), 0.0)
 

@@ -75,7 +75,7 @@ def _alone(job: Job, clock: Callable[[], float]) -> "_Runner":
 
 
 class _Runner:
-    """Runs a script on its own. `record` is set before the first run."""
+    """Runner of a local job. `record` is set before the first run."""
 
     record: JobRecord
 
@@ -223,9 +223,9 @@ class _GangRunner(_Runner):
 
 
 def _secret(job: GangJob, node: Node) -> str:
-    """The job's secret: of its file, or the environment; else, on one host, a new one.
+    """Return the job's secret: from its file, the environment, or a new secret on a single host.
 
-    Raises JobError on several.
+    Raises JobError on several hosts without a secret.
     """
     try:
         found = secret.from_file(job.secret_file) if job.secret_file is not None else secret.given()
@@ -246,7 +246,7 @@ def _secret(job: GangJob, node: Node) -> str:
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:
-    """The endpoints of all servers and of all trainers: those of the job file, else each host's."""
+    """Return the endpoints of all servers and all trainers, from the job file or from each host."""
     found: tuple[list[str], list[str]] = [], []
     for own in endpoints:
         given = iter(own)
@@ -260,9 +260,7 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
 
 
 def _check_snapshots(job: Job, secret: str) -> None:
-    """Raises JobError when another job writes snapshots there, and when servers would mistake an
-    earlier job's for their own.
-    """
+    """Raise JobError if the snapshot folder belongs to a running job or holds snapshots of an earlier job."""
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
     if snapshots is None:
         return
@@ -280,7 +278,7 @@ def _check_snapshots(job: Job, secret: str) -> None:
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
-    """How many ports the processes on this host need beside those that the job names."""
+    """Return the number of ports for processes on this host without endpoints in the job."""
     if isinstance(job, ParameterServerJob):
         return sum(places for places in (job.servers, job.trainers) if isinstance(places, int))
     assert isinstance(job, CollectiveJob)  # there are no other jobs of several processes
@@ -288,7 +286,7 @@ def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
 
 
 def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
-    """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
+    """Return ports for this launcher's processes: from `first_port` on, or free ports."""
     if node.ports is not None:
         if len(node.ports) < count:
             raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")

@@ -47,7 +47,7 @@ class Sender:
         self.on = False
 
     def begin(self, token: str, members: Sequence[tuple[str, int]]) -> None:
-        """Find out whether host 0 sees this folder; `token` is that of its record, empty without one."""
+        """Find out whether host 0 sees this folder, by the token of host 0's record; empty for no record."""
         self._names = [f"launcher.{self._node}{lines.SUFFIX}"]
         self._names += [f"{role}.{rank}{lines.SUFFIX}" for role, rank in members]
         before, self.on = self.on, self._record.is_on and bool(token) and not self._shares(token)
@@ -107,7 +107,7 @@ def _piece(name: str, data: bytes) -> Recorded:
 
 
 class _Place:
-    """How far a file of lines has been read; one that was thinned goes on behind the last line that was read."""
+    """The read position in a file of lines; in a thinned file it is behind the last line read."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -138,19 +138,19 @@ class _Place:
         return data
 
     def _behind(self, data: bytes) -> int:
-        """The place behind the last line that was read: a thinned file keeps it, a new one has it nowhere."""
+        """Return the position behind the last line that was read, which thinning keeps; 0 in a new file."""
         found = data.rfind(self._last) if self._last else -1
         return found + len(self._last) if found >= 0 else 0
 
 
 class Receiver:
-    """Writes what the followers send beside host 0's record; names that are not theirs are passed over.
+    """Writer of the followers' files beside host 0's record; foreign names are passed over.
 
     Args:
         record: of the launcher of host 0.
 
     Attributes:
-        token: of that record; empty where there is none.
+        token: of host 0's record; empty without a record.
     """
 
     def __init__(self, record: JobRecord):

@@ -1,10 +1,10 @@
-"""The record of a run: what a job's processes know of themselves, as lines in files.
+"""The record of a run: lines in files, from each process of a job.
 
     jfluid.log(step, loss=loss, **{"learning rate": rate})
 
 Each process that `jfluid-launch` has started writes `LOG_DIR/record/ROLE.RANK.jsonl`, and the launcher
-`launcher.HOST.jsonl`; a script on its own does where `FLAGS_record_dir` names a folder. Without
-either, what is logged goes nowhere. `jfluid dashboard LOG_DIR` shows it. A file is bounded: when it
+`launcher.HOST.jsonl`; a script without a launcher writes to the folder `FLAGS_record_dir`. Without
+a launcher and the flag, nothing is recorded. `jfluid dashboard LOG_DIR` shows it. A file is bounded: when it
 has grown to 4 MiB, points that lie close together are left out.
 """
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _State:
-    """What this process records to."""
+    """The recorder of this process, its counters, and its budget of reads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -177,7 +177,7 @@ def event(name: str, **fields: Any) -> None:
 
 
 def _shown(form: Any) -> str:
-    """The shapes and dtypes in the form of an argument, as text."""
+    """Return the shapes and dtypes of an argument's form as text."""
     if not isinstance(form, tuple):
         return ""  # how the parts are put together
     if len(form) == 2 and isinstance(form[0], tuple) and all(isinstance(size, int) for size in form[0]):
@@ -186,7 +186,7 @@ def _shown(form: Any) -> str:
 
 
 def current() -> Recorder | None:
-    """Return what this process records to; None where it does not."""
+    """Return the recorder of this process, or None where nothing is recorded."""
     if _state.changes == flags.changes():
         return _state.recorder
     with _state.lock:
@@ -198,7 +198,7 @@ def current() -> Recorder | None:
 
 
 def file_of(log_dir: str | os.PathLike[str], role: str, rank: int) -> Path:
-    """Return the file of a process of the job whose log folder this is."""
+    """Return the record file of a process of the job with the log folder `log_dir`."""
     return Path(log_dir) / FOLDER / f"{role}.{rank}{lines.SUFFIX}"
 
 
@@ -246,7 +246,7 @@ def _found(before: Recorder | None) -> Recorder | None:
 
 
 def _ahead() -> float:
-    """The seconds that this host's clock is ahead of that of host 0, as the launcher has found."""
+    """Return how many seconds this host's clock is ahead of host 0's clock."""
     try:
         return float(environment.text(environment.CLOCK_AHEAD, "0"))
     except ValueError:
@@ -254,13 +254,13 @@ def _ahead() -> float:
 
 
 def _numbers_now(watcher: profiles.Watcher) -> dict[str, float]:
-    """The scalars that a write adds, after a look for a profile that is asked for."""
+    """Look for a requested profile, and return the scalars that a write adds."""
     watcher.look()
     return PHASES.numbers()
 
 
 def _numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
-    """Scalars as floats; without those that would have to be waited for now."""
+    """Convert scalars to floats; leave out device arrays beyond the budget of reads."""
     found = {}
     for name, value in scalars.items():
         number = value if type(value) is float else _number(name, value)
@@ -293,7 +293,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _may_wait() -> bool:
-    """Whether so few values were waited for lately that another one may be."""
+    """Take a read from the budget; return True if there was one left."""
     now = time.monotonic()
     more = (now - _state.read_at) * _READS_A_SECOND
     _state.reads, _state.read_at = min(_state.reads + more, _BURST), now
@@ -304,7 +304,7 @@ def _may_wait() -> bool:
 
 
 def _forget() -> None:
-    """A process that this one has forked writes no file of this one's."""
+    """Reset the state in a forked process, which must not write the parent's file."""
     global _state
     _state = _State()
     PHASES.forget()

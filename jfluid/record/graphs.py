@@ -43,7 +43,7 @@ def _node(name: str) -> Node:
 
 
 def _path(operator: Operator) -> list[str]:
-    """The names of the nodes in which an operator lies, from the outermost one."""
+    """Return the names of the nodes in which an operator lies, from the outermost one."""
     scopes = str(operator.attrs.get("op_namescope") or "").split("/")
     named = [lines.shortened(name, lines.LONGEST_NAME) for name in scopes if name]
     return [_role(operator), *named[:_DEEPEST], operator.type]
@@ -58,7 +58,7 @@ def _role(operator: Operator) -> str:
 
 
 def _connect(root: Node, operators: Sequence[Operator], paths: Sequence[Sequence[str]]) -> None:
-    """Note in each node which of its siblings it reads from."""
+    """Note in each node the sibling nodes that it reads from."""
     made: dict[str, Sequence[str]] = {}
     for operator, path in zip(operators, paths):
         for name in operator.input_arg_names:
@@ -74,6 +74,6 @@ def _connect(root: Node, operators: Sequence[Operator], paths: Sequence[Sequence
 
 
 def _listed(node: Node) -> Node:
-    """A node as JSON has it."""
+    """Convert a node to JSON."""
     children = [_listed(child) for child in node["children"].values()]
     return {"name": node["name"], "ops": node["ops"], "reads": [*node["reads"]], "children": children}

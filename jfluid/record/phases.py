@@ -44,7 +44,7 @@ class Phases:
         self._told_steps, self._told_at = 0, time.perf_counter()
 
     def phase(self, name: str) -> "_Timed | _Nothing":
-        """Return a context whose duration counts as the phase `name`."""
+        """Return a context that adds its duration to the phase `name`."""
         return _Timed(self, name) if self.on and threading.get_ident() == self._thread else _NOTHING
 
     def add(self, name: str, begin: float, end: float) -> None:
@@ -80,7 +80,7 @@ class Phases:
 
 
 class _Timed:
-    """One phase that goes on."""
+    """A context that times one phase."""
 
     __slots__ = ("_begin", "_name", "_of", "_outer")
 

@@ -90,9 +90,9 @@ def part_of(folder: Path, id: str, role: str, rank: int) -> Path:
 
 
 class StepProfile:
-    """Profiles `steps` steps of this process from step `first` on; `done` gets the profile when they have ended.
+    """Profile of `steps` steps of this process, from step `first` on.
 
-    Phases and steps count until then. Where a trace is being taken already, there are phases alone.
+    `done` gets the profile after the last step. If another JAX trace is running, the profile has phases only.
     """
 
     def __init__(self, first: int | None, steps: int, done: Callable[["StepProfile"], None]):

@@ -32,7 +32,7 @@ Call = tuple[float, int | None, dict[str, float]]
 
 
 class Taken(Exception):
-    """Another process writes this file."""
+    """The file is locked by a different process."""
 
 
 class Recorder:
@@ -86,7 +86,7 @@ class Recorder:
             self._dropped += 1
 
     def add(self, kind: str, fields: Mapping[str, Any], at_once: bool = False) -> None:
-        """Add another line; its numbers are finite, or as `lines.written` has them."""
+        """Add a line of any kind; its numbers are finite, or texts from `lines.written`."""
         if len(self._others) < _MOST_PENDING:
             self._others.append((kind, time.time(), dict(fields)))
         else:
@@ -100,7 +100,7 @@ class Recorder:
             self._write(self._taken())
 
     def close(self) -> None:
-        """Write what is left, and end. What is added afterwards is lost."""
+        """Write the pending lines, and end. Later calls are lost."""
         if self._closed or os.getpid() != self._owner:  # which a forked process is not
             return
         self._closed = True
@@ -122,7 +122,7 @@ class Recorder:
     # ---- what is written ---------------------------------------------------------------------------
 
     def _taken(self) -> bytes:
-        """The lines of what was added since the last call."""
+        """Return the lines added since the last call."""
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         found = [
             (moment, self._scalars_line(moment, step, values))
@@ -144,8 +144,9 @@ class Recorder:
         return lines.encode("scalars", moment, {"step": step, "scalars": fields})
 
     def _known(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The calls with names of which there are not too many: a name made for each step would
-        fill the record, and its page.
+        """Return the calls with the first 1000 names only.
+
+        A name made for each step would fill the record and its page.
         """
         known = []
         for moment, step, values in calls:
@@ -161,7 +162,7 @@ class Recorder:
     # ---- the file ----------------------------------------------------------------------------------
 
     def _open(self, append: bool) -> tuple[int, int]:
-        """A descriptor of the file that no other process writes, and its size."""
+        """Return a locked descriptor of the file, and the file's size."""
         while True:
             file = private_files.create(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
@@ -238,8 +239,9 @@ class Recorder:
 
 
 def reduced(calls: Sequence[Call], parts: int = _PARTS) -> list[Call]:
-    """Return the calls between two writes; of many the last call, and of each name the lowest, the highest and a
-    value that is not finite in each of `parts` parts.
+    """Return the calls between two writes, reduced to extremes if there are many.
+
+    The last call stays. Of each name the lowest, the highest and a non-finite value of each of `parts` parts stay.
     """
     if len(calls) <= _MOST_CALLS * parts // _PARTS:
         return [call for call in calls if call[2]]
@@ -264,7 +266,7 @@ def reduced(calls: Sequence[Call], parts: int = _PARTS) -> list[Call]:
 
 
 def _extremes(indices: Sequence[int], column: Mapping[int, float]) -> set[int]:
-    """Where the lowest and the highest value are, and the first that is not finite."""
+    """Return the indices of the lowest, the highest and the first non-finite value."""
     usual = [index for index in indices if math.isfinite(column[index])]
     found = set()
     if usual:
