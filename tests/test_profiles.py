@@ -50,8 +50,23 @@ def test_steps():
 
 @pytest.mark.process
 def test_some_steps_of_a_script(tmp_path):
-    (tmp_path / "train.py").write_text(STEPS.format(steps=12))
-    command = [sys.executable, "-m", "jfluid", "profile", "--steps", "4:7", "train.py"]
+    (tmp_path / "train.py").write_text(
+        "import sys\nassert sys.argv[1:] == ['--epochs', '3', '--steps', '9']\n" + STEPS.format(steps=12)
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "jfluid",
+        "profile",
+        "train.py",
+        "--steps",
+        "4:7",
+        "--epochs",
+        "3",
+        "--",
+        "--steps",
+        "9",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert "Time by operator type" in done.stdout and "mul" in done.stdout

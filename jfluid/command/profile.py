@@ -16,7 +16,9 @@ _STEPS = "100:110"
 
 def main(arguments: Sequence[str]) -> int:
     """Run a script and profile some of its steps; returns the exit code: 1 where the script ends before them."""
-    options = arguments_parser().parse_args(arguments)
+    own = list(arguments)
+    after = own[own.index("--") + 1 :] if "--" in own else []
+    options, others = arguments_parser().parse_known_args(own[: len(own) - len(after) - 1] if "--" in own else own)
     try:
         first, count = profiles.parse_steps(options.steps)
     except errors.DataError as error:
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     target = Path(options.output)
     profile = profiles.StepProfile(first, count, lambda profile: _write(profile, target, options.sort))
-    words = [*(["-m"] if options.as_module else []), options.target, *options.arguments]
+    words = [*(["-m"] if options.as_module else []), options.target, *others, *after]
     try:
         scripts.run(words, "jfluid profile")
     finally:
@@ -53,9 +55,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid profile",
+        usage="%(prog)s [options] script.py [options and arguments of the script]",
+        allow_abbrev=False,
         description="Runs a script and profiles some of its steps: a trace that https://ui.perfetto.dev opens, and the "
         "time of each operator type. A step is a run of a program with a feed or a fetch, a batch of "
-        "train_from_dataset, or in imperative mode a call of minimize.",
+        "train_from_dataset, or in imperative mode a call of minimize. Options that are none of these are the "
+        "script's, and all that stands behind --.",
         epilog="Exit codes: that of the script; 1 where the script ends before the first of the steps; 2 for steps that "
         "cannot be profiled.",
     )
@@ -66,5 +71,4 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--sort", default="total", choices=columns, help="the column that the table is sorted by (default %(default)s)")
     add("-m", "--module", action="store_true", dest="as_module", help="the target is a module")
     add("target", help="a Python script, or with -m a module")
-    add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     return parser
