@@ -53,6 +53,7 @@ def shown(page, folder, size=(1200, 900)):
         yield
         assert page.complaints() == []
         page.open("about:blank")
+        wait_until(lambda: found.listeners == 0)
 
 
 def test_the_kept_page_shows_all_and_runs_nothing_of_others(page, job, tmp_path):  # noqa: F811

@@ -436,3 +436,19 @@ def test_logging_each_step_costs_less_than_a_hundredth_of_a_millisecond(folder):
     fluid.set_flags({"FLAGS_record_dir": str(folder)})
     assert on < 0.01, f"{on * 1000:.1f} us a step"
     assert off < 0.001, f"{off * 1000:.2f} us a step"
+
+
+def test_many_ranks_write_less(tmp_path, monkeypatch):
+    calls = [(i / 1000, i, {"loss": math.sin(i)}) for i in range(1000)]
+    few, many = (Recorder(tmp_path / f"{ranks}.jsonl", False, {}, ranks=ranks) for ranks in (2, 200))
+    try:
+        assert (few._seconds, many._seconds) == (1.0, 4.0)
+        assert len(writer.reduced(calls, few._parts)) <= 21 and len(writer.reduced(calls, many._parts)) <= 3
+    finally:
+        few.close()
+        many.close()
+    between = []
+    for ranks in ("1", "200", "9999", "nonsense"):
+        monkeypatch.setenv("PADDLE_TRAINERS_NUM", ranks)
+        between.append(progress.Progress()._between)
+    assert between == [0.1, 0.8, 1.0, 0.1]

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jfluid import errors
 from jfluid.job import JobError, address
@@ -68,7 +68,7 @@ class RunMembers:
     endpoints: list[list[str]]
     attempt: int
     record: str = ""
-    ahead: float = 0.0
+    ahead: float = field(default=0.0, compare=False)
 
 
 def interruption(node: int, number: int) -> Failure:
