@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import errors, flags, kept_files, processes
+from jfluid import errors, flags, kept_files, processes, record
 from jfluid.compile import feeds as feeding
 from jfluid.compile import memory
 from jfluid.compile.executables import most_bytes
@@ -223,6 +223,7 @@ class Engine:
             key += pipeline, tuple(o.attrs.get("op_device") for o in program.global_block().ops)
 
         def compiled() -> Step:
+            record.program(program)
             planned = plan(program, names, fetches)
             if pipeline is not None:
                 sections = placement_of(planned, pipeline, self.place)

@@ -12,6 +12,7 @@ from jfluid.fetch_handler import FetchHandler
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import default_main_program
 from jfluid.places import Place, place_to_run
+from jfluid.record.phases import PHASES
 from jfluid.scope import Scope, global_scope, scope_guard
 
 __all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]
@@ -89,6 +90,23 @@ class Executor:
         if (predictor := getattr(program, "_predictor", None)) is not None:
             outputs: list[Any] = predictor.run(feed)
             return outputs
+        with PHASES.phase("compute"):
+            values = self._run(program, feed, fetch_list, scope, return_numpy, return_merged, use_prune)
+        if feed or fetch_list:
+            PHASES.step()
+        return values
+
+    def _run(
+        self,
+        program: Any,
+        feed: Any,
+        fetch_list: Sequence[Any] | None,
+        scope: Scope,
+        return_numpy: bool,
+        return_merged: bool,
+        use_prune: bool,
+    ) -> list[Any]:
+        """Run a program that is no predictor's; the arguments are those of `run`."""
         try:
             if return_numpy and not use_prune:
                 repeat = self.engine.repeats.find(program, fetch_list, scope)

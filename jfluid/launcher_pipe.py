@@ -25,6 +25,12 @@ def descriptor() -> int | None:
     return int(number) if launcher == str(os.getppid()) else None
 
 
+def ranks() -> int:
+    """Return the number of trainers of the job; 1 without a launcher."""
+    number = environment.text("PADDLE_TRAINERS_NUM", "1")
+    return max(int(number), 1) if number.isdecimal() and len(number) < 9 else 1
+
+
 def send(pipe: int, message: dict[str, Any]) -> None:
     """Send one message. A launcher that has ended does not end the training."""
     with contextlib.suppress(OSError):

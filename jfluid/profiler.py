@@ -1,15 +1,12 @@
 """Profiling: a trace for Perfetto or TensorBoard, and a table of the time that each operator type takes.
 
-XLA fuses operators, so a row of the table is the time of the XLA instructions whose root comes from
-operators of that type; what was fused into them counts there, too.
+XLA fuses operators. The table gives the time of a fused instruction to the operators in it, by their cost.
 """
 
 import contextlib
-import re
 import shutil
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jfluid import errors, private_files
+from jfluid import errors, private_files, step_traces
 from jfluid.printable import printable
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
@@ -26,7 +23,6 @@ __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "sto
 _STATES = ("CPU", "GPU", "All")
 _SORTS = (None, "default", "calls", "total", "max", "min", "ave")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")
-_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE)
 
 _PATH = "/tmp/profile"  # Fluid's default
 
@@ -52,7 +48,7 @@ def start_profiler(state: str, tracer_option: str = "Default") -> None:
         raise errors.ProgramError(f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}")
     folder = tempfile.mkdtemp(prefix="jfluid-profile-")
     try:
-        jax.profiler.start_trace(folder)
+        _start_trace(folder)
     except RuntimeError:
         shutil.rmtree(folder)
         raise
@@ -91,7 +87,7 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
         for part in Path(folder).iterdir():
             shutil.copytree(part, Path(profile_path) / part.name, dirs_exist_ok=True)
         (trace,) = (path for path in Path(folder).rglob("*.xplane.pb"))
-        _print(
+        print_times(
             operator_times(str(trace)),
             sorted_key,
             str(Path(profile_path) / trace.relative_to(folder)),
@@ -131,7 +127,14 @@ def reset_profiler() -> None:
     if _trace_dir is not None:
         jax.profiler.stop_trace()
         shutil.rmtree(_trace_dir)
-        jax.profiler.start_trace(_trace_dir)
+        _start_trace(_trace_dir)
+
+
+def _start_trace(folder: str) -> None:
+    """Start JAX's trace, without the frames of Python functions, of which there are thousands a step."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(folder, profiler_options=options)
 
 
 @contextlib.contextmanager
@@ -148,46 +151,15 @@ def cuda_profiler(output_file: str, output_mode: str | None = None, config: list
 
 
 def operator_times(trace: str) -> dict[str, list[float]]:
-    """Return the milliseconds of each XLA instruction in a trace file, by the type of the operator that it comes from."""
-    runs: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
-    for plane in jax.profiler.ProfileData.from_file(trace).planes:
-        for line in plane.lines:
-            for event in line.events:
-                stats = dict(event.stats)
-                module, instruction = str(stats.get("hlo_module")), stats.get("hlo_op")
-                if instruction is not None and module.startswith("jit_fluid_"):
-                    runs[module, stats.get("program_id", 0)].append((instruction, event.duration_ns / 1e6))
-    executables = _operators_of_instructions()
-    times: dict[str, list[float]] = defaultdict(list)
-    for (module, _), events in runs.items():
-        ran = {instruction for instruction, _ in events}
-        # A program is compiled once per shapes and fetches, always under its one name: take what
-        # fits the instructions.
-        types = max(executables.get(module, [{}]), key=lambda known: len(ran & known.keys()))
-        for instruction, duration in events:
-            times[types.get(instruction, "(XLA)")].append(duration)
-    return dict(times)
+    """Return the milliseconds of XLA instructions in a trace file, by operator type.
+
+    The time of a fused instruction is shared among the operators in it, by their cost (`jfluid.fusion_shares`).
+    """
+    return step_traces.times_of(step_traces.instructions_of(Path(trace), 0))
 
 
-def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
-    """Return instruction -> operator type, of each executable of a module, for all programs compiled in this process."""
-    found: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for device in {d.client: d for d in jax.devices()}.values():
-        for executable in device.client.live_executables():
-            for module in executable.hlo_modules():
-                if module.name.startswith("jit_fluid_"):
-                    instructions = _INSTRUCTION.findall(module.to_string())
-                    found[module.name].append({name: _operator_type(path) for name, path in instructions})
-    return found
-
-
-def _operator_type(path: str) -> str:
-    """Return the scope in which the lowering ran the operator: the first part of the path after `jit(...)`."""
-    parts = [p for p in path.split("/") if p and not p.startswith("jit(")]
-    return re.sub(r"^(?:\w+\()*|\)+$", "", parts[0]) if len(parts) > 1 else "(XLA)"
-
-
-def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> None:
+def print_times(times: Mapping[str, Sequence[float]], sorted_by: str | None, trace: str) -> None:
+    """Print the table of the time by operator type, and where the trace is."""
     total = sum(map(sum, times.values())) or 1.0
     rows: list[dict[str, Any]] = [
         {
@@ -203,7 +175,7 @@ def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> 
     ]
     if sorted_by not in (None, "default"):
         rows.sort(key=lambda row: -row[sorted_by])
-    table = Table(title="Time by operator type (ms)")
+    table = Table(title="Time by operator type (ms); the time of a fused kernel is shared among its operators")
     for column in ("Event", "Calls", "Total", "Min.", "Max.", "Ave.", "Ratio."):
         table.add_column(column, justify="left" if column == "Event" else "right")
     for row in rows:

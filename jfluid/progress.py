@@ -20,6 +20,8 @@ from jfluid import launcher_pipe, record
 from jfluid.printable import printable
 
 _SECONDS_BETWEEN_UPDATES = 0.1
+_MOST_UPDATES_A_SECOND = 250  # of all ranks of a job, which one launcher takes
+_LONGEST_BETWEEN_UPDATES = 1.0
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 5.0
 # Transfers that end earlier say nothing.
@@ -28,8 +30,9 @@ _MEGABYTE = 10**6
 
 
 class Display(Protocol):
-    """Shows progress reports, dicts with description, step, total, rate, metrics and done; with a
-    unit where not examples are counted.
+    """Display of progress reports.
+
+    A report is a dict with description, step, total, rate, metrics and done; with a unit where not examples are counted.
     """
 
     def show(self, report: dict[str, Any]) -> None: ...
@@ -109,7 +112,7 @@ class BarDisplay:
 
     @property
     def live(self) -> bool:
-        """Whether a bar is on the screen."""
+        """True if a bar is on the screen."""
         return bool(self._tasks)
 
     def print_above(self, text: str) -> None:
@@ -170,6 +173,9 @@ class Progress:
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._examples = 0
         self._next_update = 0.0
+        self._between = min(
+            max(_SECONDS_BETWEEN_UPDATES, launcher_pipe.ranks() / _MOST_UPDATES_A_SECOND), _LONGEST_BETWEEN_UPDATES
+        )
         self._display = _own_display()
 
     def step(self, examples: int, **metrics: Any) -> None:
@@ -186,7 +192,7 @@ class Progress:
         while self._recent[0][0] < now - _SECONDS_OF_RATE and len(self._recent) > 2:
             self._recent.popleft()
         if now >= self._next_update:
-            self._next_update = now + _SECONDS_BETWEEN_UPDATES
+            self._next_update = now + self._between
             self._show(metrics, done=False)
         else:
             self._metrics = metrics
@@ -238,7 +244,7 @@ class Transfer:
         self._next_update = self._begin + _SECONDS_OF_SMALL_TRANSFERS
 
     def add(self, count: int) -> None:
-        """Report that so many more bytes have been transferred; by any thread."""
+        """Add `count` transferred bytes; any thread may call it."""
         with self._lock:
             self._bytes += count
             now = time.monotonic()

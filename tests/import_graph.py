@@ -23,11 +23,13 @@ LAYERS = (
         "errors",
         "fetched_array",
         "field_types",
+        "fusion_shares",
         "inlining",
         "protobuf_fields",
         "startup",
     },
     {"environment", "private_files"},
+    {"step_traces"},
     {
         "average",
         "compiled_kernels",

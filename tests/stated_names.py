@@ -24,6 +24,7 @@ READERS_OWN = {
     "train.py",
     "old_train.py",
     "script.py",
+    "profile.json",
     "job.yaml",
     "clicks.py",
     "clicks/train.py",

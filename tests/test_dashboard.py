@@ -134,10 +134,10 @@ def served(found, access=None):
             thread.join(LIMIT)
 
 
-def get(port, path, **headers):
+def get(port, path, method="GET", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:
@@ -597,3 +597,20 @@ def test_event_files(job, tmp_path):
         3,
     )
     assert "wrong" not in by_tag and by_tag["train: loss"].simple_value == 1 and by_tag["far"]
+
+
+def test_points_that_are_thinned_often_stay_evenly_apart():
+    held = series.Series()
+    for i in range(5000):
+        held.add((float(i), i, math.sin(i)), 200)
+    times = [time for time, _, _ in held.points]
+    gaps = [b - a for a, b in zip(times, times[1:])]
+    assert len(held.points) <= 200 and max(gaps) < 300
+    assert held.few(1000) == held.points and len(held.few(20)) <= 30
+    held.add((5000.0, 5000, 0.0), 1000)
+    assert held.few(20)[-1] == (5000.0, 5000, 0.0)
+
+
+@pytest.mark.parametrize("times", [[5.0] * 500, [float(i % 2) for i in range(500)], [-1e308, 1e308] * 250])
+def test_times_in_any_order_are_bounded(times):
+    assert len(series.fewer([(time, i, float(i)) for i, time in enumerate(times)], 50)) <= 60

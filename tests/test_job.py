@@ -12,7 +12,7 @@ from tests.fuzz.harness import fuzzed
 
 KEYS = (
     "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, record, dashboard, "
-    "stall_timeout, max_restarts"
+    "profile, stall_timeout, max_restarts"
 )
 
 
@@ -53,6 +53,7 @@ def test_defaults():
         "log_backups": 1,
         "record": True,
         "dashboard": None,
+        "profile": None,
         "stall_timeout": None,
         "max_restarts": 0,
     }

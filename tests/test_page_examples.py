@@ -53,6 +53,7 @@ _SOURCES = {
     "jfluid check-device": "jfluid/check_device/__main__.py",
     "jfluid bench": "benchmarks/bench.py",
     "jfluid dashboard": "jfluid/command/dashboard.py",
+    "jfluid profile": "jfluid/command/profile.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

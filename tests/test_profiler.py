@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, profiler
+from jfluid import errors, profiler, step_traces
 
 
 def _run(times=2):
@@ -41,16 +41,16 @@ def test_executables_of_one_program_are_told_apart(tmp_path, monkeypatch):
     with profiler.profiler("All", None, str(tmp_path)):
         step()
     (trace,) = tmp_path.rglob("*.xplane.pb")
-    real = profiler._operators_of_instructions()
+    real = step_traces._shares_of_executables()
     # The same program compiled for other shapes: it shares one instruction's name and has others of
     # its own.
     others = {
-        module: [dict.fromkeys([*list(known)[:1], "else.1", "else.2"], "other") for known in executables]
+        module: [{name: {"other": 1.0} for name in [*list(known)[:1], "else.1", "else.2"]} for known in executables]
         for module, executables in real.items()
     }
     for order in ((others, real), (real, others)):
         both = {module: order[0][module] + order[1][module] for module in real}
-        monkeypatch.setattr(profiler, "_operators_of_instructions", lambda both=both: both)
+        monkeypatch.setattr(step_traces, "_shares_of_executables", lambda both=both: both)
         times = profiler.operator_times(str(trace))
         assert "other" not in times and {"mul", "mul_grad"} <= set(times)
 
@@ -76,9 +76,9 @@ def test_start_reset_stop(tmp_path, capsys):
 
 
 def test_rows_are_sorted(capsys):
-    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "total", "t")
-    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "calls", "t")
-    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "default", "t")
+    profiler.print_times({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "total", "t")
+    profiler.print_times({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "calls", "t")
+    profiler.print_times({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "default", "t")
     rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert "".join(row[0] for row in rows) == "bacacbabc"
     assert rows[0] == ["b", "1", "5.0000", "5.0000", "5.0000", "5.0000", "0.4762"]

@@ -20,6 +20,7 @@ import jfluid as fluid
 from jfluid import errors, progress, record
 from jfluid.fetch_handler import FetchHandler, Watch
 from jfluid.record import lines, thinning, writer
+from jfluid.record.phases import PREFIX
 from jfluid.record.writer import Recorder, Taken
 
 
@@ -28,7 +29,9 @@ def read(path):
 
 
 def scalars(path):
-    return [(line["step"], line["scalars"]) for line in read(path) if line["kind"] == "scalars"]
+    found = [(line["step"], line["scalars"]) for line in read(path) if line["kind"] == "scalars"]
+    # the phases of steps come with the second in which they end
+    return [(step, values) for step, values in found if not any(name.startswith(PREFIX) for name in values)]
 
 
 @pytest.fixture
@@ -436,3 +439,19 @@ def test_logging_each_step_costs_less_than_a_hundredth_of_a_millisecond(folder):
     fluid.set_flags({"FLAGS_record_dir": str(folder)})
     assert on < 0.01, f"{on * 1000:.1f} us a step"
     assert off < 0.001, f"{off * 1000:.2f} us a step"
+
+
+def test_many_ranks_write_less(tmp_path, monkeypatch):
+    calls = [(i / 1000, i, {"loss": math.sin(i)}) for i in range(1000)]
+    few, many = (Recorder(tmp_path / f"{ranks}.jsonl", False, {}, ranks=ranks) for ranks in (2, 200))
+    try:
+        assert (few._seconds, many._seconds) == (1.0, 4.0)
+        assert len(writer.reduced(calls, few._parts)) <= 21 and len(writer.reduced(calls, many._parts)) <= 3
+    finally:
+        few.close()
+        many.close()
+    between = []
+    for ranks in ("1", "200", "9999", "nonsense"):
+        monkeypatch.setenv("PADDLE_TRAINERS_NUM", ranks)
+        between.append(progress.Progress()._between)
+    assert between == [0.1, 0.8, 1.0, 0.1]

@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "export": "a saved model as StableHLO, JAX or ONNX",
     "serve": "a saved model over HTTP",
     "dashboard": "the page of jobs that run or have ended",
+    "profile": "some steps of a script, as a trace for Perfetto and a table of the time by operator",
     "install-alias": "`import paddle` finds jfluid for good, in this environment",
     "check-device": "what works on this machine's devices, and how fast",
     "bench": "the figures of the performance page, in a checkout",

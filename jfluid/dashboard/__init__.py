@@ -1,1 +1,1 @@
-"""The page of a job: what its record and its logs hold, live or afterwards (`docs/dashboard.md`)."""
+"""The page of a job: its record and its logs, live or afterwards (`docs/dashboard.md`)."""

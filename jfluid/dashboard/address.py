@@ -1,4 +1,4 @@
-"""Where a page is, and who may see it."""
+"""The address of a page, and the key that it needs."""
 
 import socket
 from typing import NamedTuple
@@ -7,8 +7,9 @@ from jfluid.security import secret
 
 
 class Access(NamedTuple):
-    """What shows that somebody may see a page where others can connect: the key in its link, and for
-    its metrics alone a token. Both follow from the job's secret and do not reveal it.
+    """The key in a page's link, and the token for its metrics.
+
+    Both derive from the job's secret and do not reveal it.
     """
 
     key: str
@@ -16,7 +17,7 @@ class Access(NamedTuple):
 
 
 def access_of(host: str, job_secret: str) -> Access | None:
-    """Return what is asked for at an address; None where only this machine can connect."""
+    """Return the key and token of a page at `host`, or None if `host` is a loopback address."""
     if secret.is_loopback(host):
         return None
     key = secret.key_for(job_secret, "dashboard").hex()

@@ -1,17 +1,22 @@
-"""The HTTP application of `jfluid dashboard`:
+"""The HTTP application of `jfluid dashboard`.
 
 GET  /                       the page
-GET  /data                   all that is known
-GET  /events?since=N         what has changed since, as server-sent events
+GET  /data                   the state of all runs
+GET  /events?since=N         the changes since update N, as server-sent events
 GET  /log?run=0&name=...     the end of a log, or with &search=... the lines that hold a text
 GET  /export                 the page as one file
 GET  /table?run=0            all numbers of a run (CSV)
 GET  /metrics                the newest numbers, for Prometheus
+POST /profile?run=0&steps=10 have the next steps of all trainers profiled
+GET  /profile?run=0&name=... the trace of a profile
 """
 
 import asyncio
 import hmac
+import os
+import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,13 +27,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from jfluid.dashboard import exports, logs
 from jfluid.dashboard.address import Access
 from jfluid.dashboard.metrics import registry
-from jfluid.dashboard.runs import Runs
+from jfluid.dashboard.runs import Run, Runs
+from jfluid.record import profiles
 
 try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import (
+        FileResponse,
         HTMLResponse,
         JSONResponse,
         PlainTextResponse,
@@ -44,6 +51,9 @@ except ModuleNotFoundError as error:
 _SECONDS_BETWEEN_EVENTS = 0.5
 _SECONDS_BETWEEN_SIGNS = 15.0  # by which a connection that is gone is found
 _MOST_CONNECTIONS = 200
+_SECONDS_OF_PROFILE = 60.0
+_PROFILE = re.compile(r"profile-\w{1,32}\.json\.gz", re.ASCII)
+_OWN_HEADER = "x-jfluid-dashboard"
 _HEADERS = {
     "content-security-policy": "",  # the page's, once it is read
     "x-content-type-options": "nosniff",
@@ -55,8 +65,10 @@ _HEADERS = {
 
 
 class _Guarded:
-    """Answers only requests that have the key, or where there is none, that name this machine: a
-    page of another site whose name leads here does not.
+    """Middleware that refuses requests without the key.
+
+    A page without a key answers requests only if their Host header names this machine, which protects it from DNS
+    rebinding by pages of foreign sites.
     """
 
     def __init__(self, application: ASGIApp, access: Access | None, cookie: str):
@@ -156,6 +168,18 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
     def metrics(request: Request) -> Response:
         return Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
 
+    def profile(request: Request) -> Response:
+        run = _of(runs, request.query_params.get("run", "0"))
+        if run is None:
+            return PlainTextResponse("there is no such run", 404)
+        if request.method == "POST":
+            return _begun(run, request)
+        name = request.query_params.get("name", "")
+        path = run.folder / name
+        if not _PROFILE.fullmatch(name) or not path.is_file():
+            return PlainTextResponse("there is no such profile", 404)
+        return FileResponse(path, media_type="application/gzip", filename=name)
+
     paths = {
         "/": page,
         "/data": data,
@@ -166,7 +190,30 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
         "/metrics": metrics,
     }
     routes = [Route(path, answer) for path, answer in paths.items()]
+    routes.append(Route("/profile", profile, methods=["GET", "POST"]))
     return _Guarded(Starlette(routes=routes), access, f"jfluid-dashboard-{port}")
+
+
+def _begun(run: Run, request: Request) -> Response:
+    """Ask the processes of a run that goes on for a profile."""
+    if request.headers.get(_OWN_HEADER) != "1":  # which a page of another site cannot send
+        return PlainTextResponse(f"the header {_OWN_HEADER}: 1 is missing", 403)
+    wanted = request.query_params.get("steps", "")
+    steps = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else 0
+    if not 0 < steps <= profiles.MOST_STEPS:
+        return PlainTextResponse(f"steps: expected 1 to {profiles.MOST_STEPS}, found {wanted[:20]!r}", 400)
+    if not run.is_live:
+        return PlainTextResponse("the job has ended, or no launcher has started it", 409)
+    before = profiles.read_request(run.place)
+    if before is not None and not profiles.file_of(run.place, before.id).exists():
+        age = time.time() - os.stat(run.place / profiles.REQUEST).st_mtime
+        if age < _SECONDS_OF_PROFILE:
+            return PlainTextResponse("another profile is being taken; it appears on the timeline", 409)
+    try:
+        profiles.write_request(run.place, profiles.Request(profiles.fresh_id(), None, steps))
+    except OSError as error:
+        return PlainTextResponse(f"the request cannot be written: {error.strerror}", 500)
+    return PlainTextResponse(f"the next {steps} steps are profiled; the trace appears on the timeline", 202)
 
 
 def _saved(name: str) -> dict[str, str]:
@@ -180,21 +227,25 @@ def _of(runs: Runs, number: str) -> Any:
 
 async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
     quiet = 0.0
-    while True:
-        quiet += _SECONDS_BETWEEN_EVENTS
-        if since != runs.sequence:
-            latest = runs.sequence
-            for text in runs.updates(since):
-                yield f"data: {text}\n\n"
-            since, quiet = latest, 0.0
-        elif quiet >= _SECONDS_BETWEEN_SIGNS:
-            yield ": still here\n\n"
-            quiet = 0.0
-        await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
+    runs.listeners += 1
+    try:
+        while True:
+            quiet += _SECONDS_BETWEEN_EVENTS
+            if since != runs.sequence:
+                latest = runs.sequence
+                for text in runs.updates(since):
+                    yield f"data: {text}\n\n"
+                since, quiet = latest, 0.0
+            elif quiet >= _SECONDS_BETWEEN_SIGNS:
+                yield ": still here\n\n"
+                quiet = 0.0
+            await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
+    finally:
+        runs.listeners -= 1
 
 
 def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:
-    """Return what serves the page; `run(sockets=[...])` runs it until the process is told to end."""
+    """Return the server of the page; `run(sockets=[...])` runs it until the process is told to end."""
     return uvicorn.Server(
         uvicorn.Config(
             application(runs, access, listening.getsockname()[1]),

@@ -14,7 +14,7 @@ from jfluid.record import lines
 
 
 def write(run: Run, folder: Path) -> None:
-    """Write all numbers, images and histograms of a run, those of each process in a folder of its own.
+    """Write all numbers, images and histograms of a run, with one folder for each process.
 
     Raises DependencyError where tensorboardX is not installed.
     """
@@ -45,7 +45,7 @@ def _add(writer: Any, values: list[dict[str, Any]], line: lines.Line) -> None:
 
 
 def _values(line: lines.Line) -> list[dict[str, Any]]:
-    """The fields of `Summary.Value` that a line gives."""
+    """Return the fields of `Summary.Value` that a line gives."""
     if line["kind"] == "image":
         return _image(line)
     if line["kind"] == "histogram":

@@ -30,7 +30,7 @@ def page() -> str:
 
 @functools.cache
 def policy() -> str:
-    """Return the page's content security policy: its own script and style, and nothing from elsewhere."""
+    """Return the page's content security policy, which allows the script and style of the page only."""
     hashes = {
         tag: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -81,7 +81,7 @@ def table(run: Run) -> Iterator[str]:
 
 
 def numbers_of(line: lines.Line) -> dict[str, float]:
-    """Return the numbers of a line by name, those of progress behind its description."""
+    """Return the numbers of a line by name; progress metrics follow the loop's description."""
     if not isinstance(line.get("step", 0), int | None):
         return {}
     if line["kind"] == "scalars":

@@ -1,4 +1,4 @@
-"""The ends of a job's logs, and the lines in them that hold a text."""
+"""The ends of a job's logs, and searches in logs."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TAIL = 64 << 10
 
 
 def names(folder: Path) -> list[str]:
-    """Return the names of the logs in a job's folder: the current one of each process before older ones."""
+    """Return the names of the logs in a job's folder: current logs before rotated logs."""
     try:
         found = [path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
     except OSError:
@@ -62,7 +62,7 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _from_the_end(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its last one on; one longer than a megabyte in pieces."""
+    """Return the lines of a file from the end; lines longer than a megabyte come in pieces."""
     with path.open("rb") as file:
         position = file.seek(0, 2)
         end = max(position - _SEARCHED, 0)

@@ -1,4 +1,4 @@
-"""A job's newest numbers for Prometheus: those of all its processes, at one address."""
+"""A job's newest numbers for Prometheus, of all its processes at one address."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from jfluid.record import lines
 
 
 class _JobMetrics:
-    """Tells Prometheus what is known of runs when it asks."""
+    """Prometheus collector of the newest numbers of runs."""
 
     def __init__(self, runs: Runs):
         self._runs = runs
@@ -30,7 +30,7 @@ class _JobMetrics:
 
 
 def registry(runs: Runs) -> CollectorRegistry:
-    """Return what Prometheus's own functions write out."""
+    """Return a Prometheus registry with the metrics of runs."""
     found = CollectorRegistry()
     found.register(_JobMetrics(runs))
     return found

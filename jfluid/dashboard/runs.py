@@ -1,7 +1,6 @@
-"""The runs that a page shows: their records, read as they grow.
+"""The runs that a page shows: records, read while the files grow.
 
-What is in a file of a record is not trusted: fields of other types than expected are passed over,
-and text is shown as text.
+Contents of a record are not trusted: fields of unexpected types are passed over, and text is shown as text.
 """
 
 import json
@@ -20,13 +19,16 @@ from jfluid.record import FOLDER, lines
 _MOST_EVENTS = 5000
 _MOST_SERIES = 5000
 _MOST_COMPILATIONS = 200
-_MOST_HELD, _MOST_OF_ONE = 1_000_000, 4000  # points of a run, and of one of its names
+_MOST_PROGRAMS = 50
+_DEEPEST, _MOST_CHILDREN = 20, 1000  # of a program's graph
+_MOST_HELD, _MOST_OF_ONE = 400_000, 4000  # points of a run, and of one of its names
 _MOST_IMAGES, _MOST_HISTOGRAMS = 10, 50  # of each name
-_MOST_POINTS = 100_000  # that a page gets when it is loaded
-_FEWEST_POINTS = 100
+_MOST_POINTS = 60_000  # that a page gets when it is loaded
+_FEWEST_POINTS = 20
 _MOST_UPDATES = 120
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_UPDATES = 0.5
+_SECONDS_TO_SEND = 1.0  # above the time between two looks of an open page
 _MOST_OF_UPDATE = 400  # points of one name
 _SECONDS_OF_SILENCE = 60.0
 _TEXTS = (
@@ -50,11 +52,11 @@ _END: Json = {}
 
 
 class Run:
-    """What is known of one run.
+    """The state of one run, from its record.
 
     Args:
-        folder: a job's log folder, or what FLAGS_record_dir named.
-        name: what the page calls it.
+        folder: a job's log folder, or the folder FLAGS_record_dir.
+        name: the run's name on the page.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -70,19 +72,20 @@ class Run:
         self.images: dict[tuple[str, str], deque[Json]] = {}
         self.histograms: dict[tuple[str, str], deque[Json]] = {}
         self.compilations: deque[Json] = deque(maxlen=_MOST_COMPILATIONS)
+        self.programs: dict[str, Json] = {}  # by fingerprint
         self.processes: dict[str, Json] = {}
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
         self.failures = 0
+        self.ended = False
         self.job: Json = {}
         self.newest = 0.0
         self.dropped = 0
 
     def look(self) -> Iterator[Json | None]:
-        """Read what is new.
+        """Read the new lines of all files; yield the changes after each file.
 
-        Gives what changed, after each file that has been read: for pages that have all before it; None where
-        they have to begin anew.
+        A change is for pages with all earlier changes. None tells pages to load the run anew.
         """
         if self.place == self.folder and (self.folder / FOLDER).is_dir():
             self.place = self.folder / FOLDER
@@ -152,7 +155,7 @@ class Run:
                     self._point(owner, PROCESSOR, (line["t"], None, seconds), change)
 
     def _of_label(self, label: str) -> str:
-        """What the launcher calls `rank 0` writes as `trainer 0`."""
+        """Return the process name of a launcher's label: `trainer 0` for `rank 0`."""
         return printable(label.replace("rank ", "trainer ", 1), lines=False)[: lines.LONGEST_NAME]
 
     def _take_compile(self, source: str, line: lines.Line, change: Json) -> None:
@@ -170,6 +173,12 @@ class Run:
         }
         self.compilations.append(compiled)
         change.setdefault("compilations", []).append(compiled)
+
+    def _take_program(self, source: str, line: lines.Line, change: Json) -> None:
+        key = _text(line.get("fingerprint"))[: lines.LONGEST_NAME]
+        if key not in self.programs and len(self.programs) < _MOST_PROGRAMS:
+            found = {"source": source, "t": line["t"], "tree": _tree(line.get("tree"), _DEEPEST)}
+            self.programs[key] = change.setdefault("programs", {})[key] = found
 
     def _take_image(self, source: str, line: lines.Line, change: Json) -> None:
         png = line.get("png")
@@ -209,7 +218,9 @@ class Run:
         self.processes[source] = change.setdefault("processes", {})[source] = _fields(line)
 
     def _take_event(self, source: str, line: lines.Line, change: Json) -> None:
-        event = {"t": line["t"], "source": source, **_fields(line)}
+        role, _, rank = source.partition(" ")
+        own = {} if role == "launcher" or not rank.isdecimal() else {"label": source, "role": role, "rank": int(rank)}
+        event = {"t": line["t"], "source": source, **own, **_fields(line)}
         if event.get("event") == "job":
             event["job"] = printable(lines.shortened(str(line.get("job", ""))))
             if not self.job or source == "launcher 0":
@@ -222,8 +233,10 @@ class Run:
         change.setdefault("events", []).append(event)
 
     def _count(self, event: Json) -> None:
-        """Keep which processes run, and how often something has failed."""
+        """Track which processes run, and count failures."""
         what = event.get("event")
+        if what == "end" and event["source"] == "launcher 0":
+            self.ended = True
         if what in ("failure", "restart"):
             self.failures += 1
         if "role" in event and "rank" in event and what in ("start", "exit"):
@@ -244,28 +257,34 @@ class Run:
     # ---- what a page gets ----------------------------------------------------------------------------
 
     def everything(self, points: int) -> Json:
-        """Return all that is known, with so many points of each name."""
+        """Return the state of the run, with about `points` points of each name."""
         return {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
-            "series": {"\0".join(key): written(fewer(series.points, points)) for key, series in self.series.items()},
+            "series": {"\0".join(key): written(series.few(points)) for key, series in self.series.items()},
             "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
             "histograms": [line for kept in self.histograms.values() for line in kept],
             "compilations": [*self.compilations],
+            "programs": self.programs,
             "processes": self.processes,
             "job": self.job,
             "newest": self.newest,
             "dropped": self.dropped,
+            "launched": self.is_live,
         }
+
+    @property
+    def is_live(self) -> bool:
+        """True if a launcher has begun the job, and has not told its end."""
+        return bool(self.job) and not self.ended
 
 
 class Runs:
-    """Runs that a thread reads as they grow, and what changed lately.
+    """Runs that a thread reads while the records grow, and the latest changes.
 
-    Raises FileFormatError where a folder has no record, unless it is one of a job that has just
-    begun.
+    Raises FileFormatError where a folder has no record, except for a job that has just begun (`live`).
     """
 
     def __init__(self, folders: Sequence[Path], live: bool = False):
@@ -274,6 +293,8 @@ class Runs:
         self.lock = threading.Lock()
         self.sequence = 0
         self.reading = True  # for the first time
+        self.listeners = 0
+        self._looks, self._wake = 0, threading.Event()
         self._updates: deque[tuple[int, str]] = deque(maxlen=_MOST_UPDATES)
         if not live:
             for run in self.runs:
@@ -290,10 +311,22 @@ class Runs:
     def _watch(self) -> None:
         while True:
             self.look()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            self._looks += 1
+            self._wake.wait(_SECONDS_BETWEEN_LOOKS)
+            self._wake.clear()
+
+    def tell_the_end(self, seconds: float) -> None:
+        """Let the pages that are open see all that was recorded; wait for at most `seconds`, for no page not at all."""
+        deadline, seen = time.monotonic() + seconds, self._looks
+        # the look that goes on may have passed a file already
+        while self.listeners and self._looks < seen + 2 and time.monotonic() < deadline:
+            self._wake.set()
+            time.sleep(0.02)
+        if self.listeners:
+            time.sleep(max(min(_SECONDS_TO_SEND, deadline - time.monotonic()), 0.0))
 
     def look(self) -> None:
-        """Read what is new in all runs; what was read is told about twice a second meanwhile."""
+        """Read the new lines of all runs, and publish changes about twice a second meanwhile."""
         changes: list[Json] = [{} for _ in self.runs]
         due = time.monotonic() + _SECONDS_BETWEEN_UPDATES
         for place, run in enumerate(self.runs):
@@ -318,7 +351,7 @@ class Runs:
                 self._tell(changes)
 
     def _tell(self, changes: Sequence[Json] | None) -> None:
-        """Keep an update for pages; None has them load all again."""
+        """Keep an update for pages; None makes pages load the runs anew."""
         self.sequence += 1
         told: Json = {"sequence": self.sequence, "reload": changes is None, "reading": self.reading}
         if changes is not None:
@@ -335,7 +368,7 @@ class Runs:
         self._updates.append((self.sequence, json.dumps(told, allow_nan=False)))
 
     def updates(self, since: int) -> Iterator[str]:
-        """Return what changed after an update, or that a page has to load all again."""
+        """Return the updates after number `since`, or an order to load anew if some are gone."""
         with self.lock:
             missed = self.sequence > since and (not self._updates or self._updates[0][0] > since + 1)
             found = [text for number, text in self._updates if number > since]
@@ -358,7 +391,7 @@ class Runs:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell the runs apart."""
+    """Return the shortest ends of paths that tell the runs apart."""
     parts = [folder.absolute().parts for folder in folders]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -368,7 +401,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _join(told: Json, change: Json) -> None:
-    """Add what changed to what had changed before."""
+    """Merge a change into earlier changes."""
     for name, new in change.items():
         if name == "series":
             series = told.setdefault(name, {})
@@ -387,19 +420,35 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    """A whole number that JavaScript has exactly; 0 for anything else."""
+    """Return a whole number that JavaScript represents exactly; 0 for all other values."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and abs(value) < 1 << 53 else 0
 
 
 def _fields(line: lines.Line) -> Json:
-    """The fields of an event that a page shows."""
+    """Return the fields of an event that a page shows."""
     found: Json = {name: _text(line[name]) for name in _TEXTS if isinstance(line.get(name), str)}
     found |= {name: _count(line[name]) for name in _COUNTS if isinstance(line.get(name), int)}
     for table in _TABLES:
         if isinstance(line.get(table), dict):
             found[table] = {printable(name, lines=False): _text(value) for name, value in line[table].items()}
     return found
+
+
+def _tree(node: Any, deepest: int) -> Json:
+    """Return a checked node of a program's graph, with its children."""
+    found = node if isinstance(node, dict) else {}
+    children, reads = found.get("children"), found.get("reads")
+    return {
+        "name": printable(_text(found.get("name"))[: lines.LONGEST_NAME], lines=False),
+        "ops": _count(found.get("ops")),
+        "reads": [printable(_text(name)[: lines.LONGEST_NAME], lines=False) for name in _list(reads)],
+        "children": [_tree(child, deepest - 1) for child in _list(children)] if deepest else [],
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return value[:_MOST_CHILDREN] if isinstance(value, list) else []
 
 
 def _series_line(source: str, line: lines.Line) -> Json:

@@ -16,6 +16,7 @@ from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.data_parallel import DataParallel
 from jfluid.progress import Progress
+from jfluid.record.phases import PHASES
 from jfluid.scope import Scope
 
 
@@ -82,7 +83,8 @@ def run_dataset(
         while True:
             asked = time.perf_counter()
             try:
-                batch = next(source, None)
+                with PHASES.phase("reader"):
+                    batch = next(source, None)
             except Exception as error:
                 error.add_note(f"{step} steps of this epoch were done before")
                 raise
@@ -92,7 +94,9 @@ def run_dataset(
             step, examples = step + 1, _examples(getattr(batch, "batch", batch))
             rows += examples
             fed = Owned(batch) if isinstance(batch, Mapping) else batch
-            found = [f.tensor() for f in engine.run(program, fed, fetches, scope, parallel)]
+            with PHASES.phase("compute"):
+                found = [f.tensor() for f in engine.run(program, fed, fetches, scope, parallel)]
+            PHASES.step()
             watch.show(found[len(printed.fetches) :])
             if printed.fetches and step % printed.period == 0:
                 texts = [f"{n}: {_text(np.array(v))}" for n, v in zip(printed.texts, found)]

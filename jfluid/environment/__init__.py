@@ -1,8 +1,8 @@
-"""The environment variables of a process: the only place, beside the launcher, where they are read.
+"""The environment variables of a process; only this folder and the launcher read variables.
 
 `jfluid.environment.process` has them all as typed fields. Its models take a tenth of a second to
-load, for which a program's start does not wait: what each start reads is asked for as plain text by
-`text`, and by a model where it is set.
+load, for which a program's start does not wait: variables that each start reads are read as plain text by
+`text`, and by a model where they are set.
 """
 
 import os
@@ -11,6 +11,7 @@ JOB_TOKEN = "JFLUID_JOB_TOKEN"
 OLDER_JOB_TOKEN = "JFLUID_PS_TOKEN"  # means the same where the other one is not set
 PROGRESS_CHANNEL = "JFLUID_PROGRESS_CHANNEL"
 RECORD_DIR = "JFLUID_RECORD_DIR"
+CLOCK_AHEAD = "JFLUID_CLOCK_AHEAD"
 GANG_MEMBER = "JFLUID_GANG_MEMBER"
 DISABLE_PLOT = "DISABLE_PLOT"
 TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"

@@ -1,4 +1,4 @@
-"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has them together."""
+"""All variables that a process of a job reads, by subject; `ProcessEnvironment` has all subjects."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -19,7 +19,7 @@ from jfluid.field_types import FiniteSeconds, Seconds
 
 
 class RoleVariables(Variables):
-    """Which process of a job this is, and where the others are"""
+    """The role of a process in its job, and the addresses of all processes."""
 
     training_role: Literal["TRAINER", "PSERVER"] | None = variable(
         "TRAINING_ROLE", "of a job with parameter servers: what this process does", by_launcher=True
@@ -53,7 +53,7 @@ class RoleVariables(Variables):
 
 
 class DeviceVariables(Variables):
-    """Devices"""
+    """Devices."""
 
     error: ClassVar[type[errors.JFluidError]] = errors.PlaceError
 
@@ -100,7 +100,7 @@ class DeviceVariables(Variables):
 
 
 class TlsVariables(Variables):
-    """Certificates of parameter servers and of their clients"""
+    """Certificates of parameter servers and of their clients."""
 
     error: ClassVar[type[errors.JFluidError]] = errors.ServerError
 
@@ -112,7 +112,7 @@ class TlsVariables(Variables):
 
 
 class ServerVariables(TlsVariables):
-    """Parameter servers"""
+    """Parameter servers."""
 
     silence_s: Seconds = variable("JFLUID_PS_SILENCE_S", "a trainer not heard for longer is silent", 60.0)
     on_silence: Literal["fail", "leave out"] = variable(
@@ -138,7 +138,7 @@ class ServerVariables(TlsVariables):
 
 
 class ConnectionVariables(TlsVariables):
-    """Connections to parameter servers"""
+    """Connections to parameter servers."""
 
     tls_authority: Path | None = variable(
         "JFLUID_PS_TLS_AUTHORITY",
@@ -153,7 +153,7 @@ class ConnectionVariables(TlsVariables):
 
 
 class SnapshotVariables(Variables):
-    """Snapshots of parameter servers"""
+    """Snapshots of parameter servers."""
 
     error: ClassVar[type[errors.JFluidError]] = errors.ServerError
 
@@ -177,7 +177,7 @@ class SnapshotVariables(Variables):
 
 
 class SecretVariables(Variables):
-    """The job's secret, and the launcher"""
+    """The job's secret, and the launcher."""
 
     error: ClassVar[type[errors.JFluidError]] = errors.SecretError
     empty_counts: ClassVar[bool] = True
@@ -194,6 +194,10 @@ class SecretVariables(Variables):
         environment.RECORD_DIR,
         "the job's log folder, below which processes of the launcher write their records; empty: they write none",
     )
+    clock_ahead: float | None = variable(
+        environment.CLOCK_AHEAD,
+        "the seconds that this host's clock is ahead of that of host 0, for profiles of several hosts",
+    )
     gang_member: str | None = variable(
         environment.GANG_MEMBER,
         "by which the launcher finds all that a process of its has started, to end it with the job",
@@ -201,7 +205,7 @@ class SecretVariables(Variables):
 
 
 class FolderVariables(Variables):
-    """Folders of this user"""
+    """Folders of this user."""
 
     cache_home: Path = variable(
         "XDG_CACHE_HOME",
@@ -211,7 +215,7 @@ class FolderVariables(Variables):
 
 
 class StartupVariables(Variables):
-    """Scripts that import `paddle`"""
+    """Scripts that import `paddle`."""
 
     as_paddle: Switch | None = variable(
         "JFLUID_AS_PADDLE",
@@ -224,9 +228,7 @@ class StartupVariables(Variables):
 
 
 class ThreadVariables(Variables):
-    """Fluid's threads of parameter servers, which `listen_and_serv` notes and which change
-    nothing
-    """
+    """Fluid's threads of parameter servers, which have no effect."""
 
     rpc_send_thread_num: Count = variable("FLAGS_rpc_send_thread_num", "for pushes", 12)
     rpc_get_thread_num: Count = variable("FLAGS_rpc_get_thread_num", "for pulls", 12)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
+from jfluid.record.phases import PHASES
+
 T = TypeVar("T")
 _AT_EXIT = 1.0  # seconds that an exiting process waits for a thread
 
@@ -111,7 +113,8 @@ class Prefetch(Iterator[T]):
     def __next__(self) -> T:
         if self._end is None:
             try:
-                item = self.queue.get()
+                with PHASES.phase("reader"):
+                    item = self.queue.get()
             except BaseException:  # closed, or Ctrl-C
                 self.close()
                 raise

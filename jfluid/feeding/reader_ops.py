@@ -18,6 +18,7 @@ from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare
+from jfluid.record.phases import PHASES
 
 declare(
     "create_py_reader",
@@ -100,8 +101,9 @@ class ReaderSession:
             if self.double_buffer:
                 target = device if self.place is None else self.place.device()
                 self._batches = Prefetch(partial(_placed, self._placer, self._host, target), 1, upstream=self._host)
-        for batch in self._batches:
-            return batch
+        with PHASES.phase("reader"):
+            for batch in self._batches:
+                return batch
         raise errors.EOFException("the reader has no more batches: call reset(), and start() for another epoch")
 
 

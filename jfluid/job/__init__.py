@@ -1,4 +1,4 @@
-"""The job file: what `jfluid-launch job.yaml` runs, as a validated model.
+"""The job file of `jfluid-launch job.yaml`, as a validated model.
 
     name: recognize_digits          # default: the script's name
     mode: local                     # one process
@@ -6,11 +6,11 @@
     args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed as it is
     env: {CPU_NUM: 2}               # added to the script's environment
     shape_buckets: {src_ids: {"1": [32, 64]}}     # sizes that batches are padded to: of a feed, by dimension
-    log_dir: mylog                  # what the script prints goes to mylog/workerlog.0 too
+    log_dir: mylog                  # the script's output goes to mylog/workerlog.0 too
     log_max_bytes: 268435456        # then it goes on as a new file, and the old one is mylog/workerlog.0.1
     log_backups: 1                  # how many such old files are kept of each process
-    stall_timeout: 600              # end the job when no step comes for so many seconds
-    max_restarts: 3                 # after a failure, start again so often
+    stall_timeout: 600              # end the job after this many seconds without a step
+    max_restarts: 3                 # restarts after failures
 
     mode: collective                # processes that train together
     gpus: 4                         # on each host: a process for each; or a list of GPUs, or all

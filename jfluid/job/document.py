@@ -33,7 +33,7 @@ _SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 
 
 def _resolve_as_yaml_1_2(cls: Any) -> Any:
-    """Replace PyYAML's YAML 1.1 rules (`no` is False, `1e-3` is text, `1:30` is 90) by those of YAML 1.2."""
+    """Replace PyYAML's YAML 1.1 rules (`no` is False, `1e-3` is text, `1:30` is 90) with YAML 1.2 rules."""
     cls.yaml_implicit_resolvers = {}
     for name, (pattern, first, _) in _SCALARS.items():
         cls.add_implicit_resolver(_TAG + name, re.compile(f"(?:{pattern})$"), [*first, *([""] * (name == "null"))])
@@ -69,7 +69,7 @@ class Dumper(yaml.SafeDumper):
 
 
 class Document:
-    """A YAML text as plain values, and the place of each of them."""
+    """A YAML text as plain values, with the position of each value."""
 
     def __init__(self, text: str, source: str, with_position: bool = True):
         self.source = source

@@ -13,12 +13,12 @@ from jfluid.job.model import JOBS, Job
 
 
 def modes_with(key: str) -> list[str]:
-    """Return the modes whose jobs have a key."""
+    """Return the modes that have a key."""
     return [mode for mode, kind in JOBS.items() if key in kind.model_fields]
 
 
 def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> str:
-    """Return one mistake as `place: key: what is wrong`."""
+    """Return a mistake as `place: key: problem`."""
     at = tuple(part for part in error["loc"] if part not in ("<mapping>", "<list>", "[key]"))
     place = next(places[at[:end]] for end in range(len(at), -1, -1) if at[:end] in places)
     key = ".".join(map(str, at))

@@ -86,7 +86,7 @@ def _ranks(value: Any) -> Any:
 
 
 def address(text: str) -> str:
-    """Return a host's name or address as it stands in `host:port`: one of IPv6 in brackets.
+    """Return a host name or address as it stands in `host:port`; IPv6 addresses get brackets.
 
     Raises ValueError.
     """

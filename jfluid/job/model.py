@@ -41,6 +41,7 @@ from jfluid.job.fields import (
     ShapeBuckets,
     StartedPort,
 )
+from jfluid.record import profiles
 from jfluid.security import secret
 
 _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
@@ -99,6 +100,11 @@ class Job(BaseModel):
         description="where the launcher of host 0 serves the job's page; a port is one of this machine "
         "only, and another address needs the key in the link that is printed",
     )
+    profile: str | None = Field(
+        default=None,
+        description="the steps that all trainers profile, such as 100:110 (from 100 up to 110, counted from 0): "
+        "`log_dir` gets one trace of all processes, which https://ui.perfetto.dev opens",
+    )
     stall_timeout: FiniteSeconds | None = Field(
         default=None, description="without a step for so long the job has failed"
     )
@@ -134,7 +140,7 @@ class Job(BaseModel):
         return self
 
     def variables(self) -> dict[str, str]:
-        """Return what the job adds to the environment of its processes."""
+        """Return the environment variables that the job adds to its processes."""
         text = known_sizes.text_of(self.shape_buckets)
         return self.env | ({known_sizes.FLAG: text} if text else {})
 
@@ -149,6 +155,10 @@ class Job(BaseModel):
     def _has_what_its_page_shows(self) -> Self:
         if self.dashboard is not None and not self.record:
             raise ValueError("dashboard shows the record; remove record: false")
+        if self.profile is not None:
+            if not self.record:
+                raise ValueError("profile is asked for through the record; remove record: false")
+            profiles.parse_steps(self.profile)
         return self
 
     def arguments(self) -> list[str]:
@@ -181,7 +191,7 @@ class Job(BaseModel):
 
 
 def _short_name(script: str, is_module: bool) -> str:
-    """A job's name where it has none of its own."""
+    """Return the default name of a job: the script's or module's."""
     return script.rpartition(".")[2] if is_module else Path(script).stem
 
 
@@ -229,7 +239,7 @@ class GangJob(Job):
         return self
 
     def check_shares(self, processes: int | None) -> None:
-        """Raise ValueError unless so many processes can share the GPUs evenly."""
+        """Raise ValueError unless `processes` processes can share the GPUs evenly."""
         number = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
         if processes is not None and isinstance(number, int) and number % processes:
             raise ValueError(f"{number} gpus cannot be shared evenly by {processes} processes")
@@ -254,7 +264,7 @@ class CollectiveJob(GangJob):
 
 
 class Restarts(BaseModel):
-    """How often one server, and one trainer, is started again when it fails, while the other processes go on."""
+    """Numbers of restarts of a single server or trainer, while the remaining processes go on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -294,7 +304,7 @@ class Snapshots(BaseModel):
 
 
 class ParameterServerJob(GangJob):
-    """Parameter servers and trainers: so many on each host, or lists of `host:port`.
+    """Parameter servers and trainers: numbers for each host, or lists of `host:port`.
 
     The trainers on a host share its `gpus` evenly; servers run on the CPU. When all trainers have
     ended, the servers have `server_grace` seconds to end by themselves.
@@ -348,7 +358,7 @@ class ParameterServerJob(GangJob):
 
     @property
     def is_listed(self) -> bool:
-        """Whether endpoints are given, of servers, trainers or both."""
+        """True if endpoints of servers or trainers are given."""
         return bool(self._lists())
 
     def hosts(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reading a job: a file or a command line, and what overrides it."""
+"""Reading a job from a file or a command line, with overrides."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

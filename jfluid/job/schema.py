@@ -1,4 +1,4 @@
-"""A JSON schema of job files, made from the models, by which editors complete and check them."""
+"""A JSON schema of job files, made from the models, for completion and checks in editors."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _MODES = {
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema: a job is one of its modes, and each has keys of its own."""
+    """Return the schema: one alternative for each mode."""
     made = TypeAdapter(Job | CollectiveJob | ParameterServerJob).json_schema()
     about = Job.model_fields["mode"].description
     for kind, modes in _MODES.items():

@@ -59,7 +59,7 @@ def main(
 
 
 def _warn_of_readers() -> None:
-    """Say so where the manifest, which may have a secret in it, went into a file that others can read."""
+    """Warn if the manifest, which may hold a secret, went into a file that is readable for all users."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file
         about = os.fstat(sys.stdout.fileno())
         if stat.S_ISREG(about.st_mode) and about.st_mode & 0o077:

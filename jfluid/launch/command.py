@@ -21,8 +21,9 @@ _PORT = re.compile(r"\d+|\S+:\d+")
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line: `action` is run, print, slurm, k8s or jobset (with a container `image`,
-    and `sizes` of pods where they are given).
+    """A parsed command line.
+
+    `action` is run, print, slurm, k8s or jobset. The manifests k8s and jobset have a container `image` and `sizes` of pods.
     """
 
     job: Job
@@ -62,7 +63,7 @@ class _Schema(argparse.Action):
 
 
 def _agree(first: Any, second: Any) -> bool:
-    """Whether two values of one key say the same; a number goes with a list of as many places."""
+    """Return True if two values of one key agree; a number agrees with a list of that length."""
     counts = [len(value) if isinstance(value, list) else value for value in (first, second)]
     return bool(first == second or (type(first) is not type(second) and counts[0] == counts[1]))
 
@@ -90,7 +91,7 @@ def _page(text: str) -> Any:
 
 
 def _with_port(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with a mark behind each `--dashboard` that no port follows: argparse would take the script for it."""
+    """Mark each `--dashboard` without a port, since argparse would take the script as the port."""
     following = [*arguments[1:], ""]
     return [
         f"--dashboard={_NO_PORT}" if word == "--dashboard" and not _PORT.fullmatch(after) else word
@@ -99,7 +100,7 @@ def _with_port(arguments: Sequence[str]) -> list[str]:
 
 
 def _as_given(word: str) -> str:
-    """An argument of the script without that mark."""
+    """Return an argument of the script without the mark."""
     return word.removesuffix(f"={_NO_PORT}")
 
 
@@ -199,11 +200,11 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
-    """Return what the arguments are: the options, and what they apply to.
+    """Return the parser of the options and of the target.
 
     Args:
         with_target: whether a job file or a script is among them.
-        name: what usage and errors call the command.
+        name: the command's name in usage and errors.
     """
     parser = argparse.ArgumentParser(
         prog=name,
@@ -228,6 +229,12 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
         type=_page,
         metavar="PORT|HOST:PORT",
         help="serve the job's page; without a port at any free one of this machine",
+    )
+    add(
+        "--profile",
+        action=_Set,
+        metavar="FIRST:END",
+        help="profile these steps of all trainers, and the servers' calls meanwhile: one trace in LOG_DIR",
     )
     add(
         "--stall-timeout",

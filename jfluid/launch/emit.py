@@ -1,4 +1,4 @@
-"""A batch script by which Slurm runs a job, and what schedulers are told of any job."""
+"""A batch script by which Slurm runs a job, and the facts that all schedulers need of a job."""
 
 import shlex
 import sys
@@ -8,10 +8,12 @@ from jfluid.security import secret
 
 
 def slurm_script(job: Job) -> str:
-    """Return a script for `sbatch`, which starts one launcher on each host; they find each other by Slurm's variables.
+    """Return a script for `sbatch`, which starts one launcher on each host.
+
+    Launchers find each other by Slurm's variables.
 
     With snapshots, a job that Slurm has requeued (after a node failed, or by `scontrol requeue`)
-    goes on from them; their folder must be one that all hosts see. The script makes a secret each
+    goes on from the snapshots; all hosts must see the snapshot folder. The script makes a secret each
     time that it runs, unless the job names a file or the environment of `sbatch` has one. Raises
     JobError for a job that names its hosts, which Slurm chooses.
     """
@@ -70,7 +72,7 @@ def nodes_of(job: Job) -> int:
 
 
 def needs_secret(job: Job) -> bool:
-    """Return whether the job's launchers need a secret that neither the job nor the environment gives them."""
+    """Return True if neither the job nor the environment gives the launchers the secret that several hosts need."""
     return isinstance(job, GangJob) and nodes_of(job) > 1 and job.secret_file is None
 
 

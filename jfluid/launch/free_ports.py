@@ -16,7 +16,7 @@ _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int, reservations: ExitStack) -> list[int]:
-    """Return ports at which nobody listens. They stay reserved until `reservations` ends."""
+    """Return free ports, which stay reserved until `reservations` ends."""
     if not _kernel_gives_others():
         return _given_by_kernel(count)
     found: list[int] = []
@@ -36,8 +36,9 @@ def _kernel_gives_others() -> bool:
 
 
 def _reserve(port: int, reservations: ExitStack) -> bool:
-    """Hold the abstract Unix socket of a port's name, of which a network namespace has one as it
-    has of the port; False where another launcher holds it.
+    """Hold the abstract Unix socket named after a port; return False if a second launcher holds it.
+
+    A network namespace has its abstract sockets to itself, as it has its ports.
     """
     reserved = reservations.enter_context(socket.socket(socket.AF_UNIX))
     try:
@@ -49,7 +50,7 @@ def _reserve(port: int, reservations: ExitStack) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Return whether nobody listens at a port of this machine."""
+    """Return True if no program listens at a port of this machine."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

@@ -21,10 +21,10 @@ _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"
 
 @dataclass(frozen=True)
 class Member:
-    """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file.
+    """A process of a gang: role ("trainer" or "server"), rank, command line, environment and log file.
 
-    When it fails it is restarted up to `restarts` times while the others keep running. `env_again`
-    is added to its environment when it is restarted.
+    After a failure it is restarted up to `restarts` times while the gang keeps running. A restart adds `env_again` to the
+    environment.
     """
 
     role: str
@@ -41,7 +41,7 @@ class Member:
 
 
 def local_gang(job: Job) -> list[Member]:
-    """Return a script on its own."""
+    """Return the single process of a local job."""
     return [
         Member(
             "trainer",
@@ -60,8 +60,9 @@ def collective_gang(
     gpus: Sequence[str],
     secret: str,
 ) -> list[Member]:
-    """Return the processes on host number `node`; `endpoints` has a list of `host:port` for each
-    host, one for each process.
+    """Return the processes on host number `node`.
+
+    `endpoints` has for each host a list with the `host:port` of each process.
     """
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
@@ -85,9 +86,7 @@ def parameter_server_gang(
     gpus: Sequence[str],
     secret: str,
 ) -> list[Member]:
-    """Return the servers and trainers, of those with the given endpoints, whose endpoint is `here`;
-    `secret` is the job's.
-    """
+    """Return the servers and trainers with an endpoint in `here`; `secret` is the job's."""
     common = ProcessEnvironment(
         pserver_endpoints=tuple(servers),
         trainers_num=len(trainers),
@@ -121,7 +120,7 @@ def parameter_server_gang(
 
 
 def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvironment:
-    """The environment of a process at the endpoint `own` of a job with parameter servers."""
+    """Return the environment of the process at endpoint `own` of a parameter server job."""
     host, port = host_and_port(own)
     return common.model_copy(update={"current_endpoint": own, "host": host, "port": port, **fields})
 
@@ -144,7 +143,7 @@ def _trainer(
     told: ProcessEnvironment,
     more: Mapping[str, str] = {},
 ) -> Member:
-    """A trainer; it sees only its own GPUs, and FLAGS_selected_gpus counts among those it sees."""
+    """Return a trainer, which sees only its GPUs; FLAGS_selected_gpus counts visible GPUs."""
     told = told.model_copy(update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]})
     return Member(
         "trainer",

@@ -1,4 +1,4 @@
-"""Manifests that run a job in Kubernetes: an Indexed Job, or a JobSet, with what its pods need."""
+"""Manifests that run a job in Kubernetes: an Indexed Job or a JobSet, and the objects that pods need."""
 
 import re
 from typing import Any, TypeGuard
@@ -28,9 +28,9 @@ def kubernetes_manifest(
     memory: str | None = None,
     storage: str = "100Gi",
 ) -> str:
-    """Return what runs a job in Kubernetes, as YAML documents.
+    """Return the YAML documents that run a job in Kubernetes.
 
-    They are a ConfigMap with the job; an Indexed Job (or a JobSet, where its controller is
+    The documents are a ConfigMap with the job; an Indexed Job (or a JobSet, where its controller is
     installed) with a pod for each host; a headless Service by which pods find the first; a Secret,
     that of the job's file or a new one; a NetworkPolicy; and for snapshots a claim of a volume that
     all pods share. Pods with one machine each are preferred. Where there are servers, a pod is
@@ -39,7 +39,7 @@ def kubernetes_manifest(
     Args:
         image: a container image with jfluid and the script.
         as_set: a JobSet instead of a Job: it starts all pods again when one is lost.
-        memory: what each pod asks for and gets, such as "16Gi".
+        memory: request and limit of each pod, such as "16Gi".
         storage: the size of the volume for snapshots.
 
     Raises JobError for a job that names its hosts, one that is too large for a ConfigMap, and a
@@ -97,7 +97,7 @@ def _labels(name: str) -> dict[str, str]:
 
 
 def _inside(job: Job, name: str, as_set: bool) -> Job:
-    """The job as the launchers in the pods read it."""
+    """Return the job as the launchers in the pods read it."""
     inside = unplaced(job, "Kubernetes")
     if isinstance(inside, GangJob):
         inside = inside.model_copy(update={"secret_file": None})  # which is not in the container
@@ -195,9 +195,9 @@ def _environment(job: Job, name: str) -> list[dict[str, Any]]:
 
 
 def _readiness(job: ParameterServerJob) -> dict[str, Any]:
-    """What says that a pod's first server serves.
+    """Return the readiness probe of a pod's first server.
 
-    No probe ends a pod: the launcher does what the job says of a server that has ended.
+    No probe ends a pod: the launcher restarts servers as the job asks.
     """
     return {
         "ports": [{"name": "metrics", "containerPort": _metrics_port(job)}],
@@ -244,8 +244,9 @@ def _has_secret(job: Job) -> bool:
 
 
 def _guards(job: Job, name: str) -> list[dict[str, Any]]:
-    """The protection of a job's pods: a Secret; and a NetworkPolicy for jobs whose JAX coordinator
-    does not authenticate.
+    """Return the objects that protect a job's pods: a Secret and a NetworkPolicy.
+
+    The NetworkPolicy is for jobs with a JAX coordinator that does not authenticate.
     """
     if not _has_secret(job):
         return []

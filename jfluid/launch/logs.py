@@ -25,7 +25,7 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, e
 
 
 class Outlet:
-    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it accepts some again.
+    """Writer of bytes to a destination that may fail; bytes are dropped and counted until it recovers.
 
     Args:
         name: of the destination, for messages.
@@ -160,12 +160,12 @@ class LogText:
 
 
 class Screen:
-    """One of the launcher's own two streams, as bytes and as text.
+    """Standard output or error of the launcher, as bytes and as text.
 
-    What it does not accept is dropped.
+    Data that the stream does not accept is dropped.
 
     Args:
-        tell: called when it stops; as a rule writes to the other stream.
+        tell: called when the stream stops; usually writes to the second stream.
     """
 
     def __init__(self, stream: TextIO, name: str, tell: Callable[[str], None]):

@@ -1,6 +1,4 @@
-"""The messages between the launchers of several hosts: JSON objects, by `kind`; and the reports of a
-script to its launcher.
-"""
+"""Messages between launchers: JSON objects, by `kind`; and reports of a script to its launcher."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -22,7 +20,7 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """A follower joins: the job, its number among the hosts and their count, and the endpoints of its processes."""
+    """Request of a follower to join: the job, the follower's number, the number of hosts, and its endpoints."""
 
     kind: Literal["join"] = "join"
     job: str
@@ -39,11 +37,36 @@ class Refused(Message):
 
 
 class Start(Message):
-    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0."""
+    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0.
+
+    `record` is the token of the head's record, empty without one; `time` is the head's clock.
+    """
 
     kind: Literal["start"] = "start"
     endpoints: Annotated[list[Endpoints], FailFast()]
     attempt: Natural
+    record: str
+    time: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Recorded(Message):
+    """A piece of a file of a follower's processes: whole lines of a record, or bytes of a part of a profile (base64)."""
+
+    kind: Literal["recorded"] = "recorded"
+    name: Annotated[str, Field(max_length=100)]
+    data: Annotated[str, Field(max_length=1 << 19)]
+    last: bool
+
+
+class Profile(Message):
+    """The head asks the processes of a follower for a profile: the fields of `record.profiles.Request`."""
+
+    kind: Literal["profile"] = "profile"
+    id: Annotated[str, Field(pattern=r"^\w{1,32}$")]
+    first: int | None
+    steps: Natural
+    begin: Annotated[float, Field(allow_inf_nan=False)] | None
+    end: Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class Failed(Message):
@@ -69,7 +92,7 @@ class End(Message):
 
 
 _ANY: TypeAdapter[Message] = TypeAdapter(
-    Annotated[Join | Refused | Start | Failed | Finished | End, Field(discriminator="kind")]
+    Annotated[Join | Refused | Start | Recorded | Profile | Failed | Finished | End, Field(discriminator="kind")]
 )
 
 
@@ -122,7 +145,7 @@ _REPORT: TypeAdapter[Progress | Ending] = TypeAdapter(Progress | Ending)
 
 
 def decode_report(data: bytes) -> dict[str, Any]:
-    """Return a report. Raises MessageError: what a script forks can write into its pipe, too."""
+    """Return a report. Raises MessageError, since forks of a script can write any bytes into its pipe."""
     try:
         return _REPORT.validate_json(data).model_dump()
     except ValidationError:

@@ -1,4 +1,4 @@
-"""This launcher's rank among those of a job: one on each host, or one for each task of a scheduler.
+"""The rank of this launcher: there is one launcher on each host, or for each task of a scheduler.
 
 The job file and the command line take precedence; then the variables of PaddleCloud (if enabled),
 Slurm, OpenMPI and Kubernetes.
@@ -30,7 +30,7 @@ _PORTS_OF_JOBS = 61440, 4096
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """Options that exist on the command line only, since they differ between hosts."""
+    """Options that exist on the command line only, since each host has different values."""
 
     rank: int | None = None
     ip: str | None = None
@@ -39,10 +39,10 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class Node:
-    """Launcher `rank` of `count`. `task` of `tasks` are those on the same host that share its GPUs.
+    """Launcher `rank` of `count`; `task` of `tasks` launchers on this host, which share its GPUs.
 
     `host` is this host's address, None if the route to the coordinator determines it. Its processes
-    get `ports`, or those from `first_port` on, or free ones.
+    get `ports`, or ports from `first_port` on, or free ports.
     """
 
     rank: int = 0
@@ -56,7 +56,7 @@ class Node:
 
 
 def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
-    """Find this launcher's rank. Raises JobError when something is missing or inconsistent."""
+    """Find this launcher's rank. Raises JobError for missing or contradictory settings."""
     said = hosts_outside(environment) if job.nodes is None else None
     count = job.nodes or said
     node = Node(options.rank or 0, count or 1, options.ip)
@@ -86,15 +86,16 @@ def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str]
 
 
 def hosts_outside(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many hosts PADDLE_NUM_TRAINERS says there are; None where it is not set, or is
-    what a launcher has told this process, which is a trainer itself. Raises JobError.
+    """Return the number of hosts in PADDLE_NUM_TRAINERS, or None.
+
+    None if the variable is not set, or if a launcher set it for this process, a trainer. Raises JobError.
     """
     found = FluidVariables.from_env(environment)
     return None if found.trainer_endpoints else found.nodes
 
 
 def check_alone(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises JobError when the environment wants several hosts for a script on its own."""
+    """Raise JobError if the environment asks for several hosts and the job is one process."""
     count = hosts_outside(environment)
     if count is not None and count > 1:
         raise JobError(
@@ -159,7 +160,7 @@ def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
 
 
 def _is_of_this_host(host: str) -> bool:
-    """Whether a socket can be bound to the address, or to the first one of the name."""
+    """Return True if a socket can be bound to the first address of `host`."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -198,7 +199,7 @@ def _port_of(job: str) -> int:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Node | None:
-    """A task that srun started; a batch script itself has no step, and is a host on its own."""
+    """Return the node of a task that srun started, or None; a batch script itself counts as a single host."""
     slurm = SlurmVariables.from_env(environment)
     hosts = slurm.step_hosts or slurm.job_hosts
     if slurm.tasks is None or slurm.tasks == 1 or slurm.rank is None or not hosts:
@@ -251,9 +252,10 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
 
 
 def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
-    """Return which process of an MPI job this is, by the variables of Open MPI, or of MPICH and Intel
-    MPI; its coordinator has the address 127.0.0.1 where all of them share this host. None outside
-    of MPI. Raises JobError for variables that are no numbers.
+    """Return this process's rank in an MPI job, or None outside of MPI.
+
+    Reads the variables of Open MPI, MPICH and Intel MPI. The coordinator is 127.0.0.1 if all ranks share this host. Raises
+    JobError for variables that are no numbers.
     """
     found = _of_openmpi(environment)
     if found is not None:
@@ -272,7 +274,7 @@ def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
-    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its siblings."""
+    """Return the node of a pod of an Indexed Job or JobSet; pod names determine the names of sibling pods."""
     rank = KubernetesVariables.from_env(environment).rank
     if rank is None or count is None:
         return None

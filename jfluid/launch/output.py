@@ -1,4 +1,4 @@
-"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's own streams, too."""
+"""Output and progress of members: log files for all, the launcher's streams for chosen members."""
 
 import contextlib
 import sys
@@ -57,7 +57,7 @@ class Console:
         self._bars: Display | None = display_on(sys.stderr) if self._on_terminal else None
 
     def text(self, descriptor: int, data: bytes, lines: Lines, prefix: str) -> None:
-        """Pass on what a member wrote to its standard output (1) or error (2)."""
+        """Pass on bytes of a member's standard output (1) or error (2)."""
         stream = self._streams[descriptor]
         if isinstance(self._bars, BarDisplay) and self._bars.live and stream.isatty():
             whole = lines.whole(data)
@@ -88,7 +88,7 @@ class Console:
         return f"[{member.rank}] " if member.role == "trainer" else f"[{member.label}] "
 
     def note(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Write a line of the launcher."""
         text = printable(text)
         if isinstance(self._bars, BarDisplay) and self._bars.live:
             self._with_bars(lambda bars: bars.print_above(f"jfluid-launch: {text}"))
@@ -108,7 +108,7 @@ def _with_prefix(data: bytes, prefix: str) -> bytes:
 
 
 class MemberOutput:
-    """The output and reports of one member: they go to its log file, and to the console if that shows it."""
+    """Output and reports of a member, for its log file and, if the member is shown, for the console."""
 
     def __init__(self, member: Member, log: Log, console: Console):
         self._log = log
@@ -124,7 +124,7 @@ class MemberOutput:
         self._tail = b""
 
     def text(self, descriptor: int, data: bytes) -> None:
-        """Take what the member wrote to its standard output (1) or error (2)."""
+        """Take bytes of the member's standard output (1) or error (2)."""
         self._write(self._for_log[descriptor].whole(data))
         if self._shown:
             self._console.text(descriptor, data, self._for_screen[descriptor], self._prefix)
@@ -147,7 +147,7 @@ class MemberOutput:
         return reports
 
     def tail(self) -> str:
-        """Return the end of what the member wrote."""
+        """Return the end of the member's output."""
         return self._tail.decode(errors="replace")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The page of a job while it runs: served by a process of its own, so that no browser slows the launcher."""
+"""The page of a running job, served by a separate process so that no browser slows the launcher."""
 
 import contextlib
 import importlib.util

@@ -1,8 +1,9 @@
-"""What the launcher of a host writes into the job's record: the job, and what becomes of its processes."""
+"""The launcher's lines in the job's record: the job, and starts, exits and failures of its processes."""
 
 import os
 import platform
 import re
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -29,15 +30,19 @@ class JobRecord:
     """The record of a job's launcher on one host; without a job that wants one, nothing is written.
 
     Args:
-        node: the number of this host; that of host 0 begins the record anew.
+        node: the number of this host; the launcher of host 0 begins the record anew.
+
+    Attributes:
+        token: random text in the first line, by which launchers find out whether they share the folder.
     """
 
     def __init__(self, job: Job, node: int):
         self._folder = Path(os.path.abspath(job.log_dir))
         self._recorder: Recorder | None = None
+        self.token = secrets.token_hex(8)
         if not job.record:
             return
-        start = {"role": "launcher", "rank": node, "host": socket.gethostname(), "pid": os.getpid()}
+        start = {"role": "launcher", "rank": node, "host": socket.gethostname(), "pid": os.getpid(), "run": self.token}
         path = record.file_of(self._folder, "launcher", node)
         try:
             if node == 0:
@@ -50,18 +55,34 @@ class JobRecord:
             say(f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it")
         else:
             self.event("job", **_about(job))
+            self.flush()
+
+    @property
+    def is_on(self) -> bool:
+        """True if the job has a record that can be written."""
+        return self._recorder is not None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the record."""
+        return self._folder / record.FOLDER
+
+    def flush(self) -> None:
+        """Write the pending lines."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def variables(self) -> dict[str, str]:
         """Return the variables by which members learn where to write theirs."""
         return {RECORD_DIR: "" if self._recorder is None else str(self._folder)}
 
     def begin(self, members: Sequence[Member]) -> None:
-        """Remove what an earlier job's processes of the same names have written."""
+        """Remove record files that an earlier job left for processes of the same names."""
         if self._recorder is not None:
             _remove(record.file_of(self._folder, member.role, member.rank) for member in members)
 
     def event(self, event: str, member: Member | None = None, **fields: Any) -> None:
-        """Record that something has happened, to a member or to the job."""
+        """Record an event of a member or of the job."""
         if self._recorder is None:
             return
         who = {} if member is None else _named(member)
@@ -81,8 +102,9 @@ class JobRecord:
         )
 
     def usage(self, processes: Mapping[str, int]) -> None:
-        """Record how much memory, and how many seconds of the processor, members have taken, by
-        their labels; `processes` are their numbers. (Elsewhere than on Linux nothing.)
+        """Record the memory and the processor seconds of members, by label.
+
+        `processes` has process ids. Only Linux has these figures.
         """
         if self._recorder is not None:
             found = {label: _usage(number) for label, number in processes.items()}

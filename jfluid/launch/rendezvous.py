@@ -1,8 +1,8 @@
-"""Rendezvous of the launchers of several hosts: they start together, report failures to each other, and end together.
+"""Rendezvous of the launchers of several hosts, which start and end together and report failures.
 
-The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on
+The launcher of host 0 listens at the coordinator's address; followers keep a connection to it, on
 which both sides have proved that they have the job's secret (jfluid.security.sockets). The messages
-are in `messages`: a follower `Join`s, all `Start`, followers report what `Failed` or `Finished`,
+are in `messages`: a follower `Join`s, all `Start`, followers report `Failed` or `Finished`,
 and the `End` is the head's verdict.
 """
 
@@ -10,9 +10,9 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jfluid import errors
 from jfluid.job import JobError, address
@@ -23,18 +23,24 @@ from jfluid.launch.messages import (
     Finished,
     Join,
     Message,
+    Profile,
+    Recorded,
     Refused,
     Start,
     decode,
     encode,
 )
 from jfluid.launch.nodes import Node
+from jfluid.launch.recording import JobRecord
+from jfluid.launch.shipping import Receiver, Requests, Sender
+from jfluid.record.profiles import Request
 from jfluid.security import sockets
 
 SECONDS_TO_MEET = 300.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_TRIES = 0.2
 _SECONDS_TO_SEND = 5.0
+_SECONDS_TO_SHIP = 1.0
 # A failure on one host makes others fail: the first one may be reported last.
 SECONDS_TO_COMPARE = 1.0
 _LONGEST_MESSAGE = 1 << 20
@@ -54,19 +60,24 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunMembers:
-    """The members of a run: the endpoints of each host's processes, and the number of the run, from 0."""
+    """The members of a run: the endpoints of each host's processes, and the number of the run, from 0.
+
+    `record` is the token of host 0's record, and `ahead` the seconds that this host's clock is ahead of host 0's.
+    """
 
     endpoints: list[list[str]]
     attempt: int
+    record: str = ""
+    ahead: float = field(default=0.0, compare=False)
 
 
 def interruption(node: int, number: int) -> Failure:
-    """Return the failure of a host whose launcher was asked to end by a signal."""
+    """Return the failure that a signal to the launcher of a host counts as."""
     return Failure(f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", "")
 
 
 class _Connection:
-    """One launcher's connection to another."""
+    """A connection between two launchers."""
 
     def __init__(self, connection: sockets.Connection):
         self._connection, self.stream = connection, connection.stream
@@ -95,6 +106,12 @@ class _Connection:
         except (OSError, ValueError):  # MessageError is one; so is what a closed socket raises
             return None
 
+    def takes(self, wait: float) -> bool:
+        """Return True if data can be sent, at once or within `wait` seconds."""
+        ready = select.poll()
+        ready.register(self._connection, select.POLLOUT)
+        return bool(ready.poll(wait * 1e3))
+
     def close(self) -> None:
         self._connection.close()
 
@@ -119,6 +136,8 @@ class Head:
         self._attempt = -1
         self._connections: list[_Connection] = []
         self._early: list[_Connection] = []  # those that connected during a run, for the next one
+        self.receiver: Receiver | None = None
+        self.requests: Requests | None = None
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             own = host.strip("[]")
@@ -135,6 +154,16 @@ class Head:
         found = self._early + [_Connection(connection) for connection in self._listener.accept(wait)]
         self._early = []
         return found
+
+    def share(self, record: JobRecord) -> None:
+        """Receive the records of hosts that do not share the folder, and forward requests for profiles."""
+        self.receiver = Receiver(record)
+        self.requests = Requests(record.folder)
+
+    def begin(self, members: RunMembers, here: Sequence[tuple[str, int]]) -> None:
+        """Begin a run with these processes of this host."""
+        if self.receiver is not None:
+            self.receiver.begin(here)
 
     # ---- before a run ----------------------------------------------------------------------------
 
@@ -172,11 +201,12 @@ class Head:
         ]
         self._connections = [connection for connection, _ in joined.values()]
         for connection in self._connections:
-            connection.send(Start(endpoints=endpoints, attempt=self._attempt))
+            token = self.receiver.token if self.receiver else ""
+            connection.send(Start(endpoints=endpoints, attempt=self._attempt, record=token, time=time.time()))
         return RunMembers(endpoints, self._attempt)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
-        """Whether a newcomer was accepted or rejected; if not, its message has not arrived yet."""
+        """Return True if a newcomer was accepted or rejected, False while its message is missing."""
         messages = connection.messages()
         if messages == []:
             return False
@@ -217,6 +247,8 @@ class Head:
         for message in messages:
             if isinstance(message, Failed):
                 self._note(message.failure, message.age)
+            elif isinstance(message, Recorded) and self.receiver is not None:
+                self.receiver.take(connection.node, message)
             elif isinstance(message, Finished):
                 self._finished.add(connection.node)
                 self.look()
@@ -238,7 +270,10 @@ class Head:
         self._decide_at = min(self._decide_at, now + SECONDS_TO_COMPARE)
 
     def look(self) -> None:
-        """Decide, if it is time to; and reject strangers."""
+        """Decide, if it is time to; pass requests for profiles on; and reject strangers."""
+        if self.requests is not None and (request := self.requests.new()) is not None:
+            for connection in self._connections:
+                connection.send(Profile(**request._asdict()))
         self._early = self._accept(0.0)
         while len(self._early) > self._node.count:  # others have connected anew
             self._early.pop(0).close()
@@ -269,7 +304,7 @@ class Head:
 
 
 class Follower:
-    """The launcher of another host."""
+    """The launcher of a host other than host 0."""
 
     def __init__(self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
@@ -281,7 +316,24 @@ class Follower:
             secret,
         )
         self._connection: _Connection | None = None
+        self.sender: Sender | None = None
         self.verdict: Verdict | None = None
+
+    def share(self, record: JobRecord) -> None:
+        """Send the records of this host's processes, unless host 0 sees the folder."""
+        self.sender = Sender(record, self._node.rank)
+
+    def begin(self, members: RunMembers, here: Sequence[tuple[str, int]]) -> None:
+        """Begin a run with these processes of this host."""
+        if self.sender is not None:
+            self.sender.begin(members.record, here)
+
+    def _ship(self, pieces: Iterable[Recorded], wait: float) -> None:
+        """Send pieces of records while host 0 takes each piece within `wait` seconds."""
+        for piece in pieces:
+            if self._connection is None or not self._connection.takes(wait):
+                return
+            self._connection.send(piece)
 
     def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Join the head; None when `interrupted` becomes true. Raises JobError."""
@@ -329,7 +381,7 @@ class Follower:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
     def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
-        """The head's `Start` when all have joined; None when it has disconnected."""
+        """Return the head's `Start` when all hosts have joined; None when the head has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:
@@ -340,7 +392,8 @@ class Follower:
                         return None
                     # the run may be over already, where this process had no processor for a while
                     self._take(messages[position + 1 :])
-                    return RunMembers(message.endpoints, message.attempt)
+                    ahead = time.time() - message.time
+                    return RunMembers(message.endpoints, message.attempt, message.record, ahead)
                 if isinstance(message, Refused):
                     raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}")
         return None
@@ -359,11 +412,14 @@ class Follower:
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
+            if isinstance(message, Profile) and self.sender is not None and self.sender.on:
+                self.sender.ask(Request(**message.model_dump(exclude={"kind"})))
             if isinstance(message, End) and self.verdict is None:
                 self.verdict = Verdict(message.failure, message.again)
 
     def failed(self, failure: Failure, age: float) -> None:
         if self._connection is not None:
+            self._send_rest()
             self._connection.send(Failed(failure=failure, age=max(age, 0.0)))
 
     def interrupted(self, number: int) -> None:
@@ -371,10 +427,17 @@ class Follower:
 
     def finished(self) -> None:
         if self._connection is not None:
+            self._send_rest()
             self._connection.send(Finished())
 
+    def _send_rest(self) -> None:
+        if self.sender is not None:
+            self._ship(self.sender.rest(), _SECONDS_TO_SHIP)
+
     def look(self) -> None:
-        """Nothing to decide."""
+        """Send new lines of the record."""
+        if self.sender is not None and self.verdict is None:
+            self._ship(self.sender.due(), 0.0)
 
     def part(self) -> None:
         """Close the connection of a run."""

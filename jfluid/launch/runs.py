@@ -20,9 +20,12 @@ from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.page import Page
+from jfluid.launch.profiling import Profiles
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
+from jfluid.launch.shipping import named
 from jfluid.launch.supervise import Peers, Signals, Supervisor
+from jfluid.record.profiles import parse_steps
 from jfluid.security import secret
 
 
@@ -42,6 +45,10 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
             stack.callback(Page(job, runner.secret).close)
         record = runner.record = JobRecord(job, runner.host)
         stack.callback(record.close)
+        runner.share(record)
+        if record.is_on and runner.host == 0:
+            steps = None if job.profile is None else parse_steps(job.profile)
+            stack.callback(Profiles(record, steps).close)
         verdict = _recorded(runner.run_once(signals), record)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
             _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
@@ -68,7 +75,7 @@ def _alone(job: Job, clock: Callable[[], float]) -> "_Runner":
 
 
 class _Runner:
-    """Runs a script on its own. `record` is set before the first run."""
+    """Runner of a local job. `record` is set before the first run."""
 
     record: JobRecord
 
@@ -121,6 +128,9 @@ class _Runner:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
 
+    def share(self, record: JobRecord) -> None:
+        """Let the other hosts' launchers know of the record."""
+
     def _console(self, members: Sequence[Member]) -> Console:
         return Console(shows=lambda member: True, prefixed=False, alone=True)
 
@@ -151,6 +161,10 @@ class _GangRunner(_Runner):
             )
             stack.callback(self.peers.close)
 
+    def share(self, record: JobRecord) -> None:
+        if self.peers is not None:
+            self.peers.share(record)
+
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node, self._reservations)
         if self.peers is None:
@@ -162,7 +176,12 @@ class _GangRunner(_Runner):
             members = agreed
         self.attempt = members.attempt
         try:
-            return self._supervise(self._members(members), signals, self.peers)
+            here = self._members(members)
+            if self.peers is not None:
+                self.peers.begin(members, named(here))
+                ahead = ProcessEnvironment(clock_ahead=members.ahead).to_env()
+                here = [replace(member, env={**member.env, **ahead}) for member in here]
+            return self._supervise(here, signals, self.peers)
         finally:
             if self.peers is not None:
                 self.peers.part()
@@ -204,9 +223,9 @@ class _GangRunner(_Runner):
 
 
 def _secret(job: GangJob, node: Node) -> str:
-    """The job's secret: of its file, or the environment; else, on one host, a new one.
+    """Return the job's secret: from its file, the environment, or a new secret on a single host.
 
-    Raises JobError on several.
+    Raises JobError on several hosts without a secret.
     """
     try:
         found = secret.from_file(job.secret_file) if job.secret_file is not None else secret.given()
@@ -227,7 +246,7 @@ def _secret(job: GangJob, node: Node) -> str:
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:
-    """The endpoints of all servers and of all trainers: those of the job file, else each host's."""
+    """Return the endpoints of all servers and all trainers, from the job file or from each host."""
     found: tuple[list[str], list[str]] = [], []
     for own in endpoints:
         given = iter(own)
@@ -241,9 +260,7 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
 
 
 def _check_snapshots(job: Job, secret: str) -> None:
-    """Raises JobError when another job writes snapshots there, and when servers would mistake an
-    earlier job's for their own.
-    """
+    """Raise JobError if the snapshot folder belongs to a running job or holds snapshots of an earlier job."""
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
     if snapshots is None:
         return
@@ -261,7 +278,7 @@ def _check_snapshots(job: Job, secret: str) -> None:
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
-    """How many ports the processes on this host need beside those that the job names."""
+    """Return the number of ports for processes on this host without endpoints in the job."""
     if isinstance(job, ParameterServerJob):
         return sum(places for places in (job.servers, job.trainers) if isinstance(places, int))
     assert isinstance(job, CollectiveJob)  # there are no other jobs of several processes
@@ -269,7 +286,7 @@ def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
 
 
 def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
-    """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
+    """Return ports for this launcher's processes: from `first_port` on, or free ports."""
     if node.ports is not None:
         if len(node.ports) < count:
             raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")

@@ -8,7 +8,7 @@ from jfluid.job import JobError
 
 
 class FluidVariables(Variables):
-    """Fluid's launcher"""
+    """Fluid's launcher."""
 
     error: ClassVar[type[JFluidError]] = JobError
 
@@ -21,7 +21,7 @@ class FluidVariables(Variables):
 
 
 class PaddleCloudVariables(Variables):
-    """PaddleCloud, with `--use_paddlecloud`"""
+    """PaddleCloud, with `--use_paddlecloud`."""
 
     error: ClassVar[type[JFluidError]] = JobError
 
@@ -40,7 +40,7 @@ class PaddleCloudVariables(Variables):
 
 
 class SlurmVariables(Variables):
-    """Slurm"""
+    """Slurm."""
 
     error: ClassVar[type[JFluidError]] = JobError
 
@@ -58,7 +58,7 @@ class SlurmVariables(Variables):
 
 
 class OpenMpiVariables(Variables):
-    """Open MPI"""
+    """Open MPI."""
 
     error: ClassVar[type[JFluidError]] = JobError
 
@@ -72,7 +72,7 @@ class OpenMpiVariables(Variables):
 
 
 class MpichVariables(Variables):
-    """MPICH and Intel MPI"""
+    """MPICH and Intel MPI."""
 
     error: ClassVar[type[JFluidError]] = JobError
 
@@ -83,7 +83,7 @@ class MpichVariables(Variables):
 
 
 class KubernetesVariables(Variables):
-    """Kubernetes"""
+    """Kubernetes."""
 
     error: ClassVar[type[JFluidError]] = JobError
 

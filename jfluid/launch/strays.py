@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 class _Process(NamedTuple):
-    """A process that runs; its number may be another's when it has ended, with a later start."""
+    """A running process, by number and start time, since numbers are reused."""
 
     number: int
     parent: int
@@ -31,7 +31,7 @@ class _Process(NamedTuple):
 
 
 def _read(number: int) -> _Process | None:
-    """The process of a number; None where there is none, or a zombie."""
+    """Return the process with a number, or None if there is none or it is a zombie."""
     try:
         with open(f"/proc/{number}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # names hold spaces and brackets
@@ -98,7 +98,7 @@ def send(mark: str, number: int, besides: Collection[int]) -> None:
 
 
 def end(mark: str) -> None:
-    """Kill the processes with a mark, also those that they start meanwhile; for at most 5 s."""
+    """Kill the marked processes and the processes that these start meanwhile; take at most 5 s."""
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while (left := _found(mark)) and time.monotonic() < deadline:
         for process in left:

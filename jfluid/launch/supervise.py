@@ -1,12 +1,12 @@
-"""Runs a gang: starts its members, passes their output on, and sees that they end together.
+"""Runs a gang: starts its members, passes on their output, and ends all members together.
 
 The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process
-group, SIGKILL to those that still run some seconds later. A member with restarts left is restarted
+group, SIGKILL to members that still run some seconds later. A member with restarts left is restarted
 instead, while the others keep running. Servers that still run some time after all trainers have
 ended are ended. A member that has ended is not reaped before the gang is over, so that the number
-of its process group is not reused. What a member starts ends with it, also in a session of its own
-(`strays`), unless the gang has finished its work. One whose last error says that all have to restart
-(RollbackError of the parameter servers) ends the gang, too, even if it has restarts left.
+of its process group is not reused. Processes that a member has started end with it, in other sessions too
+(`strays`), unless the gang has finished its work. A member whose last error
+is RollbackError of the parameter servers ends the gang even if it has restarts left, since all have to restart.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class Peers(Protocol):
         """Return the sockets to select on."""
 
     def receive(self, connection: Any) -> None:
-        """Receive from one of them."""
+        """Receive from a connection."""
 
     def failed(self, failure: Failure, age: float) -> None:
         """Report that the gang on this host failed, `age` seconds ago."""
@@ -117,13 +117,13 @@ class _Running:
         self.counts_steps = False
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the member and the processes of its group."""
+        """Send a signal to the member's process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
 
 class Supervisor:
-    """One run of a gang, from start to end."""
+    """A run of a gang, from start to end."""
 
     def __init__(
         self,
@@ -258,13 +258,11 @@ class Supervisor:
         self._exits.put((running, result.si_status if exited else -result.si_status, self._clock()))
 
     def _ends(self) -> list[tuple[_Running, int, float]]:
-        """The members that have ended since the last call: with which code, and when."""
+        """Return the members that have ended since the last call, with exit code and time."""
         return [self._exits.get_nowait() for _ in range(self._exits.qsize())]
 
     def _pass_on(self, selector: selectors.BaseSelector, wait: float, members_only: bool = False) -> bool:
-        """Pass on output that is ready to be read, after waiting for it for at most so many
-        seconds; returns whether there was any.
-        """
+        """Pass on output after waiting at most `wait` seconds for it; return True if there was output."""
         if not selector.get_map():
             time.sleep(wait)
             return False
@@ -311,7 +309,7 @@ class Supervisor:
         return self._peers is None or self._peers.verdict is not None or self._killed
 
     def _look(self, ended: Sequence[tuple[_Running, int, float]]) -> None:
-        """Act on what has happened since the last call, these ends among it."""
+        """Act on the events since the last call, including the ends in `ended`."""
         for end in ended:
             self._ended(*end)
         now = self._clock()
@@ -407,17 +405,17 @@ class Supervisor:
         self._running[place] = self._start(member, self._members[place][1])
 
     def _work_is_done(self) -> bool:
-        """Whether all trainers on this host have ended with 0."""
+        """Return True if all trainers on this host have ended with 0."""
         return all(running.code == 0 for running in self._running if running.member.role == "trainer")
 
     def _job_is_done(self) -> bool:
-        """Whether all trainers, of all hosts, have ended with 0."""
+        """Return True if all trainers of all hosts have ended with 0."""
         if self._peers is not None:
             return self._peers.verdict is not None and self._peers.verdict.failure is None
         return self._work_is_done()
 
     def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
-        """This member failed first: end the gang because of it, unless that has begun already."""
+        """End the gang because this member failed first, unless the gang is ending already."""
         self._first = running, reason
         self._decided_at = self._clock()
         if not self._ending:

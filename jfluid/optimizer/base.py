@@ -15,6 +15,7 @@ from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import LayerHelper
 from jfluid.optimizer.dygraph_mode import DygraphMode, is_schedule
+from jfluid.record.phases import PHASES
 from jfluid.regularizer import WeightDecayRegularizer, append_regularization_ops
 
 ParamGrad = tuple[Parameter, Variable | None]
@@ -118,7 +119,9 @@ class Optimizer(DygraphMode):
             raise TypeError(f"loss: expected a Variable, found {type(loss).__name__}")
         if default_main_program().eager:
             params_grads = self._eager_gradients(parameter_list, no_grad_set)
-            return self._apply_eagerly(params_grads), params_grads
+            applied = self._apply_eagerly(params_grads)
+            PHASES.step()
+            return applied, params_grads
         params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, params_grads), params_grads
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jfluid import errors, private_files
+from jfluid import errors, private_files, record
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, validation
 from jfluid.ps_server.store import Store, StoreView
@@ -176,12 +176,9 @@ class RoundSnapshots:
         except Exception:
             logger.exception("no snapshot could be written into %s", self.folder)
         else:
-            logger.info(
-                "snapshot of %d rows after round %d, in %.1f s",
-                sum(t.rows for t in manifest.tables),
-                number,
-                time.monotonic() - start,
-            )
+            rows, seconds = sum(t.rows for t in manifest.tables), time.monotonic() - start
+            logger.info("snapshot of %d rows after round %d, in %.1f s", rows, number, seconds)
+            record.event("snapshot", reason=f"round {number}, {rows:,} rows, {seconds:.1f} s")
             self._prune()
         finally:
             self._end(number)

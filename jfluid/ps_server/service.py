@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, record
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
@@ -36,6 +36,7 @@ from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.stream_calls import ServedStreams
 from jfluid.ps_server.sync_rounds import TrainerGroup
+from jfluid.record.profiles import CALLS
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND,
@@ -362,11 +363,13 @@ class Service:
         files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + [
             part.file for part in manifest.blocks
         ]
-        return pb.SaveReply(
+        reply = pb.SaveReply(
             rows=sum(part.rows for part in manifest.tables),
             bytes=sum(file.size for file in files),
             seconds=time.monotonic() - start,
-        ), view
+        )
+        record.event("snapshot", reason=f"{reply.rows:,} rows, {reply.bytes / 1e6:.1f} MB, {reply.seconds:.1f} s")
+        return reply, view
 
     def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
         """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown` (see Store)."""
@@ -519,5 +522,8 @@ class Service:
             abort(status, f"{type(error).__name__}: {error}"[:4096])
             raise  # not reached: abort raises
         finally:
+            end = time.perf_counter()
             self.metrics.calls[name, status.name].inc()
-            self.metrics.seconds[name].observe(time.perf_counter() - start)
+            self.metrics.seconds[name].observe(end - start)
+            if CALLS.on:
+                CALLS.add(name, start, end)

@@ -1,10 +1,10 @@
-"""The record of a run: what a job's processes know of themselves, as lines in files.
+"""The record of a run: lines in files, from each process of a job.
 
     jfluid.log(step, loss=loss, **{"learning rate": rate})
 
 Each process that `jfluid-launch` has started writes `LOG_DIR/record/ROLE.RANK.jsonl`, and the launcher
-`launcher.HOST.jsonl`; a script on its own does where `FLAGS_record_dir` names a folder. Without
-either, what is logged goes nowhere. `jfluid dashboard LOG_DIR` shows it. A file is bounded: when it
+`launcher.HOST.jsonl`; a script without a launcher writes to the folder `FLAGS_record_dir`. Without
+a launcher and the flag, nothing is recorded. `jfluid dashboard LOG_DIR` shows it. A file is bounded: when it
 has grown to 4 MiB, points that lie close together are left out.
 """
 
@@ -17,11 +17,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jfluid import environment, errors, flags, installation, launcher_pipe
-from jfluid.record import lines
+from jfluid.record import lines, profiles
+from jfluid.record.phases import PHASES
 from jfluid.record.writer import Recorder, Taken
+
+if TYPE_CHECKING:
+    from jfluid.ir.program import Program
 
 __all__ = ["log", "log_histogram", "log_image"]
 
@@ -29,11 +33,12 @@ FOLDER = "record"
 # Numbers that are still being computed, or on a device, are waited for this often at most.
 _BURST, _READS_A_SECOND = 100.0, 10.0
 _LONGEST_SHAPES = 1000
+_MOST_PROGRAMS = 20
 _log = logging.getLogger(__name__)
 
 
 class _State:
-    """What this process records to."""
+    """The recorder of this process, its counters, and its budget of reads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -43,6 +48,7 @@ class _State:
         # of each kind of loop the steps of those before the current one, and its own
         self.compilations, self.compiling_s = 0, 0.0
         self.steps: dict[str, tuple[int, int]] = {}
+        self.programs: set[str] = set()  # fingerprints of the programs whose graphs are recorded
 
 
 _state = _State()
@@ -151,26 +157,48 @@ def compiled(seconds: float, differ: Sequence[Any]) -> None:
         recorder.add("compile", fields)
 
 
+def program(compiled: "Program") -> None:
+    """Record the folded graph of a program that is compiled; of the same program once."""
+    recorder = current()
+    if recorder is None or len(_state.programs) >= _MOST_PROGRAMS or compiled.fingerprint in _state.programs:
+        return
+    from jfluid.record import graphs
+
+    _state.programs.add(compiled.fingerprint)
+    tree = graphs.folded(compiled.global_block().ops)
+    recorder.add("program", {"fingerprint": compiled.fingerprint[:16], "tree": tree})
+
+
+def event(name: str, **fields: Any) -> None:
+    """Record an event of this process, such as a snapshot, for the timeline."""
+    recorder = current()
+    if recorder is not None:
+        recorder.add("event", {"event": name, **fields}, at_once=True)
+
+
 def _shown(form: Any) -> str:
-    """A shape and a dtype as text."""
-    if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], tuple):
+    """Return the shapes and dtypes of an argument's form as text."""
+    if not isinstance(form, tuple):
+        return ""  # how the parts are put together
+    if len(form) == 2 and isinstance(form[0], tuple) and all(isinstance(size, int) for size in form[0]):
         return f"{list(form[0])} {form[1]}"
-    return str(form)
+    return " ".join(text for text in map(_shown, form) if text)
 
 
 def current() -> Recorder | None:
-    """Return what this process records to; None where it does not."""
+    """Return the recorder of this process, or None where nothing is recorded."""
     if _state.changes == flags.changes():
         return _state.recorder
     with _state.lock:
         changes = flags.changes()
         _state.recorder = _found(_state.recorder)
+        PHASES.on = _state.recorder is not None or PHASES.on_step is not None
         _state.changes = changes
         return _state.recorder
 
 
 def file_of(log_dir: str | os.PathLike[str], role: str, rank: int) -> Path:
-    """Return the file of a process of the job whose log folder this is."""
+    """Return the record file of a process of the job with the log folder `log_dir`."""
     return Path(log_dir) / FOLDER / f"{role}.{rank}{lines.SUFFIX}"
 
 
@@ -203,7 +231,10 @@ def _found(before: Recorder | None) -> Recorder | None:
     }
     try:
         try:
-            return Recorder(path, bool(folder) or restarts > 0, start)
+            watcher = profiles.Watcher(path.parent, role, rank, _ahead())
+            watcher.look()
+            append, ranks = bool(folder) or restarts > 0, launcher_pipe.ranks()
+            return Recorder(path, append, start, numbers=lambda: _numbers_now(watcher), ranks=ranks)
         except Taken:  # by the process that has started this one
             beside = path.with_name(f"process.{os.getpid()}{lines.SUFFIX}")
             return Recorder(beside, False, {**start, "role": "process", "rank": os.getpid()})
@@ -214,8 +245,22 @@ def _found(before: Recorder | None) -> Recorder | None:
         return None
 
 
+def _ahead() -> float:
+    """Return how many seconds this host's clock is ahead of host 0's clock."""
+    try:
+        return float(environment.text(environment.CLOCK_AHEAD, "0"))
+    except ValueError:
+        return 0.0
+
+
+def _numbers_now(watcher: profiles.Watcher) -> dict[str, float]:
+    """Look for a requested profile, and return the scalars that a write adds."""
+    watcher.look()
+    return PHASES.numbers()
+
+
 def _numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
-    """Scalars as floats; without those that would have to be waited for now."""
+    """Convert scalars to floats; leave out device arrays beyond the budget of reads."""
     found = {}
     for name, value in scalars.items():
         number = value if type(value) is float else _number(name, value)
@@ -248,7 +293,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _may_wait() -> bool:
-    """Whether so few values were waited for lately that another one may be."""
+    """Take a read from the budget; return True if there was one left."""
     now = time.monotonic()
     more = (now - _state.read_at) * _READS_A_SECOND
     _state.reads, _state.read_at = min(_state.reads + more, _BURST), now
@@ -259,9 +304,10 @@ def _may_wait() -> bool:
 
 
 def _forget() -> None:
-    """A process that this one has forked writes no file of this one's."""
+    """Reset the state in a forked process, which must not write the parent's file."""
     global _state
     _state = _State()
+    PHASES.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

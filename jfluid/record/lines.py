@@ -14,7 +14,7 @@ from typing import Any
 SUFFIX = ".jsonl"
 LONGEST_NAME = 256
 LONGEST_TEXT = 1 << 16
-_LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 Line = dict[str, Any]
 
@@ -27,7 +27,7 @@ def written(value: float) -> float | str:
 
 
 def number(value: Any) -> float | None:
-    """Return what a line has as a number; None where it is none."""
+    """Return a field of a line as a number, or None if it is no number."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -78,7 +78,7 @@ def decode(data: bytes) -> Line | None:
 
 
 class Tail:
-    """Reads what a file has got since the last time, whole lines only."""
+    """Reader of the whole lines that a file has gained since the last read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -86,7 +86,7 @@ class Tail:
         self._position = 0
 
     def is_another(self) -> bool:
-        """Whether the file is another one than was read: it was thinned, begun anew, or removed."""
+        """Return True if the file was thinned, begun anew or removed since it was read."""
         if self._identity is None:
             return False
         try:
@@ -96,7 +96,7 @@ class Tail:
         return (about.st_dev, about.st_ino) != self._identity or about.st_size < self._position
 
     def lines(self) -> Iterator[Line]:
-        """Return the new lines. Raises OSError where the file cannot be read, or is another one now."""
+        """Return the new lines. Raises OSError if the file cannot be read or was replaced."""
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
             identity = about.st_dev, about.st_ino
@@ -106,7 +106,7 @@ class Tail:
             file.seek(self._position)
             data = file.read()
         end = data.rfind(b"\n") + 1
-        if not end and len(data) > _LONGEST_LINE:
+        if not end and len(data) > LONGEST_LINE:
             end = len(data)  # no line of ours is as long
         self._position += end
         return _decoded(data[:end])

@@ -47,9 +47,9 @@ def image(name: str, value: Any) -> dict[str, Any]:
 
 
 def histogram(name: str, value: Any) -> dict[str, Any]:
-    """Return a histogram's fields: counts of 32 equal parts from `low` to `high`, and of what is not finite.
+    """Return a histogram's fields: counts of 32 equal parts from `low` to `high`, of NaN and of infinities.
 
-    Raises DtypeError for what is no array of real numbers.
+    Raises DtypeError unless `value` is an array of real numbers.
     """
     found = array(value).reshape(-1)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":

@@ -1,4 +1,4 @@
-"""What is left out of a record that has grown too large: points that lie close together in time."""
+"""Thinning of a record that has grown too large: points that lie close together in time are removed."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ _BY_TIME = ("progress", "image", "histogram", "usage", "compile")
 
 
 def thinned(data: bytes, most: int) -> bytes:
-    """Return the lines of a file, of which at most about `most` bytes are kept.
+    """Return the lines of a file, thinned to about `most` bytes.
 
-    Of scalars the lowest and the highest of a stretch of time stay, and what is not finite; stretches are equally long
-    for all of a name. Starts, failures and other events stay as long as they fit by themselves.
+    Of scalars the lowest, the highest and non-finite values of each stretch of time stay. All points of a name have
+    equally long stretches. Starts, failures and other events stay as long as they fit by themselves.
     """
     kept = [(line, piece + b"\n") for piece in data.split(b"\n") if piece and (line := lines.decode(piece)) is not None]
     for _ in range(_MOST_ROUNDS):
@@ -28,7 +28,7 @@ def thinned(data: bytes, most: int) -> bytes:
 
 
 def _newest(pieces: Sequence[bytes], most: int) -> Sequence[bytes]:
-    """The first line and as many of the last ones as fit."""
+    """Return the first line and the last lines that fit into `most` bytes."""
     size, start = len(pieces[0]), len(pieces)
     while start > 1 and size + len(pieces[start - 1]) <= most:
         start -= 1
@@ -37,7 +37,7 @@ def _newest(pieces: Sequence[bytes], most: int) -> Sequence[bytes]:
 
 
 def _fewer(kept: Sequence[tuple[lines.Line, bytes]]) -> list[tuple[lines.Line, bytes]]:
-    """The lines with half of each kind and name that may be left out."""
+    """Return the lines without half of the points of each kind and name."""
     groups: dict[tuple[str, ...], list[int]] = {}
     stay = set()
     for index, (line, _) in enumerate(kept):
@@ -56,7 +56,7 @@ def _fewer(kept: Sequence[tuple[lines.Line, bytes]]) -> list[tuple[lines.Line, b
 
 
 def _half(group: Sequence[lines.Line], indices: Sequence[int], names: Iterable[str]) -> set[int]:
-    """The indices that stay of one kind and name: the first and the last one always."""
+    """Return the indices that stay of a kind and name, the first and the last among them."""
     times = [line["t"] for line in group]
     columns = [[_level(line["scalars"].get(name)) for line in group] for name in names]
     found: set[int] = set()
@@ -86,6 +86,6 @@ def _extremes(stretches: Sequence[int], columns: Sequence[Sequence[float]]) -> I
 
 
 def _level(value: object) -> float:
-    """A number by which values are ordered, what is none above all others."""
+    """Return a sort key: the number itself, or infinity for values that are no numbers."""
     found = lines.number(value)
     return math.inf if found is None or math.isnan(found) else found

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ MAX_BYTES = 4 << 20
 SECONDS_BETWEEN_WRITES = 1.0
 # Of `scalars` between two writes so many are all kept, else the extremes of so many parts.
 _MOST_CALLS, _PARTS = 50, 10
+# With more ranks a second of the whole job has about as many lines: each rank has fewer parts, and writes less often.
+_RANKS_OF_PARTS, _RANKS_OF_A_SECOND, _LONGEST_WAIT = 20, 50, 4.0
 _MOST_PENDING = 100_000
 _MOST_NAMES = 1000
 _SECONDS_TO_RETRY = 5.0
@@ -30,7 +32,7 @@ Call = tuple[float, int | None, dict[str, float]]
 
 
 class Taken(Exception):
-    """Another process writes this file."""
+    """The file is locked by a different process."""
 
 
 class Recorder:
@@ -41,6 +43,9 @@ class Recorder:
         append: append to an existing file, rather than begin a new one.
         start: the fields of its line of kind start.
         max_bytes: how large it becomes before it is thinned.
+        seconds: between two writes.
+        numbers: called before each write; returns scalars of the moment.
+        ranks: how many processes of the job write records.
 
     Raises OSError when it cannot be opened, and Taken when another process writes it.
     """
@@ -52,8 +57,12 @@ class Recorder:
         start: Mapping[str, Any],
         max_bytes: int = MAX_BYTES,
         seconds: float = SECONDS_BETWEEN_WRITES,
+        numbers: Callable[[], dict[str, float]] = dict,
+        ranks: int = 1,
     ):
-        self.path, self._max_bytes, self._seconds = path, max_bytes, seconds
+        seconds *= min(max(ranks / _RANKS_OF_A_SECOND, 1.0), _LONGEST_WAIT)
+        self._parts = max(min(_RANKS_OF_PARTS * _PARTS // max(ranks, 1), _PARTS), 1)
+        self.path, self._max_bytes, self._seconds, self._numbers = path, max_bytes, seconds, numbers
         self._calls: deque[Call] = deque()
         self._others: deque[tuple[str, float, dict[str, Any]]] = deque()
         self._names: set[str] = set()
@@ -77,7 +86,7 @@ class Recorder:
             self._dropped += 1
 
     def add(self, kind: str, fields: Mapping[str, Any], at_once: bool = False) -> None:
-        """Add another line; its numbers are finite, or as `lines.written` has them."""
+        """Add a line of any kind; its numbers are finite, or texts from `lines.written`."""
         if len(self._others) < _MOST_PENDING:
             self._others.append((kind, time.time(), dict(fields)))
         else:
@@ -91,7 +100,7 @@ class Recorder:
             self._write(self._taken())
 
     def close(self) -> None:
-        """Write what is left, and end. What is added afterwards is lost."""
+        """Write the pending lines, and end. Later calls are lost."""
         if self._closed or os.getpid() != self._owner:  # which a forked process is not
             return
         self._closed = True
@@ -107,15 +116,17 @@ class Recorder:
         while not self._closed:
             self._wake.wait(self._seconds)
             self._wake.clear()
+            self.scalars(None, self._numbers())
             self.flush()
 
     # ---- what is written ---------------------------------------------------------------------------
 
     def _taken(self) -> bytes:
-        """The lines of what was added since the last call."""
+        """Return the lines added since the last call."""
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         found = [
-            (moment, self._scalars_line(moment, step, values)) for moment, step, values in reduced(self._known(calls))
+            (moment, self._scalars_line(moment, step, values))
+            for moment, step, values in reduced(self._known(calls), self._parts)
         ]
         newest: dict[str, tuple[float, bytes]] = {}  # progress of each loop: the newest tells all
         for kind, moment, fields in [self._others.popleft() for _ in range(len(self._others))]:
@@ -133,8 +144,9 @@ class Recorder:
         return lines.encode("scalars", moment, {"step": step, "scalars": fields})
 
     def _known(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The calls with names of which there are not too many: a name made for each step would
-        fill the record, and its page.
+        """Return the calls with the first 1000 names only.
+
+        A name made for each step would fill the record and its page.
         """
         known = []
         for moment, step, values in calls:
@@ -150,7 +162,7 @@ class Recorder:
     # ---- the file ----------------------------------------------------------------------------------
 
     def _open(self, append: bool) -> tuple[int, int]:
-        """A descriptor of the file that no other process writes, and its size."""
+        """Return a locked descriptor of the file, and the file's size."""
         while True:
             file = private_files.create(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
@@ -226,11 +238,12 @@ class Recorder:
         self._file, self._size = file, len(kept)
 
 
-def reduced(calls: Sequence[Call]) -> list[Call]:
-    """Return the calls between two writes; of many the last one, and of each name the lowest, the
-    highest and one that is not finite of each of ten parts.
+def reduced(calls: Sequence[Call], parts: int = _PARTS) -> list[Call]:
+    """Return the calls between two writes, reduced to extremes if there are many.
+
+    The last call stays. Of each name the lowest, the highest and a non-finite value of each of `parts` parts stay.
     """
-    if len(calls) <= _MOST_CALLS:
+    if len(calls) <= _MOST_CALLS * parts // _PARTS:
         return [call for call in calls if call[2]]
     by_name: dict[str, list[int]] = {}
     for index, (_, _, values) in enumerate(calls):
@@ -239,7 +252,7 @@ def reduced(calls: Sequence[Call]) -> list[Call]:
     kept: dict[int, set[str]] = {}
     for name, indices in by_name.items():
         column = {index: calls[index][2][name] for index in indices}
-        size = -(-len(indices) // _PARTS)
+        size = -(-len(indices) // parts)
         chosen = {indices[-1]}
         for start in range(0, len(indices), size):
             chosen |= _extremes(indices[start : start + size], column)
@@ -253,7 +266,7 @@ def reduced(calls: Sequence[Call]) -> list[Call]:
 
 
 def _extremes(indices: Sequence[int], column: Mapping[int, float]) -> set[int]:
-    """Where the lowest and the highest value are, and the first that is not finite."""
+    """Return the indices of the lowest, the highest and the first non-finite value."""
     usual = [index for index in indices if math.isfinite(column[index])]
     found = set()
     if usual:

@@ -1,3 +1,1 @@
-"""Authentication of a job's processes: its secret, and how they prove to each other that they have
-it (docs/security.md).
-"""
+"""Authentication of a job's processes: the secret, and mutual proofs of the secret (docs/security.md)."""

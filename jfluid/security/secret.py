@@ -22,8 +22,7 @@ _SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
 
 
 def job_secret(addresses: Iterable[str] = ()) -> str:
-    """Return the secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN,
-    which the launcher sets.
+    """Return the secret of this process's job: JFLUID_JOB_TOKEN, which the launcher sets.
 
     Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"),
     use a secret of this user, which is created at the first call. Raises SecretError if other
@@ -146,5 +145,5 @@ def metrics_token(secret: str) -> str:
 
 
 def key_for(secret: str, purpose: str) -> bytes:
-    """Return a key (32 bytes) for one purpose: proofs for one kind of listener are useless at another."""
+    """Return a key (32 bytes) for one purpose; a proof for one kind of listener is useless for all other kinds."""
     return hmac.digest(secret.encode(), b"jfluid 1 " + purpose.encode(), "sha256")

@@ -105,7 +105,7 @@ class Frames:
 
     @property
     def begun(self) -> bool:
-        """Whether part of a message has arrived."""
+        """True if part of a message has arrived."""
         return bool(self._data)
 
 
@@ -116,7 +116,7 @@ def _mac(key: bytes, sender: bytes, number: int, message: bytes) -> bytes:
 
 
 class Connection:
-    """A connection to another process of the job. One thread may send while another receives.
+    """Connection between two processes of the job. One thread may send while a second receives.
 
     Attributes:
         stream: the socket; who uses it for messages of a form of their own sends none here.
@@ -282,7 +282,7 @@ class Listener:
         return int(self._stream.getsockname()[1])
 
     def accept(self, wait_s: float) -> list[Connection]:
-        """Return the connections whose proofs are complete; waits for events for at most so long."""
+        """Return the connections with complete proofs; wait at most `wait_s` seconds for events."""
         if self._paused_until is not None:
             wait_s = min(wait_s, max(self._paused_until - time.monotonic(), 0.0))
         ready = self._selector.select(wait_s)
@@ -331,7 +331,7 @@ class Listener:
                 self._drop(next(iter(self._newcomers)))
 
     def _pause(self, error: OSError) -> None:
-        """Accept none for a while, and make room among those that had time to prove themselves."""
+        """Stop accepting for a while, and drop newcomers that had time for their proofs."""
         if not self._told:
             self._told = True
             logger.warning(
@@ -347,7 +347,7 @@ class Listener:
         self._paused_until = now + PAUSE_S
 
     def _heard(self, newcomer: _Newcomer) -> Connection | None:
-        """The connection of a newcomer whose proof is complete with the data that has arrived."""
+        """Return the connection of a newcomer if the data that has arrived completes its proof."""
         try:
             data = newcomer.stream.recv(_RESPONSE.size - len(newcomer.data))
         except BlockingIOError:

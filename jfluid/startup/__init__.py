@@ -1,4 +1,4 @@
-"""What Python interpreters that a script starts do first: there, too, `import paddle` finds jfluid.
+"""Start-up of Python interpreters that a script starts: `import paddle` finds jfluid there, too.
 
 This folder stands first in PYTHONPATH of such an interpreter, which so runs its `sitecustomize.py`.
 
@@ -14,9 +14,7 @@ ALIAS = '"""`paddle` is jfluid.'  # how the package that `jfluid install-alias` 
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that a process beside those of `environment` needs: none where
-    JFLUID_AS_PADDLE=0 says that `paddle` is not to be jfluid.
-    """
+    """Return the variables that a process needs beside `environment`; none if JFLUID_AS_PADDLE=0."""
     if environment.get(CHOICE) == "0":
         return {}
     before = environment.get("PYTHONPATH", "")

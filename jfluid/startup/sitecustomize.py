@@ -1,5 +1,6 @@
-"""Run by each Python interpreter whose PYTHONPATH has this folder, before its script: the first
-`import paddle` decides whether that is jfluid.
+"""Module that each Python interpreter with this folder in PYTHONPATH runs before its script.
+
+The first `import paddle` decides whether `paddle` is jfluid.
 
 It imports nothing of jfluid before then, so that it costs a process no time, and it goes on with
 the sitecustomize that it stands before. JFLUID_AS_PADDLE=1 chooses jfluid, 0 never; without it
@@ -68,8 +69,9 @@ class _Chooser:
 
 
 def _give_back(name: str) -> Any:
-    """Names of `collections` that Python 3.10 has dropped, since scripts take them from there before
-    they import `paddle`, which gives all the others back.
+    """Restore names of `collections` that Python 3.10 has dropped.
+
+    Scripts import these before they import `paddle`, which restores all remaining names.
     """
     import collections.abc
 

@@ -34,7 +34,7 @@ def page() -> str:
     for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
         own = {name: field for name, field in section.fields().items() if name not in seen}
         seen |= set(own)
-        parts.append(f"\n## {' '.join((section.__doc__ or '').split())}\n\n" + _table(own, marked=ASSIGNED))
+        parts.append(f"\n## {(section.__doc__ or '').rstrip('.')}\n\n" + _table(own, marked=ASSIGNED))
     rows = [
         [f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
         for name, flag in sorted(flags.EFFECTIVE.items())
@@ -49,7 +49,7 @@ def page() -> str:
     )
     parts.append(_LAUNCHER)
     parts += [
-        f"\n### {' '.join((section.__doc__ or '').split())}\n\n" + _table(section.fields()) for section in SCHEDULERS
+        f"\n### {(section.__doc__ or '').rstrip('.')}\n\n" + _table(section.fields()) for section in SCHEDULERS
     ]
     return "".join(parts)
 

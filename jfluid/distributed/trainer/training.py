@@ -201,16 +201,16 @@ class Trainer(Runner):
         brought = None
         if program.trains and not ahead:
             brought = connection.asked(wanted)
-            lap("exchange")
+            lap("exchange", "rows")
         found, placed = ahead.rows.result() if ahead else (brought, {})
         found = found or self._pull(connection, strategy, wanted)
-        lap("rows")
+        lap("rows", "rows")
         inverse = early.inverse
         if inverse is None:
             inverse = self._give_rows(program.look_ups, feeds, asked, found, placed)
-        lap("feed")
+        lap("feed", "compute")
         connection.settle()
-        lap("exchange")
+        lap("exchange", "waiting")
         if program.trains:
             self._resume(connection, scope)
         parameters = self._parameters(scope) if program.trains and devices is None else {}
@@ -233,18 +233,18 @@ class Trainer(Runner):
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
             _start_copies(v for rows in program.rows for g in rows.names(devices is not None) for v in values[g])
         jax.block_until_ready([inner(v) for found in values.values() for v in found])
-        lap("compute")
+        lap("compute", "compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
-            lap("gradients")
+            lap("gradients", "exchange")
             received = strategy.push(connection, program, gradients, scope)
             if ahead:  # so has the next step its rows
                 connection.begin()
         else:
             received = current(connection, program)
-        lap("exchange")
+        lap("exchange", "exchange")
         install(program, received, scope)
-        lap("install")
+        lap("install", "compute")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * (1 if devices is None else devices.replicas)

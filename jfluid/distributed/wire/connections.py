@@ -15,6 +15,7 @@ from jfluid import flags, heap
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.distributed.wire.settings import client_options, kept_bytes, writes_snapshots
+from jfluid.record.phases import PHASES
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
 from jfluid.transpiler.parameter_server.layout import ParameterLayout
@@ -108,10 +109,11 @@ class Laps:
         self._last = time.perf_counter()
         self.steps += 1
 
-    def lap(self, part: str) -> None:
-        """A part has ended."""
+    def lap(self, part: str, phase: str) -> None:
+        """Count the time since the last lap as a part of the step, and as a phase in the record."""
         now = time.perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        PHASES.add(phase, self._last, now)
         self._last = now
 
 
