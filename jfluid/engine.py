@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import errors, flags, kept_files, processes
+from jfluid import errors, flags, processes
+from jfluid.caches import kept_files
 from jfluid.compile import feeds as feeding
 from jfluid.compile import memory
 from jfluid.compile.executables import most_bytes

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jfluid import errors, private_files
+from jfluid import errors
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jfluid import collector, errors
+from jfluid import errors
+from jfluid.host import collector
 
 # Fluid's path (behind "jfluid.") -> the modules that hold its names. What is not found there is
 # looked for in jfluid itself.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import snapshot_owner
 from jfluid.job import JobError, ParameterServerJob, Restarts, Snapshots, read_job
 from jfluid.launch.command import parse
 from jfluid.launch.gang import parameter_server_gang
+from jfluid.security import snapshot_owner
 from tests.launch_case import (
     ENVIRONMENT,
     ESCAPED,

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, private_files
+from jfluid import errors
 from jfluid.dashboard import event_files, exports
 from jfluid.dashboard.runs import Runs
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 
 def main(arguments: Sequence[str]) -> int:

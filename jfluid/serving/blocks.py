@@ -70,7 +70,7 @@ Block = bytearray | Mapping
 def block(size: int) -> Block:
     """Return memory of that many bytes, zeros, that the system has back as soon as nobody has it.
 
-    The heap keeps what is freed for steps (`jfluid.heap`), and a growing block is copied there.
+    The heap keeps what is freed for steps (`jfluid.host.heap`), and a growing block is copied there.
     Pages are taken when they are written to first.
     """
     if size <= SMALL:

@@ -7,7 +7,7 @@ few nanoseconds a byte, and others are served meanwhile. A text ends with a zero
 import numpy as np
 from numba import types
 
-from jfluid.compiled_kernels import kernel
+from jfluid.caches.compiled_kernels import kernel
 from jfluid.dataset.text_bytes import byte, load
 
 # What is wrong with a text; `read` returns one of these numbers, or FULL where `numbers` is.

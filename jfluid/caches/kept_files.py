@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 
-from jfluid import errors, flags, installation, private_files
+from jfluid import errors, flags, installation
+from jfluid.security import private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
 _MOST_BYTES = "FLAGS_compilation_cache_max_bytes"
