@@ -121,6 +121,11 @@ def _bytes(count: int) -> str:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that name a model."""
     parser.add_argument("model", metavar="MODEL_DIR", help="the model's folder, or its program file")
+    add_file_arguments(parser)
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a model's files."""
     parser.add_argument("--model-filename", help="the program's file (default __model__)")
     parser.add_argument("--params-filename", help="the file of all parameters, where there is one")
 

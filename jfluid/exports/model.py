@@ -8,6 +8,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.executor import Executor
+from jfluid.exports.sequences import Sequences, Value
 from jfluid.files.inference_model import load_inference_model
 from jfluid.files.saved_model import read_saved_model
 from jfluid.ir.operator import Operator
@@ -62,11 +63,22 @@ class LoadedModel:
         self.feeds: list[Variable] = [block.vars[name] for name in names]
         self.heights = _heights(self.operators(), names, block.vars)
 
-    def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return what the model gives for a feed, in the order of `fetches`. Threads may call it."""
+    def run(self, feed: Mapping[str, Value]) -> list[Value]:
+        """Return the values of `fetches` for a feed. Threads may call it."""
+        fed = {name: value.tensor() if isinstance(value, Sequences) else value for name, value in feed.items()}
         with self._lock:
-            found = self._executor.run(self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope)
-        return [np.asarray(value) for value in found]
+            found = self._executor.run(
+                self.program, feed=fed, fetch_list=self.fetches, scope=self.scope, return_numpy=False
+            )
+        return [Sequences(np.asarray(value), value._lod) if value._lod else np.asarray(value) for value in found]
+
+    def run_dense(self, feed: Mapping[str, Value]) -> list[np.ndarray]:
+        """Return the arrays of `fetches` for a feed. Raises UnsupportedError for a fetch of sequences."""
+        found = self.run(feed)
+        for var, value in zip(self.fetches, found, strict=True):
+            if isinstance(value, Sequences):
+                raise errors.UnsupportedError(f"{var.name}: expected an array, the model gives sequences (LoD)")
+        return [value for value in found if isinstance(value, np.ndarray)]
 
     def operators(self) -> list[Operator]:
         """Return the operators of the program, without feeds and fetches."""
@@ -78,10 +90,13 @@ class LoadedModel:
         var = self.scope.find_var(name)
         return None if var is None else np.array(var.get_tensor())
 
-    def sample(self, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Return a feed of random numbers (ids are 0 or 1, which every table has), of that many rows."""
+    def sample(self, batch: int, seed: int = 0, longest: int = 3) -> dict[str, Value]:
+        """Return a random feed of `batch` rows or sequences; ids are 0 or 1, which every table has.
+
+        `longest` bounds the lengths of sequences.
+        """
         random = np.random.default_rng(seed)
-        return {var.name: _drawn(var, batch, random) for var in self.feeds}
+        return {var.name: _drawn(var, batch, random, longest) for var in self.feeds}
 
 
 # Operators that look rows up: the slots of ids and of the table.
@@ -137,12 +152,16 @@ def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[s
     return found
 
 
-def _drawn(var: Variable, batch: int, random: np.random.Generator) -> np.ndarray:
-    shape = [batch if size < 0 else size for size in var.shape]
+def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int) -> Value:
+    """Draw the value of a feed."""
+    rows, lengths = batch, []
+    for _ in range(var.lod_level):
+        lengths.append(random.integers(1, longest + 1, rows))
+        rows = int(lengths[-1].sum())
+    shape = [rows if i == 0 and size < 0 else batch if size < 0 else size for i, size in enumerate(var.shape)]
     dtype = np.dtype(var.np_dtype)
-    if dtype.kind in "iub":
-        return random.integers(0, 2, shape).astype(dtype)
-    return random.standard_normal(shape).astype(dtype)
+    drawn = random.integers(0, 2, shape) if dtype.kind in "iub" else random.standard_normal(shape)
+    return Sequences.of_lengths(drawn.astype(dtype), lengths) if lengths else drawn.astype(dtype)
 
 
 def check_exportable(model: LoadedModel, target: str) -> None:
@@ -176,7 +195,7 @@ def compare(model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), toler
     worst = 0.0
     for batch in batches:
         feed = model.sample(batch, seed=batch)
-        for var, expected, found in zip(model.fetches, model.run(feed), run(feed), strict=True):
+        for var, expected, found in zip(model.fetches, model.run_dense(feed), run(feed), strict=True):
             found = np.asarray(found)
             if found.shape != expected.shape or found.dtype != expected.dtype:
                 raise errors.OpError(

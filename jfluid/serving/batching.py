@@ -13,19 +13,20 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.exports.sequences import Sequences, Value, filled, joined
 from jfluid.serving.blocks import empty
 from jfluid.serving.requests import BadRequest, TooManyRequests
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Value]
 
 
 @dataclass
 class _Request:
     feed: Arrays
     rows: int
-    answer: "Future[list[np.ndarray]]" = field(default_factory=Future)
+    answer: "Future[list[Value]]" = field(default_factory=Future)
     done: int = 0  # rows of a large request that have run
-    found: list[list[np.ndarray]] = field(default_factory=list)  # what they gave
+    found: list[list[Value]] = field(default_factory=list)  # what they gave
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -43,7 +44,7 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[Arrays], list[np.ndarray]],
+        run: Callable[[Arrays], list[Value]],
         largest: int,
         delay: float,
         waiting: int = 256,
@@ -70,7 +71,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, feed: Arrays, rows: int) -> "Future[list[np.ndarray]]":
+    def submit(self, feed: Arrays, rows: int) -> "Future[list[Value]]":
         """Have a feed run; the result is what `run` gives for its rows.
 
         Raises TooManyRequests where too many wait.
@@ -135,7 +136,7 @@ class Batcher:
             found = self._found(
                 batch[0].feed
                 if len(batch) == 1
-                else {name: np.concatenate([r.feed[name] for r in batch]) for name in batch[0].feed},
+                else {name: joined([r.feed[name] for r in batch]) for name in batch[0].feed},
                 rows,
             )
         except Exception as error:
@@ -151,14 +152,15 @@ class Batcher:
             self._finish(request, [value[start:end] for value in found] if self._largest else found)
             start = end
 
-    def _found(self, feed: Arrays, rows: int) -> list[np.ndarray]:
+    def _found(self, feed: Arrays, rows: int) -> list[Value]:
         """What the model gives for rows."""
         self._observe(rows)
         if not self._largest:
             return self._run(feed)
-        return self._run({name: _filled(value, rows) for name, value in feed.items()})
+        wanted = 1 << (rows - 1).bit_length()
+        return self._run({name: filled(value, wanted) for name, value in feed.items()})
 
-    def _finish(self, request: _Request, found: list[np.ndarray]) -> None:
+    def _finish(self, request: _Request, found: list[Value]) -> None:
         if sum(value.nbytes for value in found) > self._most_bytes:
             request.answer.set_exception(self._too_large())
         else:
@@ -188,23 +190,17 @@ class Batcher:
         self._finish(request, whole)
 
 
-def _filled(values: np.ndarray, rows: int) -> np.ndarray:
-    """The rows, and copies of the last one up to a power of two."""
-    wanted = 1 << (rows - 1).bit_length()
-    if wanted == rows:
-        return values
-    return np.concatenate([values, np.repeat(values[-1:], wanted - rows, axis=0)])
-
-
-def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of arrays, one after the other."""
-    shape = (sum(map(len, values)), *values[0].shape[1:])
-    out = empty(math.prod(shape), values[0].dtype).reshape(shape)
-    return np.concatenate(values, out=out)
+def _joined(values: Sequence[Value]) -> Value:
+    """Concatenate pieces of an answer; arrays lie in a block that the system has back."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    if len(arrays) < len(values):
+        return joined(values)
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=empty(math.prod(shape), arrays[0].dtype).reshape(shape))
 
 
 def rows_are_independent(
-    run: Callable[[Arrays], list[np.ndarray]], sample: Arrays, rows: int, fetches: Sequence[Any]
+    run: Callable[[Arrays], list[Value]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
     """Return whether each row of a batch gives what it gives alone, as batches of several requests need.
 
@@ -218,7 +214,17 @@ def rows_are_independent(
     except errors.OperandError:
         return False
     return all(
-        value.shape[:1] == (rows,)
-        and np.allclose(value, np.concatenate([one[k] for one in alone]), rtol=1e-3, atol=1e-5, equal_nan=True)
+        len(value.shape) > 0
+        and len(value) == rows
+        and all(len(one[k].shape) > 0 and len(one[k]) == 1 for one in alone)
+        and _close(value, joined([one[k] for one in alone]))
         for k, value in enumerate(whole)
     )
+
+
+def _close(one: Value, other: Value) -> bool:
+    """Return True if two batches have the same sequences, and rows that are equal to rounding."""
+    if isinstance(one, Sequences) and isinstance(other, Sequences):
+        same = all(np.array_equal(a, b) for a, b in zip(one.lod, other.lod, strict=True))
+        return same and _close(one.rows, other.rows)
+    return np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

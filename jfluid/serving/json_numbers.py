@@ -23,11 +23,13 @@ from jfluid.dataset.text_bytes import byte, load
     RANGE,
     LONG,
 ) = range(1, 11)
-LONGEST_NUMBER = 1000  # bytes
+LONGEST_NUMBER, LONGEST_TEXT = 1000, 4096  # bytes
 
 # What `state` has, before the numbers of values of the lists that are open.
-DEPTH, _EXPECTS, TAKEN = range(3)
-HEAD = 3
+DEPTH, _EXPECTS, TAKEN, LISTS = range(4)
+HEAD = 4
+# Size of lists that may differ in length, and what stands before the depth in `lengths`.
+RAGGED, DEPTHS = -2, 16
 _VALUE, _FIRST, _AFTER = range(3)
 _POWERS = 10.0 ** np.arange(23)
 _EXACT = np.uint64(1) << np.uint64(53)
@@ -35,6 +37,7 @@ _TENTH, _LAST = np.uint64((1 << 63) // 10), np.uint64(8)
 _OPEN, _CLOSE, _COMMA, _SPACE, _TAB, _NEWLINE, _RETURN, _MINUS, _PLUS, _DOT, _ZERO, _QUOTE = (
     np.uint8(ord(c)) for c in '[], \t\n\r-+.0"'
 )
+_BRACE, _END_BRACE = np.uint8(ord("{")), np.uint8(ord("}"))
 _LOWER_E, _UPPER_E, _BACKSLASH, _CAPITAL_I = (np.uint8(ord(c)) for c in "eE\\I")
 _TRUE, _FALSE = np.frombuffer(b"true\0", np.uint8), np.frombuffer(b"false\0", np.uint8)
 _NAN, _INF = np.frombuffer(b"NaN\0", np.uint8), np.frombuffer(b"Infinity\0", np.uint8)
@@ -68,6 +71,31 @@ def text_end(at, longest):
             if (place - behind) % 2 == 0:
                 return place
     return 0
+
+
+@kernel()
+def skip(at):
+    """Return the address behind the JSON value at an address; 0 for a value that does not end."""
+    depth = 0
+    while True:
+        at = space(at)
+        c = byte(at)
+        if c == 0:
+            return 0
+        if c == _QUOTE:
+            at = text_end(at + 1, LONGEST_TEXT)
+            if at == 0:
+                return 0
+        elif c == _OPEN or c == _BRACE:
+            depth += 1
+        elif c == _CLOSE or c == _END_BRACE:
+            depth -= 1
+            if depth < 0:
+                return 0
+        at += 1
+        following = byte(space(at))
+        if depth == 0 and (following == _COMMA or following == _CLOSE or following == _END_BRACE or following == 0):
+            return at
 
 
 @kernel()
@@ -200,10 +228,15 @@ def _scalar(at, whole, least, most, limit, ended):
 
 
 @kernel(inline="always")
-def _closed(sizes, state):
+def _closed(sizes, state, lengths):
     """Close the list that is open; False where its length is not that of the others."""
     depth = state[DEPTH] - 1
     count = state[HEAD + depth]
+    if sizes[depth] == RAGGED:
+        lengths[state[LISTS]] = count * DEPTHS + depth
+        state[LISTS] += 1
+        state[DEPTH] = depth
+        return True
     if sizes[depth] < 0:
         sizes[depth] = count
     state[DEPTH] = depth
@@ -222,18 +255,20 @@ def _counted(sizes, state):
 
 
 @kernel()
-def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, integers):
+def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, integers, lengths):
     """Return (where it stopped, numbers that were read, what is wrong).
 
     Args:
         at: the address.
-        sizes: int64 [rank]: of the list at each depth, -1 for any; those found are put in.
+        sizes: int64 [rank]: of the list at each depth, -1 for any; those found are put in. RAGGED for lists whose
+            lengths differ.
         state: int64 [HEAD + rank], zeros at the beginning; what a later call goes on with.
         whole: whether numbers are whole ones from `least` to `most`, for `integers`; else they are
             below `limit`, for `numbers`.
         left: how many numbers and lists there may be.
         ended: the address of an int64, for C.
         numbers, integers: float64 and int64 [n], one memory.
+        lengths: int64 [lists]: `length * DEPTHS + depth` of each RAGGED list, in the order in which they end.
     """
     rank, used = len(sizes), 0
     while True:
@@ -246,11 +281,11 @@ def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, inte
                 state[_EXPECTS] = _VALUE
             elif c != _CLOSE:
                 return at, used, SYNTAX
-            elif not _closed(sizes, state) or not _counted(sizes, state):
+            elif not _closed(sizes, state, lengths) or not _counted(sizes, state):
                 return at, used, LENGTH
             at += 1
         elif c == _CLOSE and expects == _FIRST:
-            if not _closed(sizes, state) or not _counted(sizes, state):
+            if not _closed(sizes, state, lengths) or not _counted(sizes, state):
                 return at, used, LENGTH
             at += 1
         elif c == _OPEN:

@@ -1,11 +1,13 @@
 """What a request may be: its bounds, the inputs that it has to have, and what is said of one that is wrong."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jfluid import errors
+from jfluid.exports.sequences import Sequences, Value
 from jfluid.serving.blocks import empty
 
 NPZ = "application/x-npz"
@@ -54,12 +56,33 @@ class Input:
         dtype: of its elements.
         shape: -1 stands for any size.
         height: where the elements are ids of a table or a vector, how many there are of them.
+        levels: of offsets, where the rows are those of sequences.
     """
 
     name: str
     dtype: Any
     shape: tuple[int, ...]
     height: int | None = None
+    levels: int = 0
+
+    @property
+    def rows(self) -> "Input":
+        """The rows of all sequences, without offsets."""
+        return replace(self, levels=0)
+
+    def offsets(self, level: int) -> "Input":
+        """Return the input of the offsets of a level: `x.lod`, or `x.lod0`, `x.lod1` of several levels."""
+        number = level if self.levels > 1 else ""
+        return Input(f"{self.name}.lod{number}", np.dtype("int64"), (-1,))
+
+    def sequences(self, rows: np.ndarray, lod: Sequence[np.ndarray]) -> Sequences:
+        """Return the sequences of rows and offsets. Raises BadRequest for offsets that do not fit."""
+        if len(lod) != self.levels:
+            raise BadRequest(f"{self.name}: expected {self.levels} levels of offsets, found {len(lod)}")
+        try:
+            return Sequences(rows, lod)
+        except errors.DataError as error:
+            raise BadRequest(f"{self.name}: {error}") from None
 
     @property
     def range(self) -> tuple[int, int]:
@@ -117,11 +140,16 @@ class Input:
                 raise self.wrong(f": found {_at(array, wrong)}, which does not fit")
         return found
 
-    def check_ids(self, array: np.ndarray) -> None:
+    def check_ids(self, value: Value) -> None:
         """Raise BadRequest for an id that the input's table does not have."""
         if self.height is not None:
             last = self.height - 1
-            self._check(array, 0, last, f"{self.name}: expected ids from 0 to {last}")
+            self._check(
+                value.rows if isinstance(value, Sequences) else value,
+                0,
+                last,
+                f"{self.name}: expected ids from 0 to {last}",
+            )
 
     def _check(self, array: np.ndarray, least: int, most: int, text: str) -> None:
         """Raise BadRequest for a number beyond a range, or none; what is right takes no memory."""
@@ -161,3 +189,31 @@ def check_names(found: Any, inputs: tuple[Input, ...]) -> None:
         return
     given = ", ".join(name if name in expected else shown(name) for name in names[:8])
     raise BadRequest(f"expected the inputs {', '.join(expected)}, found {given or 'none'}" + ", ..." * (len(names) > 8))
+
+
+def as_arrays(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Return inputs as formats of arrays have them: behind each input of sequences stand its offsets."""
+    return tuple(part for item in inputs for part in (item.rows, *map(item.offsets, range(item.levels))))
+
+
+def from_arrays(inputs: tuple[Input, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, Value]:
+    """Return the values of inputs whose rows and offsets came as arrays. Raises BadRequest."""
+    return {
+        item.name: item.sequences(arrays[item.name], [arrays[item.offsets(i).name] for i in range(item.levels)])
+        if item.levels
+        else arrays[item.name]
+        for item in inputs
+    }
+
+
+def to_arrays(outputs: Mapping[str, Value]) -> dict[str, np.ndarray]:
+    """Return outputs as formats of arrays have them, named as inputs are."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in outputs.items():
+        if isinstance(value, Sequences):
+            item = Input(name, value.rows.dtype, (), levels=len(value.lod))
+            found[name] = value.rows
+            found.update((item.offsets(i).name, level) for i, level in enumerate(value.lod))
+        else:
+            found[name] = value
+    return found
