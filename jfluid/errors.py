@@ -36,6 +36,11 @@ class JFluidError(Exception):
         """Lines that tracebacks show below the error; its text does not have them."""
         return [f"What to do about it: {self.address}"]
 
+    def add_note(self, note: str) -> None:
+        """Add a line below the error; JAX's note about its own frames is left out."""
+        if "JAX has removed its internal frames" not in note:
+            self.__notes__.append(note)
+
     def __str__(self) -> str:
         text = super().__str__()
         left_out = len(text) - _LONGEST_TEXT

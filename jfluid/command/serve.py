@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from jfluid import errors
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
+from jfluid.command.numbers import positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
@@ -121,49 +122,28 @@ def arguments_parser() -> argparse.ArgumentParser:
     )
     defaults = Limits()
     for name, type_, default, text in (
-        ("--max-batch", _positive, 64, "rows that run together"),
-        ("--max-delay", _seconds, 2.0, "ms that a request waits for others"),
-        ("--max-bytes", _positive, defaults.bytes, "of a request, and of its answer's arrays"),
-        ("--max-rows", _positive, defaults.rows, "of a request"),
-        ("--max-elements", _positive, defaults.elements, "numbers and lists of a request"),
-        ("--max-held", _positive, defaults.held, "bytes of all large requests under way"),
-        ("--max-connections", _positive, defaults.connections, "at a time"),
-        ("--timeout", _timeout, defaults.seconds, "seconds that a client may have others wait"),
+        ("--max-batch", positive, 64, "rows that run together"),
+        ("--max-delay", seconds, 2.0, "ms that a request waits for others"),
+        ("--max-bytes", positive, defaults.bytes, "of a request, and of its answer's arrays"),
+        ("--max-rows", positive, defaults.rows, "of a request"),
+        ("--max-elements", positive, defaults.elements, "numbers and lists of a request"),
+        ("--max-held", positive, defaults.held, "bytes of all large requests under way"),
+        ("--max-connections", positive, defaults.connections, "at a time"),
+        ("--timeout", timeout, defaults.seconds, "seconds that a client may have others wait"),
     ):
         parser.add_argument(name, type=type_, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument(
         "--warm-up-length",
-        type=_positive,
+        type=positive,
         default=8,
         help="length of the sequences for which programs are compiled at the start (default %(default)s)",
     )
     parser.add_argument(
         "--poll",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         help="seconds between two looks for new versions (default: none; SIGHUP asks for one)",
     )
     parser.add_argument("--access-log", action="store_true", help="a line of JSON on stderr for each request")
     parser.add_argument("--gpu", type=int, help="the GPU to run on; by default the CPU")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, found {text}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text}")
-    return number
-
-
-def _timeout(text: str) -> float:
-    number = _seconds(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("expected a number above 0, found 0")
-    return number

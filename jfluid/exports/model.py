@@ -1,8 +1,7 @@
 """A saved model that is loaded to be run, exported or served."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -55,6 +54,7 @@ class LoadedModel:
             self.program, names, self.fetches = load_inference_model(
                 files.folder, self._executor, files.model_file, files.params_file, allow=allow
             )
+        self._use_own_tables()
         self.program.refuse_acting()
         block = self.program.global_block()
         unknown = {op.type for op in block.ops if registry.find(op.type) is None}
@@ -62,6 +62,12 @@ class LoadedModel:
             raise errors.UnsupportedOpError(*sorted(unknown))
         self.feeds: list[Variable] = [block.vars[name] for name in names]
         self.heights = _heights(self.operators(), names, block.vars)
+
+    def _use_own_tables(self) -> None:
+        """Have look-ups of distributed tables read the tables of the model's folder."""
+        for op in self.operators():
+            if op.type in _LOOK_UPS and op.attrs.get("is_distributed"):
+                op.attrs["is_distributed"] = False
 
     def run(self, feed: Mapping[str, Value]) -> list[Value]:
         """Return the values of `fetches` for a feed. Threads may call it."""
@@ -71,14 +77,6 @@ class LoadedModel:
                 self.program, feed=fed, fetch_list=self.fetches, scope=self.scope, return_numpy=False
             )
         return [Sequences(np.asarray(value), value._lod) if value._lod else np.asarray(value) for value in found]
-
-    def run_dense(self, feed: Mapping[str, Value]) -> list[np.ndarray]:
-        """Return the arrays of `fetches` for a feed. Raises UnsupportedError for a fetch of sequences."""
-        found = self.run(feed)
-        for var, value in zip(self.fetches, found, strict=True):
-            if isinstance(value, Sequences):
-                raise errors.UnsupportedError(f"{var.name}: expected an array, the model gives sequences (LoD)")
-        return [value for value in found if isinstance(value, np.ndarray)]
 
     def operators(self) -> list[Operator]:
         """Return the operators of the program, without feeds and fetches."""
@@ -165,15 +163,7 @@ def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int)
 
 
 def check_exportable(model: LoadedModel, target: str) -> None:
-    """Raise UnsupportedError where a model cannot become one of arrays alone: sequences, operators of
-    the host, random numbers.
-    """
-    ragged = [var.name for var in model.feeds if var.lod_level]
-    if ragged:
-        raise errors.UnsupportedError(
-            f"{target}: {', '.join(ragged)} are sequences of different lengths (LoD), which the format does "
-            "not have; build the model from padded rows (layers.sequence_pad outside of it)"
-        )
+    """Raise UnsupportedError for operators of the host and random numbers, which no format has."""
     ops = [(op, registry.get(op.type)) for op in model.operators()]
     hosts = sorted({op.type for op, found in ops if found.host})
     if hosts:
@@ -186,28 +176,41 @@ def check_exportable(model: LoadedModel, target: str) -> None:
         )
 
 
-def compare(model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4) -> float:
-    """Return the largest difference between what the model gives and what `run(feed)` does,
-    relative to the largest value of each fetch (absolute where that is below 1).
+def compare(
+    model: LoadedModel,
+    run: Callable[[dict[str, Value]], Sequence[Value]],
+    batches: Sequence[int] = (2, 3),
+    tolerance: float = 1e-4,
+    longest: int = 3,
+) -> float:
+    """Return the largest difference between the outputs of the model and those of `run(feed)`.
 
-    Raises OpError where it is above the tolerance, or a shape or dtype differs.
+    It is relative to the largest value of each fetch (absolute where that is below 1). Sequences of the feeds have up
+    to `longest` rows. Raises OpError where it is above the tolerance, or a shape, an element type or a length differs.
     """
     worst = 0.0
     for batch in batches:
-        feed = model.sample(batch, seed=batch)
-        for var, expected, found in zip(model.fetches, model.run_dense(feed), run(feed), strict=True):
-            found = np.asarray(found)
-            if found.shape != expected.shape or found.dtype != expected.dtype:
-                raise errors.OpError(
-                    f"{var.name}: expected {expected.dtype}{list(expected.shape)}, the exported model gives "
-                    f"{found.dtype}{list(found.shape)}"
-                )
-            if not expected.size:
-                continue
-            scale = max(1.0, float(np.abs(expected.astype("float64")).max()))
-            gap = np.abs(expected.astype("float64") - found.astype("float64"))
-            difference = float(gap.max()) / scale
+        feed = model.sample(batch, batch, longest)
+        for var, expected, found in zip(model.fetches, model.run(feed), run(feed), strict=True):
+            difference = _difference(var.name, expected, found)
             if not difference <= tolerance:
                 raise errors.OpError(f"{var.name}: the exported model differs by {difference:.2g}, above {tolerance:g}")
             worst = max(worst, difference)
     return worst
+
+
+def _difference(name: str, expected: Value, found: Value) -> float:
+    """Return the relative difference of two values of a fetch. Raises OpError where their forms differ."""
+    if isinstance(expected, Sequences) and isinstance(found, Sequences):
+        if not all(np.array_equal(a, b) for a, b in zip(expected.lod, found.lod, strict=True)):
+            raise errors.OpError(f"{name}: the exported model gives sequences of other lengths")
+        return _difference(name, expected.rows, found.rows)
+    one, other = np.asarray(expected), np.asarray(found)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise errors.OpError(
+            f"{name}: expected {one.dtype}{list(one.shape)}, the exported model gives {other.dtype}{list(other.shape)}"
+        )
+    if not one.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(one.astype("float64")).max()))
+    return float(np.abs(one.astype("float64") - other.astype("float64")).max()) / scale

@@ -4,17 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
-
-try:
-    from onnx import TensorProto, helper, numpy_helper
-except ModuleNotFoundError as error:
-    raise ImportError("models are exported by onnx: pip install 'jfluid[export]'") from error
 
 Converter = Callable[["Graph", "Node"], None]
 CONVERTERS: dict[str, Converter] = {}

@@ -20,6 +20,12 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
     """
     check_exportable(model, "onnx")
+    ragged = [var.name for var in model.feeds if var.lod_level]
+    if ragged:
+        raise errors.UnsupportedError(
+            f"onnx: {', '.join(ragged)} are sequences of different lengths (LoD), which ONNX does not have; "
+            "--to jax and --to stablehlo take them in padded form (--longest N)"
+        )
     ops = model.operators()
     unknown = sorted({op.type for op in ops} - set(CONVERTERS))
     if unknown:

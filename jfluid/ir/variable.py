@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from jfluid import errors
 from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
@@ -305,7 +306,12 @@ class Parameter(Variable):
         max_bytes: int | None = None,
         **kwargs: Any,
     ):
-        if not shape or any(int(d) < 1 for d in shape):
+        if not all(hasattr(d, "__index__") for d in shape):
+            raise errors.AttributeTypeError(
+                f"parameter {kwargs.get('name')}: expected a shape of whole numbers, found {list(shape)}: check the size that "
+                "the layer was given (write // for a whole quotient)"
+            )
+        if not shape or any(d < 1 for d in shape):
             raise ValueError(
                 f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}"
             )
