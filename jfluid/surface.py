@@ -402,6 +402,16 @@ def _defined_elsewhere(path: str, name: str) -> Any:
     return Missing(f"{path}.{name}" if path else name)
 
 
+# Modules of this package that Fluid does not have, and scripts use; and a name that Fluid's table has, and `fluid` has not.
+_OWN_MODULES = frozenset({"errors", "interop", "progress"})
+_NOT_SHOWN = frozenset({"check_import_scipy"})
+
+
+def _fluid_modules() -> set[str]:
+    """Return Fluid's modules of the first level."""
+    return {found for found in (*NAMES, *MODULES, *ALIASES, *_WIDER) if found and "." not in found}
+
+
 def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None:
     """Give a module all of Fluid's names of `path`."""
 
@@ -409,11 +419,10 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
         return look_up(path, name, sources)
 
     def names() -> list[str]:
-        return sorted(
-            {n for n in vars(module) if not n.startswith("_")}
-            | NAMES.get(path, frozenset())
-            | (frozenset() if path else _LAZY.keys())
-        )  # what modules of Fluid import is not shown
+        """Return Fluid's names; names that its modules import from others are left out."""
+        if not path:
+            return sorted({*module.__all__, *NAMES[""], *_LAZY, *_fluid_modules(), *_OWN_MODULES} - _NOT_SHOWN)
+        return sorted({n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset()))
 
     module.__dict__.update(__getattr__=get, __dir__=names)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.command.graph_page import page
 from jfluid.doctor.fluid_api import load
 from jfluid.doctor.models import runs
 from jfluid.files.saved_model import SavedModel, read_saved_model
@@ -33,7 +34,11 @@ def main(arguments: Sequence[str]) -> int:
             drawing = block_to_svg(model.program.global_block())
             with atomic_write(options.svg) as file:
                 file.write(drawing.encode())
-    except (errors.FileFormatError, OSError, ValueError) as error:
+        if options.html:
+            drawing = page(model.program.global_block(), os.path.basename(os.path.abspath(options.model)))
+            with atomic_write(options.html) as file:
+                file.write(drawing.encode())
+    except (errors.JFluidError, OSError, ValueError) as error:
         print(printable(f"jfluid inspect: {error}"), file=sys.stderr)
         return 2
     record = described(model)
@@ -42,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         for line in _lines(record):
             print(printable(line, lines=False))
-        if options.svg:
-            print(printable(f"drawing: {options.svg}"))
+        for path in filter(None, (options.svg, options.html)):
+            print(printable(f"drawing: {path}"))
     wrong = ("faults", "operators not here", "operators that act")
     return 1 if any(record[key] for key in wrong) else 0
 
@@ -153,4 +158,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--svg", metavar="FILE", help="draw the program's graph")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page of the graph that folds by name scope, zooms and searches"
+    )
     return parser
