@@ -115,9 +115,9 @@ def profiler(
     profile_path: str = _PATH,
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """Return a context whose work is profiled.
+    """Profile the work of a context.
 
-    The arguments are those of `start_profiler` and `stop_profiler`.
+    The arguments are the arguments of `start_profiler` and `stop_profiler`.
     """
     _check_key(sorted_key)
     start_profiler(state, tracer_option)
@@ -128,7 +128,7 @@ def profiler(
 
 
 def reset_profiler() -> None:
-    """Forget what was traced so far, and continue. It does nothing when profiling is off."""
+    """Discard the trace so far, and continue. It does nothing when profiling is off."""
     if _trace_dir is not None:
         jax.profiler.stop_trace()
         shutil.rmtree(_trace_dir)

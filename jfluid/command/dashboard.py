@@ -15,8 +15,9 @@ from jfluid.security import private_files
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the page until the process is ended, or write it into a file; returns the exit code, 2 where
-    there is no record or the port is taken, 1 where a package is missing.
+    """Serve the page until the process is ended, or write it into a file; return the exit code.
+
+    It is 2 where there is no record or the port is taken, 1 where a package is missing.
     """
     options = arguments_parser().parse_args(arguments)
     try:
@@ -59,7 +60,7 @@ def _serve(runs: Runs, options: argparse.Namespace) -> None:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid dashboard",
         description="Shows jobs, live or afterwards, on a page: curves, processes, failures, logs. "

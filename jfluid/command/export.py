@@ -1,4 +1,4 @@
-"""`jfluid export`: a saved model in another format."""
+"""`jfluid export`: conversion of a saved model to StableHLO, JAX or ONNX."""
 
 import argparse
 import os
@@ -16,8 +16,9 @@ _ENDINGS = {"stablehlo": ".stablehlo", "jax": ".jax", "onnx": ".onnx"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export a model; returns the exit code: 0; 1 where it cannot be exported or the export differs;
-    2 where it cannot be read.
+    """Export a model and return the exit code.
+
+    It is 1 where the model cannot be exported or the export differs, 2 where the model cannot be read.
     """
     options = arguments_parser().parse_args(arguments)
     name = os.path.basename(os.path.abspath(options.model)) + _ENDINGS[options.to]
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _exported(model: LoadedModel, to: str, longest: int | None, batch: int | None) -> tuple[bytes, float]:
-    """The bytes of the format, and how far they differ from the model."""
+    """Return the bytes of the export, and its largest difference from the model."""
     if to == "onnx":
         try:
             import onnx  # noqa: F401
@@ -67,7 +68,7 @@ def _exported(model: LoadedModel, to: str, longest: int | None, batch: int | Non
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid export",
         description="Writes a saved model in another format, and holds that against what the model gives here.",

@@ -21,7 +21,7 @@ def page(block: Block, title: str) -> str:
 
 
 def _described(block: Block, title: str) -> dict[str, Any]:
-    """Return the operators and variables of a block, as the page draws them."""
+    """Return the operators and variables of a block as JSON of the page."""
     ops = [op for op in block.ops if op.type not in ("feed", "fetch")]
     names = {name for op in ops for name in (*op.input_arg_names, *op.output_arg_names)} - {EMPTY_NAME}
     variables = {name: block.find_var_recursive(name) for name in sorted(names)}

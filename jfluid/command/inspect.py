@@ -1,4 +1,4 @@
-"""`jfluid inspect`: what a saved model holds."""
+"""`jfluid inspect`: summary of a saved model."""
 
 import argparse
 import json
@@ -24,8 +24,9 @@ _MOST_PARAMETERS = 20  # of a table; --json has all
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a model holds; returns the exit code: 0; 1 where its files have faults, or an
-    operator is not here or acts; 2 where it cannot be read.
+    """Print the summary of a model and return the exit code.
+
+    It is 1 where files have faults or an operator is missing or acts, 2 where the model cannot be read.
     """
     options = arguments_parser().parse_args(arguments)
     try:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def described(model: SavedModel) -> dict[str, Any]:
-    """Return what a model holds, as JSON has it."""
+    """Return the summary of a model as JSON."""
     block = model.program.global_block()
     types = Counter(op.type for b in model.program.blocks for op in b.ops)
     parameters = [
@@ -148,7 +149,7 @@ def add_allow_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid inspect",
         description="Says what a saved model holds: feeds, fetches, operators, parameters, sizes.",

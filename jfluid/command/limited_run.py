@@ -24,7 +24,7 @@ class _Enough(BaseException):
 
 
 class _Report:
-    """What the process that started this one reads."""
+    """Writer of reports to the parent process."""
 
     def __init__(self, path: str, most: int):
         self._path, self._most = path, most
@@ -66,7 +66,7 @@ def _counted(run: Callable[..., Any], report: _Report, is_step: Callable[..., bo
 
 
 def _feeds_or_fetches(program: Any = None, feed: Any = None, fetch_list: Any = None, *args: Any, **others: Any) -> bool:
-    """Whether a run is a step: startup programs neither are fed nor give anything."""
+    """Return True if a run is a step: startup programs have neither feeds nor fetches."""
     return bool(feed) or bool(fetch_list)
 
 

@@ -19,8 +19,9 @@ from jfluid.serving.requests import Limits
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve a model until the process is ended; returns the exit code, 2 where the model cannot be
-    read or the port is taken, 1 where it cannot be served.
+    """Serve models until the process is ended; return the exit code.
+
+    It is 2 where a model cannot be read or the port is taken, 1 where a model cannot be served.
     """
     options = arguments_parser().parse_args(arguments)
     try:
@@ -100,7 +101,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid serve",
         description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "

@@ -1,4 +1,4 @@
-"""FetchedArray: what a run returns converts to numbers as arrays did with the NumPy of Fluid's days."""
+"""FetchedArray: result of a run that converts to numbers as NumPy arrays did at Fluid's time."""
 
 from typing import Any, SupportsIndex
 
@@ -30,7 +30,7 @@ class FetchedArray(np.ndarray[Any, Any]):
         return repr(self.view(np.ndarray))
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What functions of NumPy give: numbers stay numbers."""
+        """Return results of NumPy functions as FetchedArray; scalars stay scalars."""
         return array[()] if return_scalar else array.view(type(self))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:

@@ -18,13 +18,13 @@ from jfluid.scope import Scope, scope_guard
 
 
 class LoadedModel:
-    """A model with its parameters, which lie in a scope of its own.
+    """Saved model with its parameters in a separate scope.
 
     Attributes:
-        program: what it computes.
+        program: the inference program.
         feeds, fetches: its variables, in order.
         scope: its parameters.
-        heights: of feeds that are ids: how many rows their tables have.
+        heights: number of rows of the table that each feed of ids is looked up in.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class LoadedModel:
         place: CPUPlace | CUDAPlace | None = None,
         allow: Iterable[str] = (),
     ):
-        """Load the model of a folder; `allow` has the types of its operators that may act.
+        """Load the model of a folder; `allow` has the types of operators that may act.
 
-        Raises FileFormatError where its files are missing or damaged, UnsupportedOpError where an
-        operator is not in this release, UntrustedOperatorError where another one acts.
+        Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in this
+        release, UntrustedOperatorError for an operator that acts and is not allowed.
         """
         files = read_saved_model(path, model_filename, params_filename)
         if files.faults:
@@ -123,9 +123,9 @@ _SAME = {
 
 
 def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[str, Variable]) -> dict[str, int]:
-    """Of feeds whose elements, unchanged, are looked up, how many rows the smallest table has.
+    """Return the number of rows of the smallest table that each feed of ids is looked up in.
 
-    A compiled step cannot raise for an id that a table does not have: it gives NaN.
+    A compiled step cannot raise for an id outside of a table: it gives NaN.
     """
     sources: dict[str, set[str]] = {name: {name} for name in feeds}
     found: dict[str, int] = {}
@@ -183,7 +183,7 @@ def compare(
     tolerance: float = 1e-4,
     longest: int = 3,
 ) -> float:
-    """Return the largest difference between the outputs of the model and those of `run(feed)`.
+    """Return the largest difference between the outputs of the model and the outputs of `run(feed)`.
 
     It is relative to the largest value of each fetch (absolute where that is below 1). Sequences of the feeds have up
     to `longest` rows. Raises OpError where it is above the tolerance, or a shape, an element type or a length differs.

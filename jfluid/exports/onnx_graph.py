@@ -17,7 +17,7 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*types: str) -> Callable[[Converter], Converter]:
-    """Register what turns operators of some types into nodes of ONNX."""
+    """Register the converter of operators of some types to ONNX nodes."""
 
     def register(converter: Converter) -> Converter:
         CONVERTERS.update(dict.fromkeys(types, converter))
@@ -55,7 +55,7 @@ class Node:
         return str(self.op.output(slot)[0])
 
     def refuse(self, what: str) -> errors.UnsupportedError:
-        """Return the error that says what of the operator ONNX does not have."""
+        """Return the error of an operator's feature that ONNX does not have."""
         return errors.UnsupportedError(f"onnx: operator {self.type}: {what}")
 
     def without(self, **slots_and_attrs: Any) -> None:

@@ -16,7 +16,7 @@ LENGTHS = ".lengths"
 
 
 def check_levels(model: LoadedModel, longest: int | None) -> None:
-    """Raise UnsupportedError for sequences without a bound on their length, and for those of several levels."""
+    """Raise UnsupportedError for sequences of unbounded length or of several levels."""
     ragged = [var for var in model.feeds if var.lod_level]
     deep = [var.name for var in ragged if var.lod_level > 1]
     if deep:

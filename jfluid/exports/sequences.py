@@ -31,7 +31,7 @@ class Sequences:
 
     @classmethod
     def of_lengths(cls, rows: np.ndarray, lengths: Sequence[np.ndarray]) -> "Sequences":
-        """Return the batch whose sequences have the lengths of each level."""
+        """Return a batch of sequences with the given lengths of each level."""
         return cls(rows, [np.concatenate([[0], np.cumsum(level, dtype=np.int64)]) for level in lengths])
 
     def __len__(self) -> int:

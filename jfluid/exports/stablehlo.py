@@ -26,12 +26,11 @@ _FRAMES = "jax_traceback_in_locations_limit"
 def exported(
     model: LoadedModel, platforms: Sequence[str] = _PLATFORMS, longest: int | None = None, batch: int | None = None
 ) -> export.Exported:
-    """Return the model as jax.export has it: a function of its feeds, in order, that gives a tuple
-    of its fetches; parameters are constants of it.
+    """Return the model as a jax.export function from feeds to a tuple of fetches; parameters are constants.
 
     The first dimension of feeds that is not fixed is the symbol `batch`, or the number `batch`, the same for all;
-    others that are not are `d1`, `d2` and so on. Ids are int64, so calls need JAX's 64-bit mode where there are
-    some (`with jax.enable_x64(True)`).
+    other dimensions that are not fixed are `d1`, `d2` and so on. Ids are int64, so calls of models with ids need JAX's
+    64-bit mode (`with jax.enable_x64(True)`).
 
     A feed of sequences is two arguments: rows `[batch, longest, ...]` and int32 lengths `[batch]`. A fetch of
     sequences is two results of these forms.

@@ -10,7 +10,7 @@ from jfluid.ir.types import EMPTY_NAME
 
 @dataclass
 class Run:
-    """Operators that follow one another and are drawn as one.
+    """Consecutive operators that are drawn as one box.
 
     Attributes:
         title: type of the only operator; else the name scope, or the first and the last type, with their number.
@@ -22,7 +22,7 @@ class Run:
 
     @property
     def read(self) -> list[str]:
-        """Names that operators of the run read and none before them in the run writes."""
+        """Names that operators of the run read and no earlier operator of the run writes."""
         made: set[str] = set()
         found: dict[str, None] = {}
         for op in self.operators:

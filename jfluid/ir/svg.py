@@ -68,7 +68,7 @@ def block_to_svg(block: Block, most: int | None = None) -> str:
 
 
 def _nodes(block: Block, most: int | None) -> list[_Node]:
-    """Return the boxes, and what is above and below each."""
+    """Return the boxes with their neighbours above and below."""
     made: dict[str, _Node] = {}  # the box that gives each variable now
     nodes: list[_Node] = []
 

@@ -1,7 +1,7 @@
-"""Files and folders that only this user may use, and whether those on the disk are such.
+"""Files and folders that are private to this user: how to create and check private files.
 
-What may hold data or secrets is made by `make_folder` and `create`. What is unpickled or executed
-is read by `open_trusted` alone, from folders that `trusted_folder` has checked. No function changes
+`make_folder` and `create` make files for data or secrets. `open_trusted` alone reads content that is unpickled or
+executed, from folders that `trusted_folder` has checked. No function changes
 the process's umask, or asks for it by changing it: it belongs to all threads.
 """
 
@@ -18,7 +18,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those on the way, with mode 0700. Folders that are there stay as they are."""
+    """Make a folder and its missing parents with mode 0700. Existing folders keep their mode."""
     folder = Path(path)
     for missing in reversed([at for at in (folder, *folder.parents) if not at.is_dir()]):
         missing.mkdir(mode=0o700, exist_ok=True)

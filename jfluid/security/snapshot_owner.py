@@ -1,11 +1,11 @@
-"""Whose a folder of snapshots is.
+"""Ownership of a folder of snapshots.
 
-One job writes into it: a file `owner` in the folder of each server says which one, and is locked as long as
+One job writes into it: a file `owner` in the folder of each server names the job, and is locked as long as
 the server lives.
 
-A job is known by its secret, which its processes have, and another job's have not, if each job is
-given its own (the launcher draws one for each start on one host). The job that begins a folder gives
-it its id; who goes on from its snapshots, by JFLUID_PS_RESTORE=1, takes the folder over with the id.
+A job is known by its secret, which its processes have and other jobs do not, if each job is
+given a secret (the launcher draws one for each start on one host). The job that begins a folder gives
+it its id; a job that resumes from its snapshots, by JFLUID_PS_RESTORE=1, takes the folder over with the id.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Owner:
-    """What a folder's file says.
+    """Content of a folder's `owner` file.
 
     Attributes:
         job: the id of the job that began the folder.
@@ -59,12 +59,12 @@ class Owner:
 
 
 def mark_of(token: str) -> str:
-    """Return by what a job is known that has this secret; it does not tell the secret."""
+    """Return the public mark of a job with this secret; the mark does not reveal the secret."""
     return secret.key_for(token, "snapshot folders").hex()[:16]
 
 
 def read(folder: Path) -> Owner | None:
-    """Return whose a server's folder is; None where it has no file, or none that can be read."""
+    """Return the owner of a server's folder; None if it has no readable `owner` file."""
     try:
         with open(folder / _NAME, "rb") as file:
             told = json.loads(file.read(_LARGEST))
@@ -80,7 +80,7 @@ def read(folder: Path) -> Owner | None:
 
 
 def of_another_job(folders: Iterable[Path], token: str) -> Owner | None:
-    """Return whose one of these folders is, if its server lives, and is of a job that has another secret than this one."""
+    """Return the owner of the first folder with a live server of a job with a different secret."""
     for folder in folders:
         with contextlib.suppress(OSError):
             handle = os.open(folder / _NAME, os.O_RDWR | os.O_CLOEXEC)

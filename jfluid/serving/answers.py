@@ -1,4 +1,4 @@
-"""Answers, made in small pieces: while one is, others are served."""
+"""Answers, encoded in small pieces so that the event loop stays responsive."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The HTTP application of `jfluid serve`:
+"""HTTP application of `jfluid serve`.
 
 GET  /                             inputs and outputs of the first model
 GET  /models[/NAME]                names and versions; inputs and outputs
@@ -218,7 +218,7 @@ def _answering(models: Models, answer: Answer) -> Handler:
 
 
 def server(models: Models, poll: float = 0.0) -> uvicorn.Server:
-    """Return what serves the application; `run(sockets=[...])` runs it until the process is told to end."""
+    """Return the uvicorn server of the application; `run(sockets=[...])` serves until the process is told to end."""
     from jfluid.serving.connections import configured
 
     return uvicorn.Server(configured(application(models, poll), models.resources.limits))
@@ -239,7 +239,7 @@ class _Streamed(StreamingResponse):
 
 
 async def _pieces(resources: Resources, found: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces of an answer; others have their turn between two."""
+    """Yield the pieces of an answer and let the event loop run between two pieces."""
     for piece in found:
         yield piece
         await _turn(resources.writing)
@@ -264,7 +264,7 @@ async def _answer(service: Service, request: Request, answer: Answer) -> Respons
 
 
 def _refusal(error: Exception) -> Response:
-    """An answer that says what is wrong: with the request, or, without any detail, here."""
+    """Return the error response: details of a wrong request, none of a fault of the server."""
     text, status = str(error), 400
     no_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
     if isinstance(error, BadRequest):
@@ -322,8 +322,9 @@ def _bytes(arrays: Mapping[str, Value]) -> int:
 
 
 async def _turn(lock: asyncio.Lock) -> None:
-    """Wait until the loop has gone round once more: of all large bodies one is read a little each
-    time, and of all large answers one is made, and what others want is done between.
+    """Wait until the event loop has run all other ready tasks once.
+
+    The lock admits a single large body or answer a turn, so that small requests are answered between two pieces.
     """
     async with lock:
         await asyncio.sleep(0)

@@ -35,11 +35,10 @@ class _Request:
 
 
 class Batcher:
-    """Runs requests on a thread of its own, as many together as have come.
+    """Dynamic batcher: a thread that runs waiting requests together.
 
-    Rows are filled up to the next power of two with copies of the last one, so that few sizes of a
-    batch are compiled; what comes of them is cut off. A request of more rows than a batch runs in
-    pieces, between which others have their turn.
+    Batches are padded to the next power of two, so that few batch sizes are compiled; results of the padding are cut
+    off. A request of more rows than a batch runs in pieces, and smaller requests run between two pieces.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class Batcher:
         self._thread.start()
 
     def submit(self, feed: Arrays, rows: int) -> "Future[list[Value]]":
-        """Have a feed run; the result is what `run` gives for its rows.
+        """Queue a feed and return the future of its outputs.
 
-        Raises TooManyRequests where too many wait.
+        Raises TooManyRequests where the queue is full.
         """
         request = _Request(feed, rows)
         try:
@@ -84,7 +83,7 @@ class Batcher:
         return request.answer
 
     def close(self) -> None:
-        """Run what waits, and end the thread."""
+        """Run the queued requests, and end the thread."""
         self._requests.put(None)
         self._thread.join()
 
@@ -130,7 +129,7 @@ class Batcher:
         return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
-        """Run requests together; where that fails each runs alone, so that none fails for another."""
+        """Run requests as one batch; if the batch fails, run each request alone."""
         rows = sum(request.rows for request in batch)
         try:
             found = self._found(
@@ -153,7 +152,7 @@ class Batcher:
             start = end
 
     def _found(self, feed: Arrays, rows: int) -> list[Value]:
-        """What the model gives for rows."""
+        """Run the model on rows, padded to a power of two."""
         self._observe(rows)
         if not self._largest:
             return self._run(feed)
@@ -170,7 +169,7 @@ class Batcher:
         return BadRequest(f"an answer may have {self._most_bytes} bytes: ask for fewer rows", 413)
 
     def _run_piece(self) -> None:
-        """Run a piece of the large request whose turn it is."""
+        """Run the next piece of the first large request in the queue."""
         request = self._large.popleft()
         rows = min(self._largest, request.rows - request.done)
         piece = {name: value[request.done : request.done + rows] for name, value in request.feed.items()}
@@ -202,9 +201,9 @@ def _joined(values: Sequence[Value]) -> Value:
 def rows_are_independent(
     run: Callable[[Arrays], list[Value]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
-    """Return whether each row of a batch gives what it gives alone, as batches of several requests need.
+    """Return True if each row of a batch has the outputs that it has alone, as dynamic batching needs.
 
-    Of a model that refuses the sample this is not known: no.
+    A model that refuses the sample counts as dependent.
     """
     if not all(var.shape and var.shape[0] == -1 for var in fetches):
         return False

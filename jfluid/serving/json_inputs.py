@@ -18,9 +18,9 @@ _FORM = 'expected {"inputs": {name: lists of numbers}} in JSON'
 
 
 def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits) -> dict[str, Value]:
-    """Return the arrays of a request, whose body ends with PADDING. Raises BadRequest.
+    """Parse a request into arrays. Raises BadRequest. The body ends with PADDING.
 
-    No object is made for a list or a number, so that this takes as much memory as the arrays.
+    No object is made for a list or a number, so that parsing takes as much memory as the arrays.
     """
     return Reader(body, inputs, limits).request()
 
@@ -100,7 +100,7 @@ class Reader:
         return f" at byte {self._at - self._base}"
 
     def _found(self) -> str:
-        """What is at this place."""
+        """Return the text at the current position, shortened for an error."""
         place = self._at - self._base
         text = self._text[place : min(place + 41, len(self._text) - len(PADDING))].tobytes()
         words = text.decode("utf-8", "backslashreplace").translate(_ENDS).split()
@@ -154,9 +154,9 @@ class Reader:
         return np.split(array, np.cumsum(lengths // json_numbers.DEPTHS)[:-1])
 
     def _numbers(self, item: Input, sizes: Any) -> tuple[int, np.ndarray, np.ndarray]:
-        """Read nested lists: what is wrong (0 for nothing), the numbers, the lengths of RAGGED lists.
+        """Read nested lists: return the error code (0 for none), the numbers, the lengths of RAGGED lists.
 
-        Sizes that were -1 are set to those found.
+        Sizes that were -1 are set to the sizes of the lists.
         """
         rank = len(sizes)
         self._state = state = np.zeros(json_numbers.HEAD + rank, np.int64)
@@ -192,7 +192,7 @@ class Reader:
         return wrong, array[:used], lengths[: state[json_numbers.LISTS]]
 
     def _refuse(self, item: Input, wrong: int) -> NoReturn:
-        """Raise BadRequest for what `json_numbers.read` found."""
+        """Raise the BadRequest of an error code of `json_numbers.read`."""
         depth = int(self._state[json_numbers.DEPTH])
         if wrong == json_numbers.SYNTAX:
             self._fail(f"a list of numbers ({item.name})")

@@ -111,7 +111,7 @@ def _is(at, word):
 
 @kernel()
 def _word(at, whole):
-    """(value, where it ends, what is wrong) of what is no number, but stands for one."""
+    """Parse true, false, NaN or Infinity; return (value, end, error code)."""
     size = _is(at, _TRUE)
     if size:
         return 1.0, at + size, 0
@@ -137,7 +137,7 @@ def _word(at, whole):
 
 @kernel()
 def _digits(at, mantissa, taken):
-    """(mantissa, digits in it, where they end) after the digits at `at`; 19 digits go into it."""
+    """Parse digits at `at`; return (mantissa, number of digits, end). The mantissa takes 19 digits."""
     digit = np.uint8(byte(at) - _ZERO)
     while digit <= 9:
         if taken < 19:
@@ -152,7 +152,7 @@ def _digits(at, mantissa, taken):
 
 @kernel()
 def _integer(begin, least, most):
-    """(value, where it ends, what is wrong) of a whole number."""
+    """Parse an integer; return (value, end, error code)."""
     negative = byte(begin) == _MINUS
     at, value, fits = begin + negative, np.uint64(0), True
     first = at
@@ -177,7 +177,7 @@ def _integer(begin, least, most):
 
 @kernel()
 def _decimal(begin, limit, ended):
-    """(value, where it ends, what is wrong) of a number of JSON, the nearest float64."""
+    """Parse a JSON number into the nearest float64; return (value, end, error code)."""
     negative = byte(begin) == _MINUS
     first = begin + negative
     mantissa, taken, at = _digits(first, np.uint64(0), 0)
@@ -213,7 +213,7 @@ def _decimal(begin, limit, ended):
 
 @kernel()
 def _scalar(at, whole, least, most, limit, ended):
-    """(decimal value, whole value, where it ends, what is wrong) of a number, or a word for one."""
+    """Parse a number, or a word for a number; return (decimal value, integer value, end, error code)."""
     c = byte(at)
     if (c != _MINUS and np.uint8(c - _ZERO) > 9) or byte(at + 1) == _CAPITAL_I:
         value, end, wrong = _word(at, whole)
@@ -229,7 +229,7 @@ def _scalar(at, whole, least, most, limit, ended):
 
 @kernel(inline="always")
 def _closed(sizes, state, lengths):
-    """Close the list that is open; False where its length is not that of the others."""
+    """Close the open list; return False if its length differs from its siblings' lengths."""
     depth = state[DEPTH] - 1
     count = state[HEAD + depth]
     if sizes[depth] == RAGGED:
@@ -245,7 +245,7 @@ def _closed(sizes, state, lengths):
 
 @kernel(inline="always")
 def _counted(sizes, state):
-    """Count a value of the list that is open; False where it has more than the others."""
+    """Count a value of the open list; return False if the list is longer than its siblings."""
     depth = state[DEPTH] - 1
     state[_EXPECTS] = _AFTER
     if depth >= 0:
@@ -256,19 +256,19 @@ def _counted(sizes, state):
 
 @kernel()
 def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, integers, lengths):
-    """Return (where it stopped, numbers that were read, what is wrong).
+    """Parse nested lists of numbers; return (end, count of numbers, error code).
 
     Args:
         at: the address.
-        sizes: int64 [rank]: of the list at each depth, -1 for any; those found are put in. RAGGED for lists whose
-            lengths differ.
-        state: int64 [HEAD + rank], zeros at the beginning; what a later call goes on with.
-        whole: whether numbers are whole ones from `least` to `most`, for `integers`; else they are
-            below `limit`, for `numbers`.
-        left: how many numbers and lists there may be.
+        sizes: int64 [rank]: of the list at each depth, -1 for any; the sizes of the lists are put in. RAGGED for lists
+            that differ in length.
+        state: int64 [HEAD + rank], zeros at the beginning; the state from which a later call resumes.
+        whole: True to parse integers from `least` to `most` into `integers`; False to parse decimal numbers below `limit`
+            into `numbers`.
+        left: largest count of numbers and lists.
         ended: the address of an int64, for C.
         numbers, integers: float64 and int64 [n], one memory.
-        lengths: int64 [lists]: `length * DEPTHS + depth` of each RAGGED list, in the order in which they end.
+        lengths: int64 [lists]: `length * DEPTHS + depth` of each RAGGED list, in the order in which the lists end.
     """
     rank, used = len(sizes), 0
     while True:

@@ -32,7 +32,7 @@ class Tensors:
 
 
 def read_tensors(body: Block, inputs: tuple[Input, ...], limits: Limits) -> Tensors:
-    """Read a request, whose body ends with PADDING. Raises BadRequest."""
+    """Parse a request into tensors. Raises BadRequest. The body ends with PADDING."""
     return _TensorReader(body, inputs, limits).tensors()
 
 

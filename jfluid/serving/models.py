@@ -1,4 +1,4 @@
-"""The models of a server by name and version, loaded anew while others are answered."""
+"""Models of a server by name and version, which are reloaded while requests are answered."""
 
 import asyncio
 import logging
@@ -80,10 +80,10 @@ class Models:
         return self._services[name][version or versions[-1]]
 
     async def reload(self) -> None:
-        """Load versions that are new or changed, then retire those that they replace and those that are gone.
+        """Load new and changed versions, then retire replaced and removed versions.
 
-        Requests under way end with the version that they began with. A version that cannot be loaded is logged,
-        and the one before stays.
+        A request under way ends with the version that it began with. A version that cannot be loaded is logged,
+        and the version before stays.
         """
         async with self._reloading:
             for name, folder in self._folders.items():
@@ -110,7 +110,7 @@ class Models:
             _log.warning("%s, version %s: gone", name, version)
 
     def close(self) -> None:
-        """Answer what waits, and end the threads."""
+        """Answer queued requests, and end the threads."""
         for services in self._services.values():
             for service in services.values():
                 service.batcher.close()

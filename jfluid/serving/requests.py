@@ -1,4 +1,4 @@
-"""What a request may be: its bounds, the inputs that it has to have, and what is said of one that is wrong."""
+"""Requests: their bounds, their inputs, their errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ NPZ = "application/x-npz"
 
 
 class BadRequest(errors.JFluidError):
-    """A request is not what the model takes; `status` is that of the answer."""
+    """Error of a request that the model does not take; `status` is the HTTP status of the answer."""
 
     def __init__(self, text: str, status: int = 400):
         super().__init__(text)
@@ -22,12 +22,12 @@ class BadRequest(errors.JFluidError):
 
 
 class TooManyRequests(errors.JFluidError):
-    """Requests want more than a server has for all of them; later there may be room."""
+    """Error of a server without room for a request; the client may ask again later."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what clients may ask for.
+    """Bounds of requests and connections.
 
     Attributes:
         bytes: of a request, of its arrays in a file, and of the arrays of its answer.
@@ -102,7 +102,7 @@ class Input:
 
     @property
     def whole(self) -> bool:
-        """Whether the elements are whole numbers."""
+        """True if the elements are integers."""
         return self.dtype.kind in "iub"
 
     def wrong(self, text: str) -> BadRequest:
@@ -110,11 +110,11 @@ class Input:
         return BadRequest(f"{self.name}: expected numbers of {self.dtype}{text}")
 
     def wrong_shape(self, text: str) -> BadRequest:
-        """Return the error of a value of another shape."""
+        """Return the error of a value with a wrong shape."""
         return BadRequest(f"{self.name}: expected the shape {list(self.shape)}, found {text}")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise BadRequest for an array of another shape."""
+        """Raise BadRequest for an array with a wrong shape."""
         if len(shape) != len(self.shape) or any(wanted not in (-1, found) for wanted, found in zip(self.shape, shape)):
             raise self.wrong_shape(str(list(shape)))
 
@@ -152,14 +152,14 @@ class Input:
             )
 
     def _check(self, array: np.ndarray, least: int, most: int, text: str) -> None:
-        """Raise BadRequest for a number beyond a range, or none; what is right takes no memory."""
+        """Raise BadRequest for a number outside of a range, or NaN. Correct arrays take no extra memory."""
         if array.size and not (least <= array.min() and array.max() <= most):
             wrong = ~((array >= least) & (array <= most))
             raise BadRequest(f"{text}, found {_at(array, wrong)}")
 
 
 def _infinite(array: np.ndarray) -> bool:
-    """Whether one of the numbers is infinite; it takes no memory to find out."""
+    """Return True if a number is infinite, without a temporary array."""
     return any(np.isinf(extreme.reduce(array, axis=None)) for extreme in (np.fmax, np.fmin))
 
 
@@ -170,7 +170,7 @@ def _at(array: np.ndarray, wrong: Any) -> str:
 
 
 def _finfo(dtype: Any) -> Any:
-    """What NumPy, or for bfloat16 ml_dtypes, says of decimal numbers."""
+    """Return the limits of a floating-point dtype, bfloat16 included."""
     import ml_dtypes  # JAX's
 
     return ml_dtypes.finfo(dtype)
@@ -183,7 +183,7 @@ def shown(text: Any) -> str:
 
 
 def check_names(found: Any, inputs: tuple[Input, ...]) -> None:
-    """Raise BadRequest where the names are not those of the inputs, each once."""
+    """Raise BadRequest unless each input is named exactly once."""
     names, expected = list(found), [item.name for item in inputs]
     if sorted(names) == sorted(expected):
         return
@@ -192,12 +192,12 @@ def check_names(found: Any, inputs: tuple[Input, ...]) -> None:
 
 
 def as_arrays(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return inputs as formats of arrays have them: behind each input of sequences stand its offsets."""
+    """Expand inputs to dense arrays: the rows of a sequence input, then its offsets."""
     return tuple(part for item in inputs for part in (item.rows, *map(item.offsets, range(item.levels))))
 
 
 def from_arrays(inputs: tuple[Input, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, Value]:
-    """Return the values of inputs whose rows and offsets came as arrays. Raises BadRequest."""
+    """Assemble the values of inputs from arrays of rows and offsets. Raises BadRequest."""
     return {
         item.name: item.sequences(arrays[item.name], [arrays[item.offsets(i).name] for i in range(item.levels)])
         if item.levels
@@ -207,7 +207,7 @@ def from_arrays(inputs: tuple[Input, ...], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def to_arrays(outputs: Mapping[str, Value]) -> dict[str, np.ndarray]:
-    """Return outputs as formats of arrays have them, named as inputs are."""
+    """Expand outputs to dense arrays of rows and offsets."""
     found: dict[str, np.ndarray] = {}
     for name, value in outputs.items():
         if isinstance(value, Sequences):

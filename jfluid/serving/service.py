@@ -160,7 +160,7 @@ class Service:
         return read[0], feed
 
     async def _off_the_loop(self, size: int, read: Any) -> dict[str, Value]:
-        """Return what `read()` does, with ids checked; large requests are read in a thread."""
+        """Return the result of `read()` with checked ids; large requests are read in a thread."""
 
         def checked() -> dict[str, Value]:
             found: dict[str, Value] = read()
