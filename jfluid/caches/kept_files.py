@@ -158,7 +158,7 @@ def settings() -> tuple[Any, ...]:
 
 @functools.cache
 def sources() -> str:
-    """A digest of when the source files of this package were written, and of their sizes."""
+    """Return the digest of the times and sizes of this package's source files."""
 
     def files(folder: str) -> Iterator[tuple[str, int, int]]:
         for found in os.scandir(folder):

@@ -39,9 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     except (errors.JFluidError, OSError, ValueError) as error:
         print(printable(f"jfluid export: {error}"), file=sys.stderr)
         return 2
-    from jfluid.exports.padded import arguments
+    from jfluid.exports import padded
 
-    feeds = ", ".join(f"{name} {dtype}{list(shape)}" for name, shape, dtype in arguments(model.feeds, options.longest))
+    feeds = ", ".join(
+        f"{name} {dtype}{list(shape)}" for name, shape, dtype in padded.arguments(model.feeds, options.longest)
+    )
     fetches = ", ".join(f"{v.name} {v.np_dtype}{list(v.shape)}" for v in model.fetches)
     print(printable(f"{path}: {len(data)} bytes; ({feeds}) -> ({fetches})", lines=False))
     rows = options.batch if options.batch and options.to != "onnx" else "2 and 3"

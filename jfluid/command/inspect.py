@@ -125,7 +125,7 @@ def _bytes(count: int) -> str:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a model."""
+    """Add the arguments that name a model."""
     parser.add_argument("model", metavar="MODEL_DIR", help="the model's folder, or its program file")
     add_file_arguments(parser)
 
@@ -137,7 +137,7 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_allow_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that lets operators of a model act."""
+    """Add the argument that lets operators of a model act."""
     parser.add_argument(
         "--allow",
         action="append",

@@ -46,7 +46,7 @@ class _Report:
 
 
 def _shown(fetched: Any) -> list[str]:
-    """The first values of the first arrays of a step."""
+    """Return the first values of the first arrays of a step."""
     shown = []
     for value in list(fetched or ())[:_SHOWN]:
         flat = np.asarray(value).reshape(-1)

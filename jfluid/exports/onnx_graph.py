@@ -34,7 +34,7 @@ class Node:
         self._defaults = registry.get(op.type).attrs
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an attribute."""
+        """Return the value of an attribute."""
         default = self._defaults[name].default if name in self._defaults else None
         return self.op.attrs.get(name, default)
 

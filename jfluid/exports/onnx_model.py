@@ -38,7 +38,7 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     proto = _model(graph)
     onnx.checker.check_model(proto, full_check=True)
     session = ReferenceEvaluator(proto)
-    return proto.SerializeToString(), compare(model, lambda feed: session.run(None, feed))
+    return proto.SerializeToString(), compare(model, lambda feed: list(session.run(None, feed)))
 
 
 def _model(graph: Graph) -> Any:

@@ -90,7 +90,7 @@ def to_jax(
                 "the program draws random numbers: give apply(..., key=jax.random.key(seed)), or use "
                 "program.clone(for_test=True)"
             )
-        env = {n: jnp.asarray(params[n]) for n in needed}
+        env: dict[str, Any] = {n: jnp.asarray(params[n]) for n in needed}
         env |= {v.name: _brought(v, value) for v, value in zip(variables, values)}
         with warnings.catch_warnings():
             # Where the caller has JAX in 32-bit mode, operators that ask for int64 get int32, as

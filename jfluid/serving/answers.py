@@ -58,7 +58,7 @@ def _pieces(value: Value) -> Iterator[bytes]:
 
 
 def _plain(value: np.ndarray) -> Any:
-    """An array as lists; numbers that JSON does not have as text."""
+    """Return an array as lists; numbers that JSON does not have are texts."""
     if value.dtype.kind not in "iub" and not np.isfinite(value).all():
         return [_plain(row) for row in value] if value.ndim else str(float(value))
     return value.tolist()

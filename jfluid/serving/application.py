@@ -331,7 +331,7 @@ async def _turn(lock: asyncio.Lock) -> None:
 
 
 async def _body(resources: Resources, request: Request, share: Share) -> Block:
-    """The body of a request and PADDING, read no further than it may be, nor for longer."""
+    """Return the body of a request and PADDING, within the limits on bytes and seconds."""
     limits = resources.limits
     declared = request.headers.get("content-length", "")
     most = int(declared[:20]) if declared.isdecimal() else limits.bytes

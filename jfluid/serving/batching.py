@@ -102,7 +102,7 @@ class Batcher:
             first = None  # its memory is free while this waits for another
 
     def _next(self, timeout: float | None) -> _Request | None:
-        """The next request that is still wanted; None where none comes in time, or ever."""
+        """Return the next request that is not cancelled; None after the timeout or the end."""
         while not self._ended:
             try:
                 request = self._requests.get(timeout=timeout)
@@ -114,7 +114,7 @@ class Batcher:
         return None
 
     def _gather(self, first: _Request) -> list[_Request]:
-        """The requests of a batch; one that does not fit any more is the next one."""
+        """Return the requests of a batch; a request that does not fit begins the next batch."""
         batch, rows = [first], first.rows
         until = time.monotonic() + (0.0 if self._large else self._delay)
         while rows < self._largest:
@@ -226,4 +226,6 @@ def _close(one: Value, other: Value) -> bool:
     if isinstance(one, Sequences) and isinstance(other, Sequences):
         same = all(np.array_equal(a, b) for a, b in zip(one.lod, other.lod, strict=True))
         return same and _close(one.rows, other.rows)
-    return np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+    if isinstance(one, Sequences) or isinstance(other, Sequences):
+        return False
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -52,7 +52,7 @@ def _give_back() -> None:
 
 @functools.cache
 def _giver() -> threading.Thread:
-    """The thread, started when there is the first mapping."""
+    """Return the thread that gives memory back, started with the first mapping."""
     thread = threading.Thread(target=_give_back, name="memory of requests", daemon=True)
     thread.start()
     return thread

@@ -107,7 +107,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """The client takes an answer more slowly than it is sent."""
+        """Note that the client reads an answer more slowly than it is sent."""
         super().pause_writing()
         self._blocked_since = time.monotonic()
 
@@ -117,7 +117,7 @@ class Connection(H11Protocol):
         self._blocked_since = 0.0
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. One that has sent a whole request gets its answer."""
+        """Note that the client sends no more. A client that has sent a whole request gets its answer."""
         self._half_closed = not self._is_idle() and not self.cycle.more_body
         return self._half_closed
 

@@ -40,7 +40,7 @@ class Reader:
         self._state = np.zeros(json_numbers.HEAD, np.int64)
 
     def request(self) -> dict[str, Value]:
-        """The arrays of the whole text."""
+        """Read the whole text."""
         found: dict[str, Value] = {}
         self._expect(b"{")
         name = self._name()
@@ -69,7 +69,7 @@ class Reader:
         return found
 
     def _next(self) -> bytes:
-        """The next byte that is no space."""
+        """Return the next byte that is no space."""
         self._at = json_numbers.space(self._at)
         place = self._at - self._base
         return self._text[place : place + 1].tobytes()
@@ -80,7 +80,7 @@ class Reader:
         self._at += 1
 
     def _name(self) -> str:
-        """The text in quotes that is next."""
+        """Read a text in quotes."""
         self._expect(b'"')
         begin = self._at - self._base
         end = json_numbers.text_end(self._at, _LONGEST_NAME) - self._base

@@ -100,7 +100,7 @@ def skip(at):
 
 @kernel()
 def _is(at, word):
-    """The length of the word, if the text has it at that address; else 0."""
+    """Return the length of the word if the text has it at that address, else 0."""
     size = 0
     while word[size] != 0:
         if byte(at + size) != word[size]:

@@ -118,11 +118,11 @@ class _TensorReader(Reader):
                 found[key] = self._small_value()
             else:
                 raise BadRequest(f"{self.form}, found {shown(key)} in a tensor")
-        end, name = self._at, found.get("name")
+        end, name = self._at, str(found.get("name"))
         if name in arrays:
             raise BadRequest(f"{shown(name)} is there twice")
         if name not in self._inputs:
-            check_names([*arrays, str(name)], tuple(self._inputs.values()))
+            check_names([*arrays, name], tuple(self._inputs.values()))
         item, datatype = self._inputs[name], found.get("datatype")
         if datatype != DATATYPES[str(item.dtype)]:
             raise BadRequest(f"{name}: expected the datatype {DATATYPES[str(item.dtype)]}, found {shown(datatype)}")

@@ -111,7 +111,7 @@ def _check_directory(body: Block, inputs: int) -> None:
 
 
 def _array(item: Input, data: memoryview) -> np.ndarray:
-    """The array of a file in NumPy's format, which shares the file's memory."""
+    """Return the array of a file in NumPy's format; the array shares the file's memory."""
     file = io.BytesIO(data[: _HEAD_BYTES + 16])
     try:
         version = np.lib.format.read_magic(file)

@@ -164,7 +164,7 @@ def _infinite(array: np.ndarray) -> bool:
 
 
 def _at(array: np.ndarray, wrong: Any) -> str:
-    """The first of an array's elements that are wrong, and where it is."""
+    """Return the first wrong element of an array with its index."""
     place = tuple(map(int, np.argwhere(wrong)[0]))
     return f"{array[place]} at {list(place)}"
 
