@@ -63,7 +63,7 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
 
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     if options.access_log:
-        access, handler = logging.getLogger("jfluid.serving.access"), logging.StreamHandler(sys.stderr)
+        access, handler = logging.getLogger("jfluid.serving").getChild("access"), logging.StreamHandler(sys.stderr)
         access.addHandler(handler)
         access.setLevel(logging.INFO)
         access.propagate = False

@@ -45,7 +45,7 @@ except ModuleNotFoundError as error:
     raise ImportError("models are served with Starlette and Uvicorn: pip install 'jfluid[serve]'") from error
 
 _log = logging.getLogger("jfluid.serving")
-_access = logging.getLogger("jfluid.serving.access")
+_access = logging.getLogger("jfluid.serving").getChild("access")
 _RATE = 16 << 10  # bytes a second at which a body has to come, after a while
 # What a step raises for the values and shapes of a request; all else is the server's own.
 _OF_VALUES = (errors.FeedError, errors.ProgramError, errors.OpError, errors.DataError)
