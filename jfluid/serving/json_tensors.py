@@ -56,12 +56,12 @@ class _TensorReader(Reader):
         self._next()
         if self._at != self._base + len(self._text) - len(PADDING):
             self._fail("the end")
-        check_names(arrays, tuple(self._inputs.values()))
         number, outputs = others.get("id"), others.get("outputs") or []
         if number is not None and not isinstance(number, str):
             raise BadRequest(f"id: expected a text, found {shown(number)}")
         if not isinstance(outputs, list) or not all(isinstance(o, dict) and "name" in o for o in outputs):
             raise BadRequest('outputs: expected [{"name": ...}]')
+        check_names(arrays, tuple(self._inputs.values()))
         return Tensors(arrays, number, [str(output["name"]) for output in outputs])
 
     def _keys(self) -> Any:
