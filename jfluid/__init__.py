@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from jfluid import installation, launcher_pipe, surface
+from jfluid.host import jax_log
 from jfluid.ir import schema
 
 if TYPE_CHECKING:
@@ -157,3 +158,4 @@ __version__ = installation.VERSION
 schema.provide(lambda: import_module("jfluid.layers"))  # which come with all operators
 surface.install()
 launcher_pipe.report_ending()
+jax_log.keep_to_warnings()

@@ -90,13 +90,13 @@ class BuildStrategy(_Settings):
     _passes: PassBuilder
 
     class ReduceStrategy(enum.Enum):
-        """How gradients of replicas are added up."""
+        """Ways to add up the gradients of replicas."""
 
         AllReduce = 0
         Reduce = 1
 
     class GradientScaleStrategy(enum.Enum):
-        """What the gradient of the loss begins with."""
+        """Ways to choose the initial gradient of the loss."""
 
         CoeffNumDevice = 0
         One = 1
@@ -250,14 +250,15 @@ class CompiledProgram:
         return self
 
     def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
-        """Have `Executor.run` run the saved model of a NativeConfig or AnalysisConfig instead: it takes
-        a list of PaddleTensors as the feed, and returns one.
+        """Have `Executor.run` run the saved model of a NativeConfig or AnalysisConfig.
+
+        `Executor.run` takes a list of PaddleTensors as the feed, and returns a list of PaddleTensors.
 
         Returns:
             This program.
 
-        Raises ProgramError where it has data parallelism or such a model already, TypeError for what is
-        no config, and what `create_paddle_predictor` raises.
+        Raises ProgramError where it has data parallelism or such a model already, TypeError for anything else than a
+        config, and the errors of `create_paddle_predictor`.
         """
         if self._parallel is not None or self._predictor is not None:
             has = "data parallelism" if self._parallel is not None else "a model"
@@ -273,7 +274,7 @@ class CompiledProgram:
         return self
 
     def _compile(self, scope: Any, place: Any) -> "CompiledProgram":
-        """Say where the program will run, of which XLA makes an executable when it does; returns it.
+        """Set the scope and place of the program and return the program; XLA compiles it when it runs.
 
         Raises ProgramError for a second scope or place.
         """
@@ -291,7 +292,7 @@ class CompiledProgram:
 
 
 def resolved(program: Any) -> tuple[Program, DataParallel | None]:
-    """Return (the Program to run, its data parallelism or None) for what a user gives to `run`.
+    """Return (the Program to run, its data parallelism or None) of the `program` argument of `run`.
 
     Raises TypeError for anything else than a Program or CompiledProgram.
     """

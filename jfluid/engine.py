@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import errors, flags, kept_files, processes, record
+from jfluid import errors, flags, processes, record
+from jfluid.caches import kept_files
 from jfluid.compile import feeds as feeding
 from jfluid.compile import memory
 from jfluid.compile.executables import most_bytes
@@ -59,7 +60,7 @@ class Prepared:
     entered: bool = False
 
     def enter(self) -> None:
-        """Do already what a run of the step does with its feeds first."""
+        """Stage the feeds of the step ahead of its run."""
         if not self.entered:
             self.feeds, self.entered = self.step.placement.enter(self.feeds), True
 
@@ -102,17 +103,17 @@ class Runner:
 
 
 class Engine:
-    """Compiles programs, once per shapes of their feeds, and runs them.
+    """Compiler and runner of programs; a program is compiled once for each combination of feed shapes.
 
     Args:
-        place: its device runs programs that have no devices of their own.
+        place: its device runs programs that have no devices.
         donate: reuse the buffers of values that programs update: nobody reads the old values.
         runner: finds the Runner of a program that works with parameter servers; None for other
             programs.
 
     Attributes:
-        says_goodbye: whoever uses it tells when it is done with parameter servers, by `close`.
-        repeats: steps that can be run again without preparing them.
+        says_goodbye: True if the user of the engine tells, by `close`, when it is done with parameter servers.
+        repeats: steps that can be run again without preparing the feeds anew.
     """
 
     says_goodbye = True
@@ -150,9 +151,9 @@ class Engine:
             parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
-        """Return the Runner of a program that works with parameter servers; None for others.
+        """Return the Runner of a program that works with parameter servers; None for other programs.
 
-        Raises UnsupportedError for one with servers that is to be pruned, UntrustedOperatorError for one that
+        Raises UnsupportedError for a program with servers that is to be pruned, UntrustedOperatorError for a program that
         was read and would act.
         """
         program.refuse_acting()
@@ -173,7 +174,7 @@ class Engine:
         parallel: DataParallel | None = None,
         exact: bool = False,
     ) -> list[Fetched]:
-        """Run any program once. Arguments are those of `prepare`."""
+        """Prepare and run a program once. Arguments are the arguments of `prepare`."""
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
         prepared = self.prepare(program, feed, fetches, parallel, exact=exact)
@@ -253,7 +254,7 @@ class Engine:
         return Prepared(program, step, feeds, parallel is not None, repeats)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
-        """Run a prepared program, once or several times; returns the values of its last fetches on their devices."""
+        """Run a prepared program once or several times; return the last fetches on their devices."""
         step, values = prepared.step, []
         try:
             for _ in range(times):
@@ -329,7 +330,7 @@ class Engine:
         return program if targets is None else self._prune(program, feed or {}, targets), feed, None
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
-        """Return the step's random key, from the program's seed and the number of its runs in this scope.
+        """Return the step's random key, from the program's seed and the count of runs in this scope.
 
         A program that reads nothing (a startup program) draws the same numbers each time if it has
         a seed.

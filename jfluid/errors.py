@@ -33,8 +33,13 @@ class JFluidError(Exception):
 
     @functools.cached_property
     def __notes__(self) -> list[str]:  # type: ignore[override]  # an attribute, made when it is asked for
-        """Lines that tracebacks show below the error; its text does not have them."""
+        """Lines that a traceback shows below the text of the error."""
         return [f"What to do about it: {self.address}"]
+
+    def add_note(self, note: str) -> None:
+        """Add a line below the error, except JAX's note about hidden frames."""
+        if "JAX has removed its internal frames" not in note:
+            self.__notes__.append(note)
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -50,7 +55,7 @@ class UnsupportedError(JFluidError, NotImplementedError):
 
 
 class UnsupportedOpError(UnsupportedError):
-    """A program contains operators that are not registered; all of them are listed at once."""
+    """A program contains operators that are not registered; the text lists all at once."""
 
     def __init__(self, *op_types: str, suggestions: str = "", where: Iterable[str] = ()):
         self.op_types = op_types
@@ -70,8 +75,10 @@ class ProgramError(JFluidError, ValueError):
 
 
 class ActingOperator(NamedTuple):
-    """An operator that acts outside of its computation: its type and place in a program, what it
-    reaches, and the attributes that say where, as printable text.
+    """Operator that acts outside of the computation.
+
+    It has a type, a place in a program, a reach (files, networks ...), and the attributes that choose the target, as
+    printable text.
     """
 
     type: str
@@ -86,8 +93,9 @@ class ActingOperator(NamedTuple):
 
 
 class UntrustedOperatorError(ProgramError):
-    """A program that was read, from a file or from bytes, has operators that act outside of their
-    computation; all are in `operators`, and the first `most` in the text.
+    """A program that was read, from a file or from bytes, has operators that act outside of the computation.
+
+    `operators` has all, the text the first `most`.
     """
 
     most = 20
@@ -118,7 +126,7 @@ class AttributeTypeError(ProgramError, TypeError):
 
 
 class ShapeError(ProgramError):
-    """An operator cannot be applied to the shapes or dtypes of its inputs."""
+    """An operator cannot be applied to inputs of these shapes or dtypes."""
 
 
 class PositionError(ShapeError, IndexError):
@@ -126,15 +134,15 @@ class PositionError(ShapeError, IndexError):
 
 
 class DtypeError(ShapeError, TypeError):
-    """An operator cannot be applied to the dtypes of its inputs."""
+    """An operator cannot be applied to inputs of these dtypes."""
 
 
 class OperandError(ShapeError):
-    """An operator cannot be applied to the values of its inputs: offsets, lengths or labels that do not fit its rows."""
+    """An operator cannot be applied to these values: offsets, lengths or labels that do not fit the rows."""
 
 
 class DygraphError(ProgramError, AssertionError):
-    """Something of dygraph mode is used outside of it, or in a way in which it cannot be."""
+    """A feature of dygraph mode is used outside of it, or in an unsupported way."""
 
 
 class OpError(JFluidError, RuntimeError):
@@ -162,7 +170,7 @@ class UninitializedError(JFluidError, RuntimeError):
 
 
 class FileFormatError(JFluidError, ValueError):
-    """A file is truncated, oversized, or does not hold what the program expects."""
+    """A file is truncated, oversized, or does not fit the program."""
 
 
 class PlaceError(JFluidError, RuntimeError):
@@ -174,8 +182,9 @@ class DataError(JFluidError, ValueError):
 
 
 class NoSuchFileError(FileFormatError, FileNotFoundError, RuntimeError):
-    """A file that is to be read is not there: scripts that begin anew then catch IOError, or, of
-    `load_dygraph`, RuntimeError.
+    """A file that is to be read is not there.
+
+    Scripts that begin anew then catch IOError, or, of `load_dygraph`, RuntimeError.
     """
 
 
@@ -203,19 +212,15 @@ class ServerError(JFluidError, RuntimeError):
 
 
 class SecretError(JFluidError, RuntimeError):
-    """The job's secret is missing where others could connect, can be read by others, or differs
-    from that of the other side.
-    """
+    """The job's secret is missing on a reachable host, is readable by other users, or differs from the peer's."""
 
 
 class NotPrivateError(JFluidError, PermissionError):
-    """Other users may have changed a file or folder of which this user's alone are read, or could
-    read what is about to be written there.
-    """
+    """A file or folder that has to be private can be changed or read by other users."""
 
 
 class MessageError(JFluidError, ValueError):
-    """Bytes that came over a connection are not what was expected there."""
+    """Bytes that came over a connection are no message of the protocol."""
 
 
 class EOFException(JFluidError):

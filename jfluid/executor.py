@@ -132,8 +132,9 @@ class Executor:
             raise
 
     def _prune_program(self, program: Any, feed: Any = None, fetch_list: Any = None, optimize_ops: Any = None) -> Any:
-        """Return the program with what the fetches and the updates need, and nothing else; a
-        CompiledProgram is changed itself.
+        """Return the program pruned to the operators that fetches and updates need.
+
+        A CompiledProgram is changed in place.
 
         Args:
             feed: a dict, or a list of dicts, whose names are fed.

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jfluid import cpu_threads, environment, errors, flags, heap
+from jfluid import environment, errors, flags
+from jfluid.host import cpu_threads, heap
 
 
 class Place:

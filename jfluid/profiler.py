@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jfluid import errors, private_files, step_traces
+from jfluid import errors, step_traces
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 
@@ -110,9 +111,9 @@ def profiler(
     profile_path: str = _PATH,
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """Return a context whose work is profiled.
+    """Profile the work of a context.
 
-    The arguments are those of `start_profiler` and `stop_profiler`.
+    The arguments are the arguments of `start_profiler` and `stop_profiler`.
     """
     _check_key(sorted_key)
     start_profiler(state, tracer_option)
@@ -123,7 +124,7 @@ def profiler(
 
 
 def reset_profiler() -> None:
-    """Forget what was traced so far, and continue. It does nothing when profiling is off."""
+    """Discard the trace so far, and continue. It does nothing when profiling is off."""
     if _trace_dir is not None:
         jax.profiler.stop_trace()
         shutil.rmtree(_trace_dir)

@@ -106,9 +106,16 @@ class BarDisplay:
         status = line_of(report | {"description": "", "step": "", "total": None}).strip()
         self._bars.update(self._tasks[name], completed=report["step"], total=report["total"], status=status)
         if report["done"]:
-            del self._tasks[name]
-            if not self._tasks:
-                self._bars.stop()
+            self._end(self._tasks.pop(name), report)
+
+    def _end(self, task: Any, report: dict[str, Any]) -> None:
+        """Leave the last state of a bar above the others, once: the next bar is drawn without it."""
+        if self._tasks:
+            self._bars.remove_task(task)
+            self.print_above(line_of(report))
+        else:
+            self._bars.stop()
+            self._bars.remove_task(task)
 
     @property
     def live(self) -> bool:
@@ -122,8 +129,10 @@ class BarDisplay:
         self._bars.console.print(Text.from_ansi(text), soft_wrap=True)
 
     def close(self) -> None:
-        self._tasks.clear()
         self._bars.stop()
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks.clear()
 
 
 class _ChannelDisplay:

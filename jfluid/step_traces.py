@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfluid import fusion_shares, private_files
+from jfluid import fusion_shares
 from jfluid.fusion_shares import OTHER, Shares
+from jfluid.security import private_files
 
 _CLOCK = "jfluid-clock"
 _MODULE = "jit_fluid_"

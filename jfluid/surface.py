@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jfluid import collector, errors
+from jfluid import errors
+from jfluid.host import collector
 
 # Fluid's path (behind "jfluid.") -> the modules that hold its names. What is not found there is
 # looked for in jfluid itself.
@@ -278,8 +279,9 @@ MODULES = _read_modules()
 
 @functools.cache
 def _imported(path: str) -> dict[str, tuple[str, str]]:
-    """Names of a module that are not public -> (the module that defines each, what it is called
-    there: "" for the module itself).
+    """Return the names that a module of Fluid imports or keeps private, each with its origin.
+
+    An origin is (the module that defines the name, its name there: "" for the module itself).
     """
     found: dict[str, tuple[str, str]] = {}
     for line in MODULES.get(path, ()):
@@ -334,7 +336,7 @@ class Missing:
 
 
 def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
-    """Return what Fluid calls `name` in module `path`.
+    """Return the object that Fluid calls `name` in module `path`.
 
     Raises AttributeError when Fluid has no such name there.
     """
@@ -362,7 +364,7 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
 
 
 def _top(name: str) -> Any:
-    """What `jfluid` itself has under a name, which it has from now on."""
+    """Return an attribute of `jfluid` itself, imported when it is first used."""
     package = vars(sys.modules["jfluid"])
     # Operators of variables (`a + b`) come with the layers. And threads that are the first to use
     # names at one time import in one order: from two ends each would find the other's half.
@@ -376,7 +378,7 @@ def _top(name: str) -> Any:
 
 
 def _offers(holder: ModuleType, path: str, name: str) -> bool:
-    """Whether a name of a module is one of Fluid's `path`, and not what the module needs itself."""
+    """Return True if a name of a module is Fluid's name in `path`, and no import of the module."""
     if not holder.__name__.startswith("jfluid.compat."):
         return True
     fluids = name in NAMES.get(path, ()) or name in _imported(path)
@@ -401,6 +403,16 @@ def _defined_elsewhere(path: str, name: str) -> Any:
     return Missing(f"{path}.{name}" if path else name)
 
 
+# Modules of this package that Fluid does not have, and scripts use; and a name that Fluid's table has, and `fluid` has not.
+_OWN_MODULES = frozenset({"errors", "interop", "progress"})
+_NOT_SHOWN = frozenset({"check_import_scipy"})
+
+
+def _fluid_modules() -> set[str]:
+    """Return Fluid's modules of the first level."""
+    return {found for found in (*NAMES, *MODULES, *ALIASES, *_WIDER) if found and "." not in found}
+
+
 def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None:
     """Give a module all of Fluid's names of `path`."""
 
@@ -408,11 +420,10 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
         return look_up(path, name, sources)
 
     def names() -> list[str]:
-        return sorted(
-            {n for n in vars(module) if not n.startswith("_")}
-            | NAMES.get(path, frozenset())
-            | (frozenset() if path else _LAZY.keys())
-        )  # what modules of Fluid import is not shown
+        """Return Fluid's names, without names that a module imports from elsewhere."""
+        if not path:
+            return sorted({*module.__all__, *NAMES[""], *_LAZY, *_fluid_modules(), *_OWN_MODULES} - _NOT_SHOWN)
+        return sorted({n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset()))
 
     module.__dict__.update(__getattr__=get, __dir__=names)
 
@@ -440,10 +451,7 @@ class _Finder:
 
 
 class _Completer:
-    """Completes the modules that are files, and that Fluid has too, when they are imported.
-
-    It stands first.
-    """
+    """Import hook that completes files that are Fluid modules too. It is the first hook."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         inner = fullname.removeprefix("jfluid.")
@@ -457,8 +465,9 @@ class _Completer:
 
 
 class _RandomStateKeeper:
-    """Has the import of JAX leave NumPy's global random state as it is: JAX draws from it, and scripts seed it
-    before their first use of jfluid.
+    """Import hook that restores NumPy's global random state after the import of JAX.
+
+    JAX draws from it, and scripts seed it before their first use of jfluid.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -498,7 +507,7 @@ def _execute(execute: Callable[[ModuleType], None], path: str, module: ModuleTyp
 
 
 def install() -> None:
-    """Complete jfluid itself, and have the modules of the table made or completed when they are imported."""
+    """Complete jfluid itself, and install the import hooks for modules of the table."""
     sys.meta_path[:0] = [_Completer(), _RandomStateKeeper()]
     sys.meta_path.append(_Finder())
     complete(sys.modules["jfluid"], "")
@@ -506,8 +515,9 @@ def install() -> None:
 
 
 def _import_beside_function(path: str) -> None:
-    """Import a module now whose name a function of its package has, too: a later import would put
-    it in the function's place.
+    """Import a module that shares its name with a function of its package.
+
+    A later import would replace the function by the module.
     """
     package, _, name = f"jfluid.{path}".rpartition(".")
     names = vars(sys.modules[package])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import aligned_memory
-from jfluid.aligned_memory import ALIGNMENT
+from jfluid.host import aligned_memory
+from jfluid.host.aligned_memory import ALIGNMENT
 
 X = np.arange(6000, dtype="float32").reshape(20, 300)
 

@@ -4,12 +4,12 @@ import gc
 import subprocess
 import sys
 
-from jfluid import collector
+from jfluid.host import collector
 
 # in a process of its own: this one has frozen its objects
 SETTLED = """
 import gc, weakref
-from jfluid import collector
+from jfluid.host import collector
 class Circle:
     def __init__(self):
         self.own = self

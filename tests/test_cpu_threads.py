@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import cpu_threads, errors, places
+from jfluid import errors, places
+from jfluid.host import cpu_threads
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads")
 

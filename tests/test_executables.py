@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, heap
+from jfluid import errors
 from jfluid.compile import executables, jax_caches
 from jfluid.compile.executables import KEPT, Executables
 from jfluid.compile.lru_cache import LruCache
+from jfluid.host import heap
 
 
 @pytest.fixture

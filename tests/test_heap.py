@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jfluid import heap
 from jfluid.distributed.wire.connections import Connection
+from jfluid.host import heap
 from jfluid.ps_server import client
 
 
@@ -91,7 +91,7 @@ def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
 # Whether the heap that a small block is taken from may be of huge pages.
 _ADVISED = """
 import ctypes
-from jfluid import heap
+from jfluid.host import heap
 from jfluid.distributed.wire.connections import Connection
 from jfluid.ps_server import client
 {before}

@@ -283,7 +283,7 @@ def test_gpus(text, gpus):
         ("gpus: 3\nprocesses: 2", "job.yaml: 3 gpus cannot be shared evenly by 2 processes"),
         (
             "processes: 0",
-            "job.yaml:3:1: processes: Input should be greater than or equal to 1, found 0",
+            "job.yaml:3:1: processes: expected a number from 1, found 0",
         ),
         ("processes: 1\nnodes: 3\nips: [a, b]", "job.yaml: nodes is 3, but ips has 2 addresses"),
         (
@@ -292,7 +292,7 @@ def test_gpus(text, gpus):
         ),
         (
             "processes: 1\nstarted_port: 80",
-            "job.yaml:4:1: started_port: Input should be greater than or equal to 1024, found 80",
+            "job.yaml:4:1: started_port: expected a number from 1024, found 80",
         ),
         (
             "processes: 1\nconsole: [x]",
@@ -300,7 +300,7 @@ def test_gpus(text, gpus):
         ),
         (
             "processes: 1\nmax_restarts: -1",
-            "job.yaml:4:1: max_restarts: Input should be greater than or equal to 0, found -1",
+            "job.yaml:4:1: max_restarts: expected a number from 0, found -1",
         ),
         (
             "processes: 1\nenv: {PADDLE_TRAINER_ID: 1}",
@@ -383,7 +383,7 @@ def test_an_option_makes_a_job_collective(folder):
     assert (job.mode, job.processes) == ("collective", 2)
     with pytest.raises(
         JobError,
-        match=r"^--cpus 0: processes: Input should be greater than or equal to 1, found 0",
+        match=r"^--cpus 0: processes: expected a number from 1, found 0",
     ):
         read_job("job.yaml", options={"processes": ("--cpus 0", 0)})
 

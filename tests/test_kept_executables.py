@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
-from jfluid import kept_files
+from jfluid.caches import kept_files
 from jfluid.compile import kept_executables, loaded_ahead, memory, trace
 from jfluid.machine_code import functions
 from jfluid.ops import registry

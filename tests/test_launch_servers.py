@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import snapshot_owner
 from jfluid.job import JobError, ParameterServerJob, Restarts, Snapshots, read_job
 from jfluid.launch.command import parse
 from jfluid.launch.gang import parameter_server_gang
+from jfluid.security import snapshot_owner
 from tests.launch_case import (
     ENVIRONMENT,
     ESCAPED,
@@ -206,13 +206,13 @@ def test_fluids_options_and_names():
         ),
         (
             "restarts: -1",
-            "job.yaml:3:1: restarts.servers: Input should be greater than or equal to 0, found -1",
+            "job.yaml:3:1: restarts.servers: expected a number from 0, found -1",
         ),
         ("restarts: no", "job.yaml:3:1: restarts: must be a mapping, found 'no'"),
         ("snapshots: {every_s: 5}", "job.yaml:3:1: the key 'snapshots.folder' is missing"),
         (
             "snapshots: {folder: x, every_s: 0}",
-            "job.yaml:3:24: snapshots.every_s: Input should be greater than 0, found 0",
+            "job.yaml:3:24: snapshots.every_s: expected a number above 0, found 0",
         ),
         (
             "snapshots: {folder: x, speed: 0}",

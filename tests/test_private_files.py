@@ -15,8 +15,10 @@ import jax
 import pytest
 
 import jfluid as fluid
-from jfluid import compiled_kernels, errors, kept_files, private_files, profiler
+from jfluid import errors, profiler
+from jfluid.caches import compiled_kernels, kept_files
 from jfluid.compat.dataset import common
+from jfluid.security import private_files
 from tests import import_graph
 
 # What makes files with the user's own umask, and why they are not private.
@@ -41,10 +43,10 @@ SHARED = {
     "fleet.filesystem": "what the user copies",
     "fleet.hdfs": "what the user copies",
     "launch.output": "writes to the launcher's own streams",
-    "private_files": "the functions that give a mode",
+    "security.private_files": "the functions that give a mode",
     "ps_server.table": "touches rows",
     "security.secret": "gives its own mode",
-    "snapshot_owner": "gives its own mode",
+    "security.snapshot_owner": "gives its own mode",
 }
 
 
@@ -108,10 +110,10 @@ READ = {
     "feeding.worker": "loads from a pipe of its own child",
     "compat.dataset.common": "loads data alone, or files of `open_trusted`",
     "compile.kept_executables": "loads what kept_files.read gives",
-    "compiled_kernels": "checks Numba's cache",
+    "caches.compiled_kernels": "checks Numba's cache",
     "ops.shape_cache": "loads what kept_files.read gives",
     "machine_code.llvm_writer": "links what kept_files.read gives, or what it has just made",
-    "heap": "calls the C library",
+    "host.heap": "calls the C library",
     "launch.devices": "calls the CUDA driver",
     "compat.utils.image_util": "np.load without pickles",
     "serving.application": "np.load without pickles",
@@ -151,7 +153,7 @@ def test_each_module_that_reads_what_can_act_says_from_where():
         if any(acts(node) for node in import_graph.nodes(path)):
             found.add(module.removesuffix(".__init__"))
     assert found <= set(READ), found - set(READ)
-    assert {"compile.kept_executables", "ops.shape_cache", "heap"} <= found
+    assert {"compile.kept_executables", "ops.shape_cache", "host.heap"} <= found
 
 
 def test_nothing_sets_the_umask_of_the_process():
@@ -169,7 +171,8 @@ import json, os, sys
 from pathlib import Path
 import numpy as np
 import jfluid as fluid
-from jfluid import kept_files, profiler
+from jfluid import profiler
+from jfluid.caches import kept_files
 from jfluid.files.storage import atomic_write
 from jfluid.launch.logs import Log
 from jfluid.ps_server import snapshot, specs

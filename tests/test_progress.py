@@ -103,6 +103,25 @@ def test_bar():
     assert "1,234 examples/s  loss 0.25" in shown
 
 
+def test_a_bar_that_has_ended_is_not_drawn_again():
+    """The bars of three passes, with a line of the script between, and one that ends while another lives."""
+    stream = Terminal()
+    bar = BarDisplay(stream)
+    report = {"step": 7, "total": 7, "rate": 1.0, "metrics": {}, "done": True}
+    for number in range(3):
+        bar.show(report | {"description": f"pass{number}", "step": 3, "done": False})
+        bar.show(report | {"description": f"pass{number}"})
+        assert not bar.live
+        before = len(stream.getvalue())
+        bar.show(report | {"description": "next", "done": False})
+        bar.show(report | {"description": "upload", "done": False})
+        bar.show(report | {"description": "upload"})
+        bar.show(report | {"description": "next"})
+        later = stream.getvalue()[before:]
+        assert f"pass{number}" not in later and "next" in later
+        assert later.count("upload 7/7  1 examples/s") == 1
+
+
 def test_display_suits_the_stream():
     assert isinstance(progress.display_on(Terminal()), BarDisplay)
     assert isinstance(progress.display_on(io.StringIO()), LineDisplay)

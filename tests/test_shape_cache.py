@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
-from jfluid import kept_files
+from jfluid.caches import kept_files
 from jfluid.compile import kept_executables
 from jfluid.ir import schema as hook
 from jfluid.ops import registry, schema, shape_cache

@@ -1,1 +1,1 @@
-"""What works on the devices of a machine, and how fast."""
+"""Checks of the devices of a machine: correctness and speed."""

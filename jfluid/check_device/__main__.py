@@ -1,10 +1,10 @@
-"""Says what works on this machine's devices, and how fast.
+"""Check this machine's devices for correctness and speed.
 
     python -m jfluid.check_device                  # ten minutes at most
     python -m jfluid.check_device --quick          # two minutes, less of everything
-    python -m jfluid.check_device --json FILE      # what it found, to send along with a report
+    python -m jfluid.check_device --json FILE      # the results, to send along with a report
 
-It checks all GPUs, or the CPU where there is none. The exit code is 1 where something is wrong.
+It checks all GPUs, or the CPU where there is none. The exit code is 1 where a check fails.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _COLOURS = {"right": "green", "wrong": "bold red", "left out": "yellow"}
 
 
 def arguments_parser(name: str) -> argparse.ArgumentParser:
-    """Return what the arguments are. `name` is what usage and errors call the command."""
+    """Return the parser of the arguments. `name` is the command's name in usage and errors."""
     parser = argparse.ArgumentParser(
         name,
         description=__doc__,
@@ -63,7 +63,7 @@ def arguments_parser(name: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "python -m jfluid.check_device") -> int:
-    """Run the checks; returns the exit code. `name` is what usage and errors call the command."""
+    """Run the checks and return the exit code. `name` is the command's name in usage and errors."""
     given = arguments_parser(name).parse_args(arguments)
     clock = Clock(60 * (QUICK_MINUTES if given.quick else MINUTES))
     checked = devices.found(given.cpu, given.quick, clock)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "python -m jfluid.c
 
 
 def _rows(name: str, section: Section, checked: Devices) -> list[Row]:
-    """The rows of a section; what it raises is one of them, since others are to be checked too."""
+    """Yield the rows of a section; an exception of the section becomes a row, and the checks continue."""
     if checked.clock.left <= 0:
         return [Row(name, "all", "left out", "no time was left")]
     found = []

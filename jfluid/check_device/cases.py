@@ -26,7 +26,7 @@ FILE = "operators.jsonl"
 
 @dataclass(frozen=True)
 class Case:
-    """One operator with its inputs.
+    """Operator with inputs.
 
     Attributes:
         inputs: by slot an array or a LoDTensor, or a list of them for a slot of many.
@@ -108,12 +108,12 @@ def _read(given: Mapping[str, Any]) -> Any:
 
 
 class Computation:
-    """A case as a pure function of its arrays: outputs by slot, and gradients of a weighted sum of them by slot.
+    """Case as a pure function of its arrays: outputs by slot, and gradients of their weighted sum by slot.
 
     Attributes:
         arguments: its arrays.
 
-        Raises what the operator raises for a case that it refuses.
+        Raises the operator's error for a case that the operator refuses.
     """
 
     def __init__(self, case: Case):
@@ -148,7 +148,7 @@ class Computation:
 
 
 def _entered(value: Any) -> Any:
-    """A value as a step has it: a LoDTensor as `Ragged` without padding."""
+    """Return a value as a step takes it: a LoDTensor as `Ragged` without padding."""
     if not isinstance(value, LoDTensor):
         return value
     lod = [np.asarray(level, np.int32) for level in value.lod()]
@@ -167,7 +167,7 @@ def _weights(out: Any) -> Any:
 
 
 def runnable(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases of operators that XLA computes, without those of the host."""
+    """Return the cases of operators that XLA computes, without operators of the host."""
     return [c for c in cases if not registry.get(c.type).host]
 
 

@@ -14,7 +14,7 @@ REPLICAS_ON_CPUS = 2
 
 @dataclass(frozen=True)
 class Devices:
-    """What programs are checked on.
+    """Devices that programs are checked on.
 
     Attributes:
         places: all GPUs, or two devices of the CPU.
@@ -28,7 +28,7 @@ class Devices:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether they are GPUs."""
+        """True if the devices are GPUs."""
         return isinstance(self.places[0], CUDAPlace)
 
     @property
@@ -50,7 +50,7 @@ def found(cpu: bool, quick: bool, clock: Clock) -> Devices:
 
 
 class On:
-    """jfluid, where scripts that ask for the CPU get another place."""
+    """Stand-in for jfluid that replaces the CPU by a different place."""
 
     def __init__(self, place: CPUPlace | CUDAPlace):
         self._place = place

@@ -1,4 +1,4 @@
-"""Training runs on a device against those of the real Fluid 1.8.5, which are in a checkout."""
+"""Training runs on a device, compared with golden runs of the real Fluid 1.8.5 of a checkout."""
 
 import functools
 import importlib
@@ -35,8 +35,9 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def check_eager(devices: Devices) -> Iterator[Row]:
-    """Repeat each training run of imperative mode, and compare its losses and the norms of
-    parameters and of the optimizer's state after it.
+    """Repeat each training run of imperative mode and compare it with its golden run.
+
+    Compared are the losses, and the norms of parameters and of the optimizer's state after the run.
     """
     return _compared(EAGER, devices, eager_runs, _QUICK_EAGER)
 

@@ -33,8 +33,9 @@ _MOST_PRODUCTS = 20_000
 
 
 def processes(devices: Devices, rows: int) -> list[float] | Row:
-    """Return the losses of a process for each device that train together, each with its share of the
-    rows; a row of the report where the job fails.
+    """Train with a process for each device, each with a share of the rows; return the losses of each process.
+
+    Returns a row of the report where the job fails.
     """
     count = len(devices.places)
     which = ["--gpus", str(count)] if devices.on_gpus else ["--cpus", str(count)]
@@ -45,8 +46,10 @@ def processes(devices: Devices, rows: int) -> list[float] | Row:
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Train with parameter servers: the losses are those of one process on the whole batch; how fast a
-    large table is, where a step waits for its rows and where they come ahead; and copies of rows.
+    """Train with parameter servers: compare losses, and time a large table.
+
+    The losses have to equal the losses of a process on the whole batch. A large table is timed with and without
+    prefetched rows, and copies of rows to the device are timed.
     """
     count = min(len(devices.places), 2)
     name = f"{count} trainers, 1 server, synchronous"
@@ -72,7 +75,7 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def _timed(name: str, job: list[str]) -> Row:
-    """How long a step is, and its parts: the mean of the trainers."""
+    """Return the time of a step and of its parts: the mean of the trainers."""
     found = _run(job)
     if isinstance(found, str):
         return Row(SERVERS, name, "wrong", found)
@@ -81,8 +84,9 @@ def _timed(name: str, job: list[str]) -> Row:
 
 
 def _copied(device: jax.Device, rows: int = _ROWS) -> Row:
-    """How fast rows come to the device from memory of NumPy and from page-locked memory, and which part of
-    that is hidden behind a computation that runs meanwhile.
+    """Measure copies of rows to the device, from pageable and from page-locked memory.
+
+    The row has the part of the copies that a concurrent computation hides, too.
     """
     name, given = "rows to the device", np.ones((rows, _WIDTH), np.float32)
     (placed,) = FeedPlacer().place({"rows": LoDTensor(given)}, device).values()
@@ -107,7 +111,7 @@ def copies(device: jax.Device, rows: np.ndarray) -> dict[str, float | None]:
         return jax.lax.fori_loop(0, times, lambda _, y: x @ y / _SIDE, x)
 
     def seconds(*started: Callable[[], Any]) -> float:
-        """The least of some, of work that is started at once and then waited for."""
+        """Return the least time of several runs of work that is enqueued and then awaited."""
         took = []
         for _ in range(_REPEATS):
             begin = time.perf_counter()
@@ -146,7 +150,7 @@ def _alone(devices: Devices, rows: int) -> np.ndarray:
 
 
 def _run(arguments: list[str]) -> list[dict[str, float]] | str:
-    """Run a job; returns what each trainer wrote, or why it failed."""
+    """Run a job; return the output of each trainer, or the reason of the failure."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jfluid.launch", "--log_dir", f"{folder}/log", *arguments]
         try:

@@ -112,6 +112,6 @@ def deepfm_batch(random: np.random.RandomState, slots: int, ids: int, rows: int)
 
 
 def part(batch: Mapping[str, np.ndarray], number: int, count: int) -> dict[str, np.ndarray]:
-    """Return the rows of a batch for one of several trainers."""
+    """Return a trainer's share of the rows of a batch."""
     rows = len(next(iter(batch.values()))) // count
     return {n: v[number * rows : (number + 1) * rows] for n, v in batch.items()}

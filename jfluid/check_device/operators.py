@@ -24,8 +24,9 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Compare values and gradients; products of matrices once as float32 and once as the device does
-    them by default (TF32 on GPUs).
+    """Compare values and gradients of all cases.
+
+    Matrix products run in float32, and in the device's default precision (TF32 on GPUs).
     """
     chosen = cases.runnable(cases.recorded())
     if devices.quick:
@@ -51,7 +52,7 @@ def _compared(
     name: str,
     tolerance: float | None,
 ) -> Iterator[Row]:
-    """One row, one for each case that is wrong, and one for those that there was no time for."""
+    """Yield a summary row, a row for each wrong case, and a row for cases without time left."""
     wrong, done = [], 0
     with ThreadPoolExecutor() as pool, jax.enable_x64(True):
         waiting = [(part, *_started(pool, part, devices.first, precision)) for part in parts if devices.clock.left > 0]
@@ -81,7 +82,7 @@ def _compared(
 
 
 def _alone(computation: cases.Computation, devices: Devices, precision: str, tolerance: float | None) -> Row | None:
-    """The row of a case of a part that XLA refuses; None where the case is right."""
+    """Return the row of a case in a group that XLA refuses; None where the case is right."""
     try:
         with ThreadPoolExecutor() as pool:
             there, here = _started(pool, [computation], devices.first, precision)
@@ -101,8 +102,9 @@ def _started(
     device: jax.Device,
     precision: str,
 ) -> tuple[Started, Started]:
-    """Lower cases for a device, and for the CPU to compare with, and have them compiled while others
-    are lowered; the latter without optimisations.
+    """Lower cases for a device and for the CPU, and compile them while further cases are lowered.
+
+    The CPU's are compiled without optimisations.
     """
     cpu = jax.local_devices(backend="cpu")[0]
     there = _lowered(part, device, precision)
@@ -131,7 +133,7 @@ def _finish(started: Started) -> list[Any]:
 
 
 def difference(found: Any, wanted: Any, tolerance: float | None = None) -> str:
-    """Return how two trees of arrays differ; "" where they do not, to rounding.
+    """Return the difference of two trees of arrays; "" where they are equal to rounding.
 
     Args:
         tolerance: of floating numbers, relative to the largest; by their type without it.

@@ -1,4 +1,4 @@
-"""What the checks found: rows of a table, one verdict, JSON."""
+"""Results of the checks: rows of a table, a verdict, JSON."""
 
 import json
 import math
@@ -16,7 +16,7 @@ State = Literal["right", "wrong", "left out"]
 
 @dataclass(frozen=True)
 class Row:
-    """One check.
+    """Result of a check.
 
     Attributes:
         state: "left out" where it was not made; `about` says why.
@@ -32,7 +32,7 @@ class Row:
 
 
 def compared(section: str, name: str, apart: float, bound: float, figure: str) -> Row:
-    """Return the row of a relative difference, of which at most `bound` is rounding."""
+    """Return the row of a relative difference with the bound of rounding."""
     right = apart <= bound  # NaN is not
     about = "" if right else f"at most {bound} is rounding"
     return Row(section, name, "right" if right else "wrong", about, {figure: apart})
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def right(self) -> bool:
-        """Whether nothing was wrong and something was checked."""
+        """True if a check ran and no check failed."""
         states = {row.state for row in self.rows}
         return "wrong" not in states and "right" in states
 
@@ -85,7 +85,7 @@ class Report:
         return "; left out: ".join(filter(None, [said, ", ".join(self._left_out())]))
 
     def _left_out(self) -> Iterator[str]:
-        """Yield what was not checked: names by section, or how many of them."""
+        """Yield skipped checks: names by section, or their number."""
         by_section: dict[str, list[str]] = {}
         for row in self.rows:
             if row.state == "left out":

@@ -61,9 +61,7 @@ QUICK_STEPS = 8
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Yield a row for each program: milliseconds a step and their ratio, where the device's time goes,
-    memory, compilation.
-    """
+    """Yield a row for each program: milliseconds a step and their ratio, device time, memory, compilation."""
     folder = CHECKOUT / "benchmarks"
     if not (folder / "fluid_models.py").exists():
         yield Row(SECTION, "programs", "left out", "they are in a checkout of jfluid")
@@ -190,9 +188,7 @@ def _paired(
 
 
 def _enqueued(executor: Any, main: Any, loss: Any, feed: Any, steps: int) -> tuple[float, float]:
-    """Milliseconds a step of the device, where nobody waits for one before the next begins; and of
-    the host to start one.
-    """
+    """Return milliseconds a step of the device with steps enqueued back to back, and of the host to enqueue a step."""
     last, host = None, []
     for step in range(WARM + steps):
         if step == WARM:
@@ -208,9 +204,7 @@ def _enqueued(executor: Any, main: Any, loss: Any, feed: Any, steps: int) -> tup
 
 
 def _loaded(executor: Any, main: Any, loss: Any, feeds: list[Any], place: Any, steps: int) -> tuple[float, float]:
-    """Milliseconds a step with a DataLoader that reads ahead, and the share of them in which the loop
-    waits for its next batch.
-    """
+    """Return milliseconds a step with a DataLoader that prefetches, and the share in which the loop waits for a batch."""
     variables = [main.global_block().var(name) for name in feeds[0]]
     loader = fluid.io.DataLoader.from_generator(feed_list=variables, capacity=8)
 

@@ -1,6 +1,4 @@
-"""Small programs of what no case of one operator shows: loops, conditions, tensor arrays, gradients that
-have rows, parts of programs.
-"""
+"""Small programs with control flow: loops, conditions, tensor arrays, sparse gradients, parts of programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,19 +30,19 @@ _IDS = np.array([[1], [3], [1], [0]])
 
 
 def _x() -> tuple[Any, Feed]:
-    """A batch [3, 4] that gets a gradient."""
+    """Return a batch [3, 4] that gets a gradient."""
     x = fluid.data("x", [3, 4])
     x.stop_gradient = False
     return x, {"x": _BATCH}
 
 
 def _with_gradients(loss: Any, *others: Any) -> list[Any]:
-    """The loss, others, and the gradients of all parameters."""
+    """Return the loss, further outputs, and the gradients of all parameters."""
     return [loss, *others, *(gradient for _, gradient in fluid.append_backward(loss))]
 
 
 def _appended(type_: str, inputs: Feed, attrs: Feed, *shapes: Sequence[int]) -> list[Any]:
-    """The outputs Out of an operator that no layer appends."""
+    """Append an operator that has no layer, and return its outputs Out."""
     block = fluid.default_main_program().current_block()
     outs = [block.create_var(name=f"{type_}_{i}", shape=s) for i, s in enumerate(shapes)]
     block.append_op(type_, inputs, {"Out": outs}, attrs)
@@ -52,7 +50,7 @@ def _appended(type_: str, inputs: Feed, attrs: Feed, *shapes: Sequence[int]) -> 
 
 
 def loop() -> tuple[list[Any], Feed]:
-    """Write and read a tensor array in a While, with the gradient of what the loop multiplies by."""
+    """Write and read a tensor array in a While, with the gradient of the factor."""
     x, feed = _x()
     weight = layers.create_parameter([4, 4], "float32", name="weight")
     i, limit = (layers.fill_constant([1], "int64", n) for n in (0, 12))
@@ -107,7 +105,7 @@ def dynamic_rnn() -> tuple[list[Any], Feed]:
 
 
 def branches() -> tuple[list[Any], Feed]:
-    """Take one of two blocks by what the batch holds, and give a value to one of two outputs."""
+    """Choose between two blocks by a value of the batch, and assign the output."""
     x, feed = _x()
     positive = layers.reduce_sum(x) > 0.0
     chosen = layers.cond(positive, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
@@ -119,7 +117,7 @@ def branches() -> tuple[list[Any], Feed]:
 
 
 def if_else() -> tuple[list[Any], Feed]:
-    """Divide the rows of a batch by a mask, and join them, as training and as inference does."""
+    """Divide the rows of a batch by a mask, and join the parts, as training and as inference does."""
     x, feed = _x()
     mask = layers.reduce_sum(x, dim=1, keep_dim=True) < 0.0
     choice = layers.IfElse(mask)
@@ -149,7 +147,7 @@ def inference_block() -> tuple[list[Any], Feed]:
 
 
 def part_of_a_program() -> tuple[list[Any], Feed]:
-    """Run some operators of another block, with their gradient."""
+    """Run some operators of a second block, with their gradient."""
     x, feed = _x()
     program = fluid.default_main_program()
     inner = program._create_block()
@@ -163,7 +161,7 @@ def part_of_a_program() -> tuple[list[Any], Feed]:
 
 
 def tables() -> tuple[list[Any], Feed]:
-    """Look up tables whose gradients have rows, and train them: rows that occur twice count twice."""
+    """Train tables with sparse gradients: rows that occur twice count twice."""
     ids, words = fluid.data("ids", [4, 1], "int64"), fluid.data("words", [None, 1], "int64", 1)
     first = layers.embedding(ids, [6, 3], is_sparse=True, param_attr="first")
     second = fluid.embedding(ids, [6, 3], is_sparse=True, param_attr="second")
@@ -178,7 +176,7 @@ def tables() -> tuple[list[Any], Feed]:
 
 
 def classes() -> tuple[list[Any], Feed]:
-    """Train on some classes of many: a tree of them, and samples, with gradients that have rows."""
+    """Train on sampled classes: hierarchical softmax and NCE, with sparse gradients."""
     x, label = fluid.data("rows", [4, 3]), fluid.data("ids", [4, 1], "int64")
     tree = layers.hsigmoid(x, label, 6, is_sparse=True)
     sampled = layers.nce(x, label, 6, num_neg_samples=3, seed=1, is_sparse=True)
@@ -215,7 +213,7 @@ def runs_of_words() -> tuple[list[Any], Feed]:
 
 
 def recomputed() -> tuple[list[Any], Feed]:
-    """Compute again what lies between checkpoints."""
+    """Recompute activations between checkpoints."""
     x, feed = _x()
     hidden = layers.fc(x, 4, act="tanh")
     loss = layers.mean(layers.square(layers.fc(layers.fc(hidden, 4, act="relu"), 2)))
@@ -226,7 +224,7 @@ def recomputed() -> tuple[list[Any], Feed]:
 
 
 def detections() -> tuple[list[Any], Feed]:
-    """Keep the best of overlapping boxes: as many rows as there are."""
+    """Keep the best of overlapping boxes: a number of rows that depends on data."""
     boxes, scores = fluid.data("boxes", [1, 4, 4]), fluid.data("scores", [1, 3, 4])
     kept = layers.multiclass_nms(boxes, scores, 0.1, 10, 5, nms_threshold=0.4)
     corners = np.array([[0, 0, 4, 4], [0, 0, 4, 5], [6, 6, 9, 9], [1, 1, 2, 2]], "float32")
@@ -266,7 +264,7 @@ PROGRAMS: tuple[Builder, ...] = (
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Compare what each program computes with the CPU's: one row, and one for each that differs."""
+    """Compare the results of each program with the CPU's: a summary row, and a row for each difference."""
     step = QUICK_EVERY_ON_CPUS if devices.quick and not devices.on_gpus else 1
     chosen, done, wrong = PROGRAMS[::step], 0, 0
     for build in chosen:
@@ -287,7 +285,7 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def _difference(found: Sequence[LoDTensor], wanted: Sequence[LoDTensor]) -> str:
-    """How the fetches of a program differ; "" where they do not."""
+    """Return the difference of the fetches of a program; "" where they are equal."""
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if one.lod() != other.lod():
             return f"fetch {i}: lod {one.lod()}, on the CPU {other.lod()}"
@@ -297,7 +295,7 @@ def _difference(found: Sequence[LoDTensor], wanted: Sequence[LoDTensor]) -> str:
 
 
 def built(build: Builder) -> tuple[Program, Program, list[Any], Feed]:
-    """Return a program, its startup program, and what is fetched and fed."""
+    """Return a program, its startup program, its fetches and its feeds."""
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 1
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -306,7 +304,7 @@ def built(build: Builder) -> tuple[Program, Program, list[Any], Feed]:
 
 
 def values(build: Builder, place: CPUPlace | CUDAPlace) -> list[LoDTensor]:
-    """Return what a program computes at a place."""
+    """Return the results of a program at a place."""
     main, startup, fetches, feed = built(build)
     executor, scope = fluid.Executor(place), fluid.Scope()
     executor.run(startup, scope=scope)

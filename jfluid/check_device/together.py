@@ -19,8 +19,9 @@ ROWS = 4  # of each device
 
 
 def check(devices: Devices) -> Iterator[Row]:
-    """Compare losses of replicas (AllReduce, Reduce, synchronized batch norm, compressed gradients), of
-    processes, and of 16-bit floats.
+    """Compare losses of replicas, of processes, and of 16-bit floats.
+
+    Replicas run AllReduce, Reduce, synchronized batch norm and compressed gradients.
     """
     count = len(devices.places)
     with jax.default_matmul_precision("float32"):
@@ -49,7 +50,7 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def _losses(devices: Devices, network: Callable[[], Any] = networks.images, build: Any = None) -> np.ndarray:
-    """The losses of some steps on one device, or on all with a strategy."""
+    """Return the losses of some steps on one device, or on all with a strategy."""
     main, startup = fluid.Program(), fluid.Program()
     startup.random_seed = 1
     with (

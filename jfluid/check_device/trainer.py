@@ -1,4 +1,4 @@
-"""One process of a job: WHAT NUMBER FOLDER. A trainer writes what it found into the folder."""
+"""Process of a job: ROLE NUMBER FOLDER. A trainer writes its results into the folder."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def _collective(rows: int) -> dict[str, Any]:
 
 
 def _with_servers(what: str, number: int) -> dict[str, Any] | None:
-    """What a trainer found; None in a server, which serves until all trainers have left."""
+    """Return the results of a trainer; None in a server, which serves until all trainers have left."""
     servers.init(role_maker.PaddleCloudRoleMaker())
     fluid.default_startup_program().random_seed = 1
     loss = networks.clicks() if what == "servers" else networks.deepfm(_SLOTS, number, _WIDTH)
@@ -70,7 +70,7 @@ def _losses(executor: Any, loss: Any, rows: int) -> dict[str, Any]:
 
 
 def _timed(executor: Any, loss: Any, ids: int) -> dict[str, Any]:
-    """How long a step takes, and its parts."""
+    """Return the time of a step and of its parts."""
     batches = _batches(ids, 8)
 
     def run(steps: int) -> None:
@@ -81,7 +81,7 @@ def _timed(executor: Any, loss: Any, ids: int) -> dict[str, Any]:
 
 
 def _ahead(executor: Any, loss: Any, ids: int) -> dict[str, Any]:
-    """The same with a dataset, of whose next batch the rows are asked for and copied meanwhile."""
+    """Time a step with a dataset, with the rows of the next batch prefetched."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(steps: int) -> None:
@@ -91,7 +91,7 @@ def _ahead(executor: Any, loss: Any, ids: int) -> dict[str, Any]:
 
 
 def _dataset(folder: Path, ids: int, steps: int) -> Any:
-    """A dataset of so many batches, as lines of a file."""
+    """Return a dataset of `steps` batches, as lines of a file."""
     path = folder / f"{steps}.txt"
     with path.open("w") as file:
         for batch in _batches(ids, steps):
@@ -112,7 +112,7 @@ def _batches(ids: int, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def _figures(run: Callable[[int], None]) -> dict[str, float]:
-    """The figures of a step, of a function that runs so many."""
+    """Return the figures of a step, from a function that runs a number of steps."""
     seconds = getattr(servers._communicator, "seconds", dict)
     run(_WARM)
     begin, before = time.perf_counter(), dict(seconds())

@@ -84,7 +84,7 @@ def version() -> str:
 
 
 def _wrong(name: str) -> str:
-    """What is wrong with a word that is no subcommand."""
+    """Return the error of an unknown subcommand."""
     if name.endswith((".py", ".yaml", ".yml")) or os.path.exists(name):
         instead = "run" if name.endswith(".py") or os.path.isdir(name) else "launch"
         return f"{name} is no subcommand; to start it: jfluid {instead} {name}"

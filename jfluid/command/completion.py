@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid completion",
         description="Prints what completes the command in a shell: subcommands, options, files.",
@@ -31,13 +31,13 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 
 def _actions(name: str) -> list[argparse.Action]:
-    """What a subcommand takes; nothing where it has no options of its own."""
+    """Return the arguments of a subcommand; an empty list for a subcommand without options."""
     make = getattr(command.module_of(name), "arguments_parser", None)
     return [] if make is None else list(make()._actions)
 
 
 def _words(name: str) -> Iterator[str]:
-    """The options of a subcommand, and the values of what stands by its position."""
+    """Return the options of a subcommand, and the choices of its positional arguments."""
     for action in _actions(name):
         yield from action.option_strings
         if not action.option_strings:
@@ -45,7 +45,7 @@ def _words(name: str) -> Iterator[str]:
 
 
 def _values(name: str) -> Mapping[str, Sequence[str]]:
-    """The values of options that take one of a few."""
+    """Return the choices of options."""
     return {
         option: [str(choice) for choice in action.choices]
         for action in _actions(name)

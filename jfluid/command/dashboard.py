@@ -7,15 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, private_files
+from jfluid import errors
 from jfluid.dashboard import event_files, exports
 from jfluid.dashboard.runs import Runs
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the page until the process is ended, or write it into a file; returns the exit code, 2 where
-    there is no record or the port is taken, 1 where a package is missing.
+    """Serve the page until the process is ended, or write it into a file; return the exit code.
+
+    It is 2 where there is no record or the port is taken, 1 where a package is missing.
     """
     options = arguments_parser().parse_args(arguments)
     try:
@@ -58,7 +60,7 @@ def _serve(runs: Runs, options: argparse.Namespace) -> None:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid dashboard",
         description="Shows jobs, live or afterwards, on a page: curves, processes, failures, logs. "

@@ -51,9 +51,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """The names of the examples' files, `configs/ctr_dnn.yaml`, and where they are: in the checkout,
-    beside the package (pip install --target), or where the environment has such files. Raises
-    DataError where they are in none of these.
+    """Yield the names and paths of the examples' files, such as `configs/ctr_dnn.yaml`.
+
+    The files lie in the checkout, beside the package (pip install --target), or in the environment's data folder.
+    Raises DataError where no such folder has the files.
     """
     for root in (_HOME, _HOME / _INSTALLED):
         if (root / "configs" / "ctr_dnn.yaml").is_file():
@@ -69,7 +70,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def _short(name: str) -> str:
-    """What the example of a job file is called: `ctr_dnn`, `gallery/din`."""
+    """Return the name of a job file's example: `ctr_dnn`, `gallery/din`."""
     return name.partition("/")[2].removesuffix(".yaml")
 
 
@@ -80,7 +81,7 @@ def _check_libraries() -> None:
 
 
 def _copy(files: dict[str, Path], folder: Path) -> None:
-    """Copy what is not there yet: what somebody has changed there stays."""
+    """Copy missing files; files that are there already stay as they are."""
     for name, path in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def _copy(files: dict[str, Path], folder: Path) -> None:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid demo",
         description="Copies the examples to a folder and runs one there: by default two trainers and two "

@@ -14,7 +14,7 @@ from jfluid.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Examine what the arguments name; returns the exit code."""
+    """Examine the paths of the arguments and return the exit code."""
     parser = arguments_parser()
     given = list(arguments)
     cut = given.index("--") if "--" in given else len(given)
@@ -59,7 +59,7 @@ def _run(diagnosis: Diagnosis, options: argparse.Namespace) -> int:
 
 
 def _fix_python2(paths: Sequence[str], apply: bool) -> int:
-    """Show, or write, what scripts of Python 2 become in Python 3; 1 where there is something to apply."""
+    """Show or write the conversion of Python 2 scripts; return 1 where a script would change."""
     found = python2.conversions(paths)
     for conversion in found:
         print(printable(conversion.diff()), end="")
@@ -76,7 +76,7 @@ def _fix_python2(paths: Sequence[str], apply: bool) -> int:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid doctor",
         description="Says what happens to scripts, packages, notebooks and saved models of Fluid "

@@ -1,4 +1,4 @@
-"""`jfluid inspect`: what a saved model holds."""
+"""`jfluid inspect`: summary of a saved model."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.command.graph_page import page
 from jfluid.doctor.fluid_api import load
 from jfluid.doctor.models import runs
 from jfluid.files.saved_model import SavedModel, read_saved_model
@@ -23,8 +24,9 @@ _MOST_PARAMETERS = 20  # of a table; --json has all
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a model holds; returns the exit code: 0; 1 where its files have faults, or an
-    operator is not here or acts; 2 where it cannot be read.
+    """Print the summary of a model and return the exit code.
+
+    It is 1 where files have faults or an operator is missing or acts, 2 where the model cannot be read.
     """
     options = arguments_parser().parse_args(arguments)
     try:
@@ -33,7 +35,11 @@ def main(arguments: Sequence[str]) -> int:
             drawing = block_to_svg(model.program.global_block())
             with atomic_write(options.svg) as file:
                 file.write(drawing.encode())
-    except (errors.FileFormatError, OSError, ValueError) as error:
+        if options.html:
+            drawing = page(model.program.global_block(), os.path.basename(os.path.abspath(options.model)))
+            with atomic_write(options.html) as file:
+                file.write(drawing.encode())
+    except (errors.JFluidError, OSError, ValueError) as error:
         print(printable(f"jfluid inspect: {error}"), file=sys.stderr)
         return 2
     record = described(model)
@@ -42,14 +48,14 @@ def main(arguments: Sequence[str]) -> int:
     else:
         for line in _lines(record):
             print(printable(line, lines=False))
-        if options.svg:
-            print(printable(f"drawing: {options.svg}"))
+        for path in filter(None, (options.svg, options.html)):
+            print(printable(f"drawing: {path}"))
     wrong = ("faults", "operators not here", "operators that act")
     return 1 if any(record[key] for key in wrong) else 0
 
 
 def described(model: SavedModel) -> dict[str, Any]:
-    """Return what a model holds, as JSON has it."""
+    """Return the summary of a model as JSON."""
     block = model.program.global_block()
     types = Counter(op.type for b in model.program.blocks for op in b.ops)
     parameters = [
@@ -119,14 +125,19 @@ def _bytes(count: int) -> str:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a model."""
+    """Add the arguments that name a model."""
     parser.add_argument("model", metavar="MODEL_DIR", help="the model's folder, or its program file")
+    add_file_arguments(parser)
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a model's files."""
     parser.add_argument("--model-filename", help="the program's file (default __model__)")
     parser.add_argument("--params-filename", help="the file of all parameters, where there is one")
 
 
 def add_allow_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that lets operators of a model act."""
+    """Add the argument that lets operators of a model act."""
     parser.add_argument(
         "--allow",
         action="append",
@@ -138,7 +149,7 @@ def add_allow_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid inspect",
         description="Says what a saved model holds: feeds, fetches, operators, parameters, sizes.",
@@ -148,4 +159,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--svg", metavar="FILE", help="draw the program's graph")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page of the graph that folds by name scope, zooms and searches"
+    )
     return parser

@@ -1,5 +1,6 @@
-"""`jfluid install-alias`: a package `paddle` beside jfluid that is jfluid, for every interpreter of the
-environment: `python train.py` and `python -m paddle.distributed.launch` then run as they are.
+"""`jfluid install-alias`: a package `paddle` that stands for jfluid in the environment.
+
+Every interpreter of the environment then runs `python train.py` and `python -m paddle.distributed.launch` as written.
 """
 
 import argparse
@@ -27,7 +28,7 @@ importlib.import_module("paddle")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the package, or remove it; returns the exit code, 1 where another `paddle` is there."""
+    """Write or remove the package; return the exit code, 1 where a foreign `paddle` is there."""
     options = arguments_parser().parse_args(arguments)
     folder = Path(options.target or sysconfig.get_path("purelib"))
     package = folder / "paddle"
@@ -52,7 +53,7 @@ def _is_alias(file: Path) -> bool:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid install-alias", description="Have `import paddle` find jfluid for good."
     )

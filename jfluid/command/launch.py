@@ -15,5 +15,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     return command.arguments_parser(with_target=True, name=_NAME)

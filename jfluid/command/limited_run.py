@@ -24,7 +24,7 @@ class _Enough(BaseException):
 
 
 class _Report:
-    """What the process that started this one reads."""
+    """Writer of reports to the parent process."""
 
     def __init__(self, path: str, most: int):
         self._path, self._most = path, most
@@ -46,7 +46,7 @@ class _Report:
 
 
 def _shown(fetched: Any) -> list[str]:
-    """The first values of the first arrays of a step."""
+    """Return the first values of the first arrays of a step."""
     shown = []
     for value in list(fetched or ())[:_SHOWN]:
         flat = np.asarray(value).reshape(-1)
@@ -66,7 +66,7 @@ def _counted(run: Callable[..., Any], report: _Report, is_step: Callable[..., bo
 
 
 def _feeds_or_fetches(program: Any = None, feed: Any = None, fetch_list: Any = None, *args: Any, **others: Any) -> bool:
-    """Whether a run is a step: startup programs neither are fed nor give anything."""
+    """Return True if a run is a step: startup programs have neither feeds nor fetches."""
     return bool(feed) or bool(fetch_list)
 
 

@@ -6,7 +6,7 @@ from jfluid.compat import scripts
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `script.py arguments` or `-m module arguments`; what it raises passes through.
+    """Run `script.py arguments` or `-m module arguments`; exceptions of the script pass through.
 
     Returns 0; a script that ends by itself with another code raises SystemExit.
     """

@@ -2,12 +2,16 @@
 
 import argparse
 import contextlib
+import logging
+import os
+import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jfluid import errors
-from jfluid.command.inspect import add_allow_argument, add_model_arguments
+from jfluid.command.inspect import add_allow_argument, add_file_arguments
+from jfluid.command.numbers import positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
@@ -15,16 +19,16 @@ from jfluid.serving.requests import Limits
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve a model until the process is ended; returns the exit code, 2 where the model cannot be
-    read or the port is taken, 1 where it cannot be served.
+    """Serve models until the process is ended; return the exit code.
+
+    It is 2 where a model cannot be read or the port is taken, 1 where a model cannot be served.
     """
     options = arguments_parser().parse_args(arguments)
     try:
-        place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
-        model = LoadedModel(options.model, options.model_filename, options.params_filename, place, options.allow)
+        folders = named(options.models)
         listening = listen(options.host, options.port)
         with listening, contextlib.suppress(KeyboardInterrupt):  # how a server is ended by hand
-            serve(model, listening, options)
+            serve(folders, listening, options)
     except (errors.UnsupportedError, errors.UntrustedOperatorError, ImportError) as error:
         print(printable(f"jfluid serve: {error}"), file=sys.stderr)
         return 1
@@ -34,10 +38,35 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namespace) -> None:
-    """Serve a model on a socket that listens."""
-    from jfluid.serving.application import Service, server
+def named(models: Sequence[str]) -> dict[str, str]:
+    """Return the folders of `NAME=FOLDER` by name; a folder alone has its last part as its name.
 
+    Raises AttributeTypeError for a name that is no part of an address, or is there twice.
+    """
+    found: dict[str, str] = {}
+    for text in models:
+        name, equals, folder = text.partition("=")
+        if not equals or os.path.exists(text):
+            name, folder = os.path.basename(os.path.abspath(text)), text
+        if not re.fullmatch(r"[\w.-]+", name) or name in found:
+            what = "a name that is there once" if name in found else "letters, digits, '.', '_' or '-'"
+            raise errors.AttributeTypeError(f"{text}: expected NAME=FOLDER with {what}, found {name!r}")
+        found[name] = folder
+    return found
+
+
+def serve(folders: Mapping[str, str], listening: socket.socket, options: argparse.Namespace) -> None:
+    """Serve models on a socket that listens."""
+    from jfluid.serving.application import server
+    from jfluid.serving.models import Models
+    from jfluid.serving.service import Resources, Service
+
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    if options.access_log:
+        access, handler = logging.getLogger("jfluid.serving").getChild("access"), logging.StreamHandler(sys.stderr)
+        access.addHandler(handler)
+        access.setLevel(logging.INFO)
+        access.propagate = False
     limits = Limits(
         options.max_bytes,
         options.max_rows,
@@ -46,12 +75,20 @@ def serve(model: LoadedModel, listening: socket.socket, options: argparse.Namesp
         options.max_connections,
         options.timeout,
     )
-    service = Service(model, options.max_batch, options.max_delay / 1000, limits)
+    place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
+    resources = Resources(limits)
+
+    def load(folder: str, name: str, version: str) -> Service:
+        model = LoadedModel(folder, options.model_filename, options.params_filename, place, options.allow)
+        delay = options.max_delay / 1000
+        return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
+
+    models = Models(folders, load, resources)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
-    print(printable(f"serving {options.model} at http://{where}:{port}"), flush=True)
+    print(printable(f"serving {', '.join(folders.values())} at http://{where}:{port}"), flush=True)
     sys.setswitchinterval(0.0005)  # for which the loop waits for other threads; 5 ms by default
-    server(service).run(sockets=[listening])
+    server(models, options.poll).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,13 +101,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """Return what the arguments are."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="jfluid serve",
-        description="Serves a saved model over HTTP: POST /predict with JSON or .npz, GET /health, "
-        "/metrics and / (what the model takes and gives).",
+        description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "
+        "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
     )
-    add_model_arguments(parser)
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="[NAME=]FOLDER",
+        help="folder of save_inference_model, or of numbered folders, one for each version; the first one answers /predict",
+    )
+    add_file_arguments(parser)
     add_allow_argument(parser)
     parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0: any")
     parser.add_argument(
@@ -80,36 +123,28 @@ def arguments_parser() -> argparse.ArgumentParser:
     )
     defaults = Limits()
     for name, type_, default, text in (
-        ("--max-batch", _positive, 64, "rows that run together"),
-        ("--max-delay", _seconds, 2.0, "ms that a request waits for others"),
-        ("--max-bytes", _positive, defaults.bytes, "of a request, and of its answer's arrays"),
-        ("--max-rows", _positive, defaults.rows, "of a request"),
-        ("--max-elements", _positive, defaults.elements, "numbers and lists of a request"),
-        ("--max-held", _positive, defaults.held, "bytes of all large requests under way"),
-        ("--max-connections", _positive, defaults.connections, "at a time"),
-        ("--timeout", _timeout, defaults.seconds, "seconds that a client may have others wait"),
+        ("--max-batch", positive, 64, "rows that run together"),
+        ("--max-delay", seconds, 2.0, "ms that a request waits for others"),
+        ("--max-bytes", positive, defaults.bytes, "of a request, and of its answer's arrays"),
+        ("--max-rows", positive, defaults.rows, "of a request"),
+        ("--max-elements", positive, defaults.elements, "numbers and lists of a request"),
+        ("--max-held", positive, defaults.held, "bytes of all large requests under way"),
+        ("--max-connections", positive, defaults.connections, "at a time"),
+        ("--timeout", timeout, defaults.seconds, "seconds that a client may have others wait"),
     ):
         parser.add_argument(name, type=type_, default=default, help=f"{text} (default %(default)s)")
+    parser.add_argument(
+        "--warm-up-length",
+        type=positive,
+        default=8,
+        help="length of the sequences for which programs are compiled at the start (default %(default)s)",
+    )
+    parser.add_argument(
+        "--poll",
+        type=seconds,
+        default=0.0,
+        help="seconds between two looks for new versions (default: none; SIGHUP asks for one)",
+    )
+    parser.add_argument("--access-log", action="store_true", help="a line of JSON on stderr for each request")
     parser.add_argument("--gpu", type=int, help="the GPU to run on; by default the CPU")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, found {text}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text}")
-    return number
-
-
-def _timeout(text: str) -> float:
-    number = _seconds(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("expected a number above 0, found 0")
-    return number

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors, inlining
+from jfluid import errors
 from jfluid.compile import loop_bounds
 from jfluid.compile.expansion import Expansion
 from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
-from jfluid.ops import refusals, static_values
+from jfluid.ops import inlining, refusals, static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 

@@ -15,10 +15,11 @@ from weakref import ref
 import jax
 import numpy as np
 
-from jfluid import flags, heap, record
+from jfluid import flags, record
 from jfluid.compile import jax_caches, library_fusions
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import Beside
+from jfluid.host import heap
 
 FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of

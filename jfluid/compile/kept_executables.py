@@ -24,10 +24,12 @@ import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jfluid import collector, environment, heap, kept_files
+from jfluid import environment
+from jfluid.caches import kept_files
 from jfluid.compile import library_fusions
 from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Item, Plan
+from jfluid.host import collector, heap
 from jfluid.ir import schema
 from jfluid.ir.program import named
 from jfluid.ops import registry

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jfluid import kept_files
+from jfluid.caches import kept_files
 
 MOST_FILES = 500  # the oldest go first
 THREAD = "jfluid-load-ahead"

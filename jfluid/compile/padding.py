@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid import aligned_memory
+from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops import selected_rows as ops_rows
 from jfluid.ops.ragged import Level, Ragged

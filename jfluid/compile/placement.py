@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import aligned_memory, collector, errors, processes
+from jfluid import errors, processes
 from jfluid.compile import (
     collective_jit,
     filter_orders,
@@ -30,6 +30,7 @@ from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
 from jfluid.compile.traced_value import Order, inverse, permuted
+from jfluid.host import aligned_memory, collector
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid import aligned_memory
 from jfluid.compile.padding import MOST_NUMBERS, Buckets, Size, Sizes
+from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 

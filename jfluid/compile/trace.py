@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import collector
 from jfluid.compile import image_layout, scalars, table_gradients, update_order
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
@@ -19,6 +18,7 @@ from jfluid.compile.own_loops import OwnLoops
 from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order, inverse
+from jfluid.host import collector
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule

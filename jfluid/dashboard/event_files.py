@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jfluid import errors, private_files
+from jfluid import errors
 from jfluid.dashboard.exports import numbers_of
 from jfluid.dashboard.runs import Run
 from jfluid.printable import printable
 from jfluid.record import lines
+from jfluid.security import private_files
 
 
 def write(run: Run, folder: Path) -> None:

@@ -139,6 +139,10 @@ class DatasetBase:
         """The feeds of an epoch, made by threads that the `with` block starts and ends."""
         raise NotImplementedError
 
+    def _steps(self) -> int | None:
+        """Return the number of batches of an epoch; None where the files tell it when they are read."""
+        return None
+
     def _ready(self) -> list[str]:
         """Return the files to read. Raises DataError where the slots or the files were not set."""
         if not self._slots:
@@ -396,6 +400,10 @@ class InMemoryDataset(DatasetBase):
     ) -> None:
         """Raises UnsupportedError: tables are filled when their rows are first used."""
         _box_only("generate_local_tables_unlock", f"table {table_id}")
+
+    def _steps(self) -> int:
+        records = self._loaded("training")
+        return -(-(len(records) if self._order is None else len(self._order)) // self._batch_size)
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
         records = self._loaded("training")

@@ -3,7 +3,7 @@
 import threading
 
 from jfluid import errors, flags
-from jfluid.heap import memory_bytes
+from jfluid.host.heap import memory_bytes
 
 FLAG = "FLAGS_dataset_max_bytes"
 

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from jfluid.compiled_kernels import kernel
+from jfluid.caches.compiled_kernels import kernel
 from jfluid.dataset.text_bytes import byte as _byte
 from jfluid.dataset.text_bytes import load as _load
 from jfluid.lod_tensor import LoDTensor, MeasuredLod

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compiled_kernels import kernel
+from jfluid.caches.compiled_kernels import kernel
 from jfluid.dataset.multislot import Records
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from jfluid.compiled_kernels import kernel
+from jfluid.caches.compiled_kernels import kernel
 
 
 @intrinsic

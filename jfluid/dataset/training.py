@@ -76,7 +76,7 @@ def run_dataset(
         Watch(fetch_handler) as watch,
         runner.counts() as counts,
         dataset._batches(thread) as batches,
-        Progress(description="step") as progress,
+        Progress(dataset._steps(), "step") as progress,
     ):
         fetches = [*printed.fetches, *names_of(watch.fetches)[0]]
         source = iter(runner.prefetch(batches, parallel))

@@ -1,9 +1,9 @@
-"""`jfluid doctor`: what happens to scripts and models of Fluid here, found without running them.
+"""`jfluid doctor`: report of problems of Fluid scripts and models, found without running the code.
 
 Scripts, notebooks and packages are read as syntax trees (`parsing`, `names`, `script`, `calls`),
-and so are modules of their own that they import (`own_modules`); saved models as program files
-(`models`). What is known of Fluid's names is in fluid_api.json, which `python -m scripts.pages` makes
-from the package; what is known of their behaviour in differences.toml and rules.toml. Nothing here
+and so are project modules that scripts import (`own_modules`); saved models as program files
+(`models`). The index of Fluid's names is fluid_api.json, which `python -m scripts.pages` makes
+from the package; knowledge of behaviour is in differences.toml and rules.toml. Nothing here
 imports JAX.
 """
 
@@ -37,7 +37,7 @@ _DO = {
 
 
 def examine(paths: Sequence[str]) -> Diagnosis:
-    """Examine scripts, notebooks, models and folders of them.
+    """Examine scripts, notebooks, models and folders.
 
     Raises DataError for a path that does not exist, cannot be read, or is none of these.
     """
@@ -79,7 +79,7 @@ def examine(paths: Sequence[str]) -> Diagnosis:
 
 
 def _followed(script: Script, path: str, where: own_modules.SearchPath, seen: set[str]) -> Iterator[str]:
-    """Files of the project's own that a script imports, as paths like its own, each once."""
+    """Return the project's files that a script imports, each once, as paths like the script's."""
     for _, node, _ in script.imported:
         for file in own_modules.imported_files(node, os.path.abspath(path), where.folders):
             real = os.path.realpath(file)
@@ -136,7 +136,7 @@ def _examine_source(
 
 @contextlib.contextmanager
 def _room() -> Iterator[None]:
-    """A context in which Python's stack may grow as far as the deepest tree that its parser makes needs."""
+    """Raise the recursion limit in a context to the depth of the deepest tree that Python's parser makes."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
     try:

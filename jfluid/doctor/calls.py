@@ -123,7 +123,7 @@ def _check_signature(script: Examination, node: ast.Call, name: str, entry: Entr
 
 
 def _arguments(script: Examination, node: ast.Call, entry: Entry) -> dict[str, Any]:
-    """Arguments by name: constants, COMPUTED for all others."""
+    """Return arguments by name: constants as values, COMPUTED for all other expressions."""
 
     def constant(value: ast.expr) -> Any:
         found = script.value(value)
@@ -216,7 +216,7 @@ def check_setting(script: Examination, node: ast.AST, name: str) -> None:
 
 
 def _check_flags(script: Examination, node: ast.Call) -> None:
-    """Check `fluid.set_flags({...})`, which refuses flags that nobody knows."""
+    """Check `fluid.set_flags({...})`, which refuses unknown flags."""
     for argument in node.args:
         for key in argument.keys if isinstance(argument, ast.Dict) else ():
             name = key.value if isinstance(key, ast.Constant) else None

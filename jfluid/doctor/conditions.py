@@ -1,4 +1,4 @@
-"""What conditions in a script mean for what they guard: versions of Python, and what is tried."""
+"""Conditions of scripts that guard code: Python versions, `try`, `hasattr`."""
 
 import ast
 import sys
@@ -32,7 +32,7 @@ _SHORT = 5  # statements of a `try` that tries one thing
 
 
 def of_python(test: ast.expr) -> bool | None:
-    """Return what a condition on Python's version gives in this Python; None where it asks anything else."""
+    """Return the value of a condition on Python's version; None for any other condition."""
     nodes = list(ast.walk(test))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if not names - {"int"} or len(nodes) > _LARGEST or not all(map(_is_known, nodes)):
@@ -56,7 +56,7 @@ def _is_known(node: ast.AST) -> bool:
 
 
 def asks_first(test: ast.expr) -> bool:
-    """Return whether a condition asks what is there: `hasattr`, or a version."""
+    """Return True if a condition tests for a feature: `hasattr`, or a version."""
     for node in ast.walk(test):
         match node:
             case ast.Name(id="hasattr" | "PY2" | "PY3"):

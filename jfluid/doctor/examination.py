@@ -1,4 +1,4 @@
-"""What checks of a script have in common: its findings, and what its names stand for."""
+"""State that the checks of a script share: its findings, and the meanings of its names."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from jfluid.doctor.walking import Walker
 
 
 class Examination(Walker):
-    """One source, a script or the cells of a notebook.
+    """Examination of a source: a script, or the cells of a notebook.
 
     Attributes:
         findings: what was found so far.
@@ -33,18 +33,18 @@ class Examination(Walker):
         self._values: dict[int, tuple[ast.expr, Scope, Value]] = {}
 
     def at_cell(self, cell: int) -> None:
-        """Let what is found next be in a cell of a notebook."""
+        """Attribute the next findings to a cell of a notebook."""
         self._cell = cell
 
     def add(self, severity: Severity, node: ast.AST, code: str, subject: str, happens: str, do: str = "") -> None:
-        """Note something at a node; once for a line."""
+        """Add a finding at a node, once for a line."""
         line = getattr(node, "lineno", 0)
         found = Finding(severity, self._file, line, code, subject, happens, do, self._cell)
         if found not in self.findings[-20:]:
             self.findings.append(found)
 
     def add_rule(self, rule: Rule, node: ast.AST, subject: str, call: str = "") -> None:
-        """Note what a rule says; of a value that is refused with the call."""
+        """Add the finding of a rule; the finding of a refused value names the call."""
         if not rule.certain or not self._branches:
             happens = call + rule.happens if rule.code == "refused-value" else rule.happens
             self.add(rule.severity, node, rule.code, subject, happens, rule.do)
@@ -54,11 +54,11 @@ class Examination(Walker):
         yield from self._rules.of_call(named.entry, arguments)
 
     def is_fluid(self, path: str) -> bool:
-        """Return whether a module is one of Fluid's."""
+        """Return True if a module belongs to Fluid."""
         return self._resolver.module(path).of_fluid
 
     def value(self, node: ast.expr) -> Value:
-        """Return what an expression stands for, attributes of `self` included."""
+        """Return the object that an expression stands for, attributes of `self` included."""
         known = self._values.get(id(node))
         if known is not None and known[0] is node and known[1] is self._scope:
             return known[2]
@@ -67,7 +67,7 @@ class Examination(Walker):
         return found
 
     def forget(self) -> None:
-        """Let go of the tree, of which only what was found is needed from now on."""
+        """Drop the syntax tree and keep the findings."""
         self._values.clear()
 
     def _bind(self, name: str, value: Value, maybe: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What the doctor finds: one `Finding` for each place, and what all of them mean for the scripts."""
+"""Findings of the doctor, a `Finding` for each place, and their verdict on the scripts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Severity(IntEnum):
-    """What a finding means for its script, the worst first."""
+    """Severity of a finding for its script, the worst first."""
 
     BLOCKER = 0  # what the script uses is not here
     CHANGE = 1  # the script stops there until it is edited
@@ -18,7 +18,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One place, and what is the matter there.
+    """Place in a file, and the problem there.
 
     Attributes:
         severity: what it means for the script.
@@ -76,7 +76,7 @@ class Diagnosis:
         return [f for f in self.findings if f.severity is severity]
 
     def by_severity(self) -> Iterator[tuple[Severity, list[Finding]]]:
-        """Severities that something was found of, the worst first."""
+        """Severities with findings, the worst first."""
         for severity in Severity:
             if found := self.of(severity):
                 yield severity, found
@@ -90,7 +90,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: whether the scripts and models run here."""
+        """Verdict in a line: whether the scripts and models run here."""
         blockers, changes = self.of(Severity.BLOCKER), self.of(Severity.CHANGE)
         differences = self.of(Severity.DIFFERENCE)
         if blockers:
@@ -103,7 +103,7 @@ class Diagnosis:
         return "runs as it is" if self.fluid_files else "no use of Fluid found"
 
     def foremost(self, most: int = 3) -> list[tuple[Finding, int]]:
-        """Return what stops the scripts, the worst and most frequent first, with the number of places of each."""
+        """Return the blocking findings, the worst and most frequent first, each with its number of places."""
         stops = self.of(Severity.BLOCKER) + self.of(Severity.CHANGE)
         groups: dict[tuple[Severity, str, str], list[Finding]] = {}
         for finding in stops:
@@ -117,7 +117,7 @@ def _count(found: Sequence[Finding], what: str) -> str:
 
 
 def _reasons(found: Iterable[Finding], most: int = 4) -> str:
-    """The subjects of some findings, the most frequent first."""
+    """Return the subjects of some findings, the most frequent first."""
     counts = Counter(f.subject for f in found).most_common()
     shown = [f"{name} ({n} places)" if n > 1 else name for name, n in counts[:most]]
     return ", ".join(shown) + (f" and {len(counts) - most} more" if len(counts) > most else "")

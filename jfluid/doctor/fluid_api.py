@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def parameter_names(self) -> list[str]:
-        """The names of its parameters, without those of stars."""
+        """Names of the parameters, without starred parameters."""
         return [p.rstrip("=") for p in self.parameters or () if not p.startswith("*")]
 
 

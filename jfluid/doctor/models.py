@@ -13,7 +13,7 @@ from jfluid.ir.schema import MOST_GRADIENTS
 
 
 def examine(path: str) -> list[Finding]:
-    """Return what there is to say of the model whose program file is `path`."""
+    """Return the findings of the model with the program file `path`."""
     try:
         model = read_saved_model(path)
     except errors.FileFormatError as error:
@@ -39,7 +39,7 @@ def _some(faults: list[str], most: int = 3) -> list[str]:
 
 
 def _acting(path: str, program: Program, api: Api) -> Iterator[Finding]:
-    """Of operators that act outside of their computation: one finding for each type."""
+    """Yield a finding for each type of operator that acts outside of the computation."""
     first: dict[str, errors.ActingOperator] = {}
     for op in refused(program.blocks, api.reaches.get):
         first.setdefault(op.type, op)
@@ -69,7 +69,7 @@ def _of_operator(path: str, type_: str, api: Api) -> Iterator[Finding]:
 
 
 def runs(type_: str, api: Api) -> bool:
-    """Return whether an operator runs here, gradients of others included."""
+    """Return True if an operator runs here, gradient operators included."""
     for _ in range(MOST_GRADIENTS + 1):
         if type_ in api.operators["run"]:
             return True

@@ -1,4 +1,4 @@
-"""What the names of a script stand for: modules and names of Fluid, through imports, aliases and assignments.
+"""Meanings of a script's names: modules and names of Fluid, through imports, aliases and assignments.
 
 A name is followed in the order of the source. What is bound to something else, or in a way that
 cannot be followed, stands for nothing (None), and is left alone.
@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Module:
-    """A module of Fluid, or `paddle` itself, or another one ("numpy", "os.path")."""
+    """Module of Fluid, or `paddle` itself, or a foreign module ("numpy", "os.path")."""
 
     path: str
     of_fluid: bool
@@ -81,7 +81,7 @@ class Scope:
         holder.names[name] = value
 
     def find(self, name: str) -> Value:
-        """Return what a name stands for."""
+        """Return the object that a name stands for."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not scope.of_class):
@@ -94,7 +94,7 @@ class Scope:
 
 
 class Resolver:
-    """Finds what expressions stand for."""
+    """Resolver of expressions to modules, names and objects of Fluid."""
 
     def __init__(self, api: Api):
         self._api = api
@@ -142,7 +142,7 @@ class Resolver:
     # ---- expressions
 
     def value(self, node: ast.expr, scope: Scope, of: Callable[[ast.expr], Value]) -> Value:
-        """Return what an expression stands for.
+        """Return the object that an expression stands for.
 
         Args:
             of: says it of the expressions inside.
@@ -170,7 +170,7 @@ class Resolver:
         return None
 
     def member(self, holder: Value, name: str) -> Value:
-        """Return what `holder.name` stands for."""
+        """Return the object that `holder.name` stands for."""
         if isinstance(holder, Module):
             return self._of_module(holder, name)
         if isinstance(holder, Instance):
@@ -210,7 +210,7 @@ class Resolver:
         return Unknown(holder.name, name, (*holder.methods, *settled))
 
     def _result(self, node: ast.Call, of: Callable[[ast.expr], Value]) -> Value:
-        """What a call returns."""
+        """Return the object that a call returns."""
         called = of(node.func)
         if isinstance(called, Named):
             if called.entry.kind == "missing":
@@ -224,14 +224,14 @@ class Resolver:
         return None
 
     def made_by(self, called: Entry) -> Value:
-        """Return what a call of an entry returns, where that is an object of a class of Fluid."""
+        """Return the object that a call of an entry returns, if its class is Fluid's."""
         if called.kind == "class":
             return Instance(called)
         entry = self._api.class_of(called.returns)
         return None if entry is None else Instance(entry, exact=False)
 
     def _by_name(self, node: ast.Call, of: Callable[[ast.expr], Value]) -> Value:
-        """What `getattr(x, "name")` or `__import__("name")` stands for."""
+        """Return the object that `getattr(x, "name")` or `__import__("name")` stands for."""
         values = [of(argument) for argument in node.args]
         if len(values) == 1:
             path = _text(values[0])
@@ -249,5 +249,5 @@ def _is_own_module(path: str) -> bool:
 
 
 def _text(value: Value) -> str:
-    """The text that a value is; empty where it is none."""
+    """Return the text of a constant; empty for any other value."""
     return value.value if isinstance(value, Literal) and isinstance(value.value, str) else ""

@@ -1,4 +1,4 @@
-"""What scripts use of Python 2, of old NumPy, and of libraries that are gone or not installed."""
+"""Uses of Python 2, of old NumPy, and of libraries that are gone or not installed."""
 
 import ast
 import builtins
@@ -25,7 +25,7 @@ def readable(text: str) -> ast.Module | None:
 
 
 def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], text: str) -> None:
-    """Note names that are gone, in all trees of one source, whose text is `text`."""
+    """Add findings for removed names in all trees of a source with the text `text`."""
     table = rules.python()
     plain = _any_of("names").search(text) is not None  # few sources have such
     dotted = _any_of("methods", "numpy", "attributes").search(text) is not None
@@ -51,7 +51,7 @@ def examine_imports(script: Script, local: Container[str], followed: bool) -> No
 
 @functools.cache
 def _any_of(*kinds: str) -> re.Pattern[str]:
-    """Matches names that are gone, of some tables: plain ones, or the last part of those with dots."""
+    """Return a pattern of removed names of some tables: plain names, or the last part of dotted names."""
     names = {name for kind in kinds for name in rules.python()[kind]}
     endings = "|".join(sorted({re.escape(name.rpartition(".")[2]) for name in names}))
     plain = kinds == ("names",)
@@ -59,7 +59,7 @@ def _any_of(*kinds: str) -> re.Pattern[str]:
 
 
 def _bound(tree: ast.Module) -> Iterable[str]:
-    """Names that a source binds anywhere; "*" where it imports all of another module."""
+    """Return the names that a source binds anywhere; "*" for a star import."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -72,7 +72,7 @@ def _bound(tree: ast.Module) -> Iterable[str]:
 
 
 class _Walker(Walker):
-    """Finds names of Python 2 and attributes that NumPy and others have dropped."""
+    """Visitor that finds names of Python 2 and attributes that NumPy and the standard library have dropped."""
 
     def __init__(self, script: Script, table: dict[str, dict[str, str]], bound: set[str]):
         super().__init__()
@@ -143,7 +143,7 @@ def _check_import(
     local: Container[str],
     followed: bool,
 ) -> None:
-    """Note modules that are gone, and those that are not installed."""
+    """Add findings for removed modules and for modules that are not installed."""
     if isinstance(node, ast.Import):
         paths = [alias.name for alias in node.names]
     else:
@@ -178,7 +178,7 @@ def _check_import(
 
 @functools.cache
 def _is_installed(top: str) -> bool:
-    """Whether Python finds a module, without importing it."""
+    """Return True if Python finds a module, without importing it."""
     if top in sys.stdlib_module_names:
         return True
     try:

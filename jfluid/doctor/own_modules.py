@@ -1,4 +1,4 @@
-"""Modules of a project's own: where scripts may import them from, and which files they are."""
+"""Modules of a project: their import paths and files."""
 
 import ast
 import functools
@@ -51,7 +51,7 @@ def search_path(file: str, trees: Iterable[ast.Module], above: Sequence[str] = (
 
 
 def _added(node: ast.AST) -> ast.expr | None:
-    """What a node adds to `sys.path`; a name that leads nowhere where that cannot be told."""
+    """Return the path that a node adds to `sys.path`; an unresolvable name if it is computed."""
     match node:
         case ast.Call(func=ast.Attribute(attr="append", value=holder), args=[path]) if _is(holder):
             return path
@@ -65,7 +65,7 @@ def _added(node: ast.AST) -> ast.expr | None:
 
 
 def _is(node: ast.expr) -> bool:
-    """Whether an expression is `sys.path`."""
+    """Return True if an expression is `sys.path`."""
     match node:
         case ast.Attribute(attr="path", value=ast.Name(id="sys")):
             return True
@@ -85,9 +85,7 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _path(node: ast.expr, file: str, names: dict[str, ast.expr], depth: int) -> str | None:
-    """The path that an expression is, as far as it is made of constants, `__file__` and functions of
-    `os.path` or `pathlib`; None for all others.
-    """
+    """Evaluate an expression of constants, `__file__`, `os.path` and `pathlib` as a path; None for any other expression."""
 
     def of(part: ast.expr) -> str | None:
         return _path(part, file, names, depth - 1) if depth else None

@@ -1,4 +1,4 @@
-"""Source files as syntax trees: encodings, notebooks, and what stops Python from reading them."""
+"""Source files as syntax trees: encodings, notebooks, and faults that stop Python's parser."""
 
 import ast
 import io
@@ -34,8 +34,9 @@ _STATEMENTS = (
 
 
 class Fault(NamedTuple):
-    """Why a file cannot be read as Python: `kind` is "python-2", "syntax", "encoding", "binary",
-    "too-large", "too-deep" or "notebook".
+    """Reason why a file cannot be parsed as Python.
+
+    `kind` is "python-2", "syntax", "encoding", "binary", "too-large", "too-deep" or "notebook".
     """
 
     kind: str
@@ -55,7 +56,7 @@ class Unreadable(Exception):
 
 
 def text_of(data: bytes) -> tuple[str, Fault | None]:
-    """Return the text of a source file, by the encoding that it declares, and what Python has against it.
+    """Return the text of a source file in its declared encoding, and the fault that Python reports.
 
     Raises Unreadable for what is no text.
     """
@@ -79,7 +80,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def _undeclared(data: bytes) -> tuple[str, Fault]:
-    """The text of a file whose encoding is not what it declares."""
+    """Return the text of a file with a wrong or missing encoding declaration."""
     line = 1
     for line, text in enumerate(data.split(b"\n"), 1):  # noqa: B007
         try:
@@ -112,7 +113,7 @@ def tree_of(text: str) -> ast.Module:
 
 
 def _fault(text: str, error: SyntaxError) -> Fault:
-    """What a syntax error is: of Python 2, or of any Python."""
+    """Classify a syntax error: a fault of Python 2, or of any Python."""
     line, message = error.lineno or 0, error.msg or "invalid syntax"
     for start, what in _PYTHON_2.items():
         if message.startswith(start):
@@ -144,7 +145,7 @@ def cells_of(data: bytes) -> list[tuple[int, str]]:
 
 
 def _plain(source: str) -> str:
-    """A cell without the notebook's own commands (`!pip install`, `%matplotlib inline`)."""
+    """Return a cell without notebook commands (`!pip install`, `%matplotlib inline`)."""
     if source.lstrip().startswith("%%"):
         return ""
     return "\n".join(

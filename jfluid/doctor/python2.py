@@ -1,5 +1,6 @@
-"""Scripts of Python 2 in Python 3, as a diff first: `jfluid doctor --fix-python2`. fissix, which
-carries lib2to3 on, does the parsing.
+"""Conversion of Python 2 scripts to Python 3, as a diff first: `jfluid doctor --fix-python2`.
+
+fissix, which continues lib2to3, does the parsing.
 """
 
 import ast
@@ -37,7 +38,7 @@ _ENCODING = re.compile(r"^(\s*)(reload\(sys\)|sys\.setdefaultencoding\(.*\))\s*$
 
 @dataclass
 class Conversion:
-    """What becomes of a script.
+    """Result of the conversion of a script.
 
     Attributes:
         path: where it lies.
@@ -55,7 +56,7 @@ class Conversion:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to write."""
+        """True if there is a change to write."""
         return self.recoded or self.before != self.after
 
     def diff(self) -> str:
@@ -88,7 +89,7 @@ class Conversion:
 
 
 def conversions(paths: Sequence[str]) -> list[Conversion]:
-    """Return what becomes of the scripts of some paths; those that stay as they are are not listed.
+    """Return the conversions of the scripts of some paths, without unchanged scripts.
 
     Raises DataError for paths as `sources.find` does, and for a script that cannot be read as
     Python 2 either; UnsupportedError without fissix.
@@ -140,8 +141,7 @@ def converted(text: str, name: str) -> str:
 
 
 def _line_of_chain(text: str) -> int | None:
-    """Return the line in which more names, calls and subscripts follow each other, or more brackets lie
-    in each other, than are converted.
+    """Return the line with a chain or a nesting that is too deep for the converter.
 
     What stands in strings counts, too: there are few, and nothing has to be right about them here.
     """
@@ -184,13 +184,13 @@ def _tool(python_3: bool) -> Any:
 
 
 def _without_tabs(line: str) -> str:
-    """A line whose indentation has spaces for tabs, as Python 2 counts them."""
+    """Return a line with spaces for the tabs of its indentation, as Python 2 counts them."""
     start = len(line) - len(line.lstrip(" \t"))
     return line[:start].expandtabs(8) + line[start:]
 
 
 def _divisions(text: str) -> list[int]:
-    """Lines that divide what may be integers."""
+    """Return the lines with divisions of possible integers."""
     if "import division" in text:
         return []
     try:

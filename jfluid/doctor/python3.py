@@ -1,6 +1,4 @@
-"""What Python 3 gives where Python 2 gave a list or a whole number: `zip` and `map`, views of
-dictionaries, `range`, and divisions.
-"""
+"""Results that Python 3 returns in place of lists and integers: `zip`, `map`, views, `range`, divisions."""
 
 import ast
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], bound: set[
 
 
 class _Walker(Walker):
-    """Follows names that are bound to such results, through each function in the order of its lines."""
+    """Visitor that follows names bound to such results, through each function in the order of its lines."""
 
     def __init__(self, script: Script, bound: set[str]):
         super().__init__()
@@ -70,7 +68,7 @@ class _Walker(Walker):
         self.generic_visit(node)
 
     def _made(self, node: ast.expr) -> tuple[str, int] | None:
-        """What makes an expression, and what it still does of a list."""
+        """Return the function that makes an expression, and the list operations that its result still has."""
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in self._lists:
                 return name, self._lists[name]
@@ -155,7 +153,7 @@ class _Walker(Walker):
 
 
 def _is_division(node: ast.expr) -> bool:
-    """Whether a number is made by a division last, or by sums and products of such."""
+    """Return True if a number is made by a division, or by sums and products of divisions."""
     if not isinstance(node, ast.BinOp):
         return False
     if isinstance(node.op, ast.Div):

@@ -24,8 +24,9 @@ _MOST_PLACES = 5  # of one finding that occurs at many
 
 
 def as_json(diagnosis: Diagnosis, run: dict[str, Any] | None = None) -> str:
-    """Return the diagnosis as a JSON object: `verdict`, `exit_code`, `examined` and `findings`, and
-    `run` where the script was run.
+    """Return the diagnosis as a JSON object.
+
+    Its keys are `verdict`, `exit_code`, `examined` and `findings`, and `run` where the script was run.
     """
     record: dict[str, Any] = {
         "verdict": diagnosis.verdict,
@@ -73,7 +74,7 @@ def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
-    """Findings that say the same, with all places of each."""
+    """Group equal findings, each with all of its places."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.happens, finding.do), []).append(finding)

@@ -1,5 +1,6 @@
-"""What is known of uses of Fluid, beside names and signatures: the differences of
-differences.toml, from which docs/differences.md is made, too, and the rules of rules.toml.
+"""Rules on uses of Fluid, beside names and signatures.
+
+They are the differences of differences.toml, from which docs/differences.md is made, and the rules of rules.toml.
 """
 
 import fnmatch
@@ -20,7 +21,7 @@ ABSENT, COMPUTED = object(), object()
 
 @dataclass(frozen=True)
 class Rule:
-    """Uses that something is to be said of. All conditions that are given must hold.
+    """Rule on uses of Fluid. All given conditions must hold.
 
     Attributes:
         uses: names that are called, relative to `paddle.fluid` ("layers.auc", "Executor.run").
@@ -48,7 +49,7 @@ class Rule:
     certain: bool = False
 
     def holds(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether the rule is about a call with these arguments; what is not among them is ABSENT."""
+        """Return True if the rule applies to a call with these arguments; missing arguments are ABSENT."""
 
         def constant(name: str) -> Any:
             return arguments.get(name, ABSENT)
@@ -64,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Setting:
-    """Environment variables and flags by pattern, and what they do here."""
+    """Environment variables and flags by pattern, and their effect here."""
 
     names: tuple[str, ...]
     happens: str
@@ -84,7 +85,7 @@ def _is_number(value: Any) -> bool:
 
 
 def differences() -> dict[str, Any]:
-    """Return what differences.toml holds: a title, an introduction, sections of differences."""
+    """Return the content of differences.toml: a title, an introduction, sections of differences."""
     return _toml("differences.toml")
 
 
@@ -94,13 +95,13 @@ def _toml(name: str) -> dict[str, Any]:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """Return all rules, those of the differences first."""
+    """Return all rules, the rules of the differences first."""
     return (*_of_differences(), *(_rule(record) for record in _toml("rules.toml")["rule"]))
 
 
 @functools.cache
 def settings() -> tuple[Setting, ...]:
-    """Settings whose effect is known, most of which have none."""
+    """Return the settings with a known effect; most have no effect."""
     return tuple(
         Setting(tuple(record["names"]), record["happens"], record.get("do", ""))
         for record in _toml("rules.toml")["setting"]
@@ -109,7 +110,7 @@ def settings() -> tuple[Setting, ...]:
 
 @functools.cache
 def python() -> dict[str, Any]:
-    """Return what Python, NumPy and other libraries no longer have: tables by kind of name."""
+    """Return names that Python, NumPy and other libraries have removed: tables by kind of name."""
     found: dict[str, Any] = _toml("rules.toml")["python"]
     return found
 

@@ -1,4 +1,4 @@
-"""One script: what its syntax tree says of names, calls and settings of Fluid."""
+"""Examination of a script: names, calls and settings of Fluid in its syntax tree."""
 
 import ast
 import os
@@ -33,7 +33,7 @@ class Script(Examination):
         self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = deque()
 
     def examine(self, tree: ast.Module, cell: int = 0) -> None:
-        """Find what there is in a tree; that of a further cell goes on where the last one ended."""
+        """Examine a tree; the tree of a further cell continues the examination."""
         self._cell = cell
         self._visit_all(tree.body)
         while self._later:
@@ -67,7 +67,7 @@ class Script(Examination):
             self._bind(name, value, self._branches > 0)
 
     def _imported(self, node: ast.stmt, path: str) -> bool:
-        """Note an import; whether the module is there, as far as it is one of Fluid."""
+        """Note an import; return True if the module exists, as far as it belongs to Fluid."""
         module = self._resolver.module(path)
         self.uses_fluid |= module.of_fluid and path != "paddle"
         self.imports_paddle |= path.partition(".")[0] == "paddle"
@@ -98,7 +98,7 @@ class Script(Examination):
             self._settled(node, self._scope.find(node.id))
 
     def _settled(self, node: ast.AST, value: Value, used: bool = True) -> None:
-        """Say of a name what its state is."""
+        """Add the finding of a name's state."""
         if isinstance(value, Module):
             self.uses_fluid |= value.of_fluid and value.path != "paddle"
         if not isinstance(value, Named):
@@ -130,7 +130,7 @@ class Script(Examination):
             self.add(Severity.NOTE, node, "data-set", f"paddle.dataset.{name}", happens, do)
 
     def _unknown(self, node: ast.AST, found: Unknown) -> None:
-        """Say of a name that nobody has it."""
+        """Add the finding of an unknown name."""
         path = f"{found.owner}.{found.name}".lstrip(".")
         if self._tried:
             happens = f"{path} is not here, and the script goes on without it"
@@ -256,7 +256,7 @@ class Script(Examination):
         self._branches -= 1
 
     def _is_true(self, test: ast.expr) -> bool:
-        """Whether a condition holds in any case, as far as constants tell."""
+        """Return True if constants make a condition true in any case."""
         if isinstance(test, ast.Compare):  # if __name__ == "__main__"
             return isinstance(test.left, ast.Name) and test.left.id == "__name__"
         value = self.value(test)

@@ -1,4 +1,4 @@
-"""Which files the doctor reads: scripts, notebooks and models under the paths that it is given."""
+"""Files that the doctor reads: scripts, notebooks and models under the given paths."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def _kind(path: str) -> str | None:
 
 
 def _is_python_by_content(path: str) -> bool:
-    """Whether a file that is named by the user holds text."""
+    """Return True if a file that the user names holds text."""
     with open(path, "rb") as file:
         start = file.read(4096)
     return b"\0" not in start and (start[:2] == b"#!" or b"import" in start)
@@ -116,7 +116,7 @@ def _of_folder(folder: str) -> Iterator[Source]:
 
 
 def _is_circle(link: str, folder: str) -> bool:
-    """Whether a link leads to itself, or to a folder that it lies in."""
+    """Return True if a link leads to itself, or to a folder that contains it."""
     try:
         target = os.path.realpath(link, strict=True)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ _SHOWN = 2000  # characters of what a script that failed has written
 
 @dataclass(frozen=True)
 class Limits:
-    """What a script may use.
+    """Limits on the resources of a script.
 
     Attributes:
         steps: runs of a program with feeds or fetches, or passes over a dataset, after which it is
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """How a script ended.
+    """Outcome of a script's run.
 
     Attributes:
         ended: "steps" (it was ended after them), "by itself", "error", "time", "memory".
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def runs(self) -> bool:
-        """Whether it made steps, or came to its end, without an error."""
+        """True if the script made steps, or came to its end, without an error."""
         return self.ended in ("steps", "by itself")
 
     def record(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
-    """Run a script in a copy of its folder, which is deleted then.
+    """Run a script in a temporary copy of its folder.
 
     Raises DataError where there is no such script.
     """
@@ -132,7 +132,7 @@ def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
 
 
 def _copy(source: Path, target: Path) -> list[str]:
-    """Copy a script's folder, links as what they lead to; returns what was too large."""
+    """Copy a script's folder with links resolved; return the files that were too large."""
     left_out: list[str] = []
     copied = 0
     target.mkdir()
@@ -182,7 +182,7 @@ def _memory_of(session: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, and what it has started."""
+    """End a process and its descendants."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -191,7 +191,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _outcome(report: Path, ended: str, code: int) -> Outcome:
-    """What a process has reported of itself, and how it ended."""
+    """Return the outcome of a process from its reports and its exit."""
     try:
         record = json.loads(report.read_text())
     except (OSError, ValueError):

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors, places, processes
+from jfluid import errors, places, processes
 from jfluid.dygraph.eager_program import EagerProgram
 from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import VarBase, tracer
+from jfluid.host import aligned_memory
 from jfluid.ir import unique_name
 from jfluid.ir.complex_variable import ComplexVariable
 from jfluid.ir.program import (

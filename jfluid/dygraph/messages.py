@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from jax import Array, lax
 
+from jfluid.compile.fetched_array import FetchedArray, fetched
 from jfluid.compile.plan import Item
 from jfluid.dygraph.values import Aval
-from jfluid.fetched_array import FetchedArray, fetched
 
 _NUMBER, _BYTES = 4, 8  # of a message: its number; with the loss behind it
 _TAKEN = 16  # after so many steps what nobody has waited for is taken, as there is room for some hundred

@@ -20,7 +20,8 @@ from weakref import ref
 
 import jax
 
-from jfluid import collector, errors, flags, kept_files
+from jfluid import errors, flags
+from jfluid.caches import kept_files
 from jfluid.compile import memory
 from jfluid.compile.executables import Executables, most_bytes
 from jfluid.compile.kept_executables import entry_of_items
@@ -46,6 +47,7 @@ from jfluid.dygraph.step import (
 )
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value, constant, in_order
+from jfluid.host import collector
 
 logger = logging.getLogger(__name__)
 

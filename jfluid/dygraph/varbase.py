@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
+from jfluid.compile.fetched_array import FetchedArray, fetched
 from jfluid.dygraph.pending import array_of
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.values import Aval, Value, constant
-from jfluid.fetched_array import FetchedArray, fetched
+from jfluid.host import aligned_memory
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, var_type

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jfluid import environment, errors
+from jfluid.environment.field_types import FiniteSeconds, Seconds
 from jfluid.environment.variables import (
     Count,
     Endpoints,
@@ -15,7 +16,6 @@ from jfluid.environment.variables import (
     Variables,
     variable,
 )
-from jfluid.field_types import FiniteSeconds, Seconds
 
 
 class RoleVariables(Variables):

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from jfluid import errors, field_types
-from jfluid.endpoints import fault_of
-from jfluid.field_types import Expected, expected
+from jfluid import errors
+from jfluid.environment import field_types
+from jfluid.environment.endpoints import fault_of
+from jfluid.environment.field_types import Expected, expected
 
 
 def _integer(value: Any) -> Any:

@@ -1,3 +1,4 @@
-"""Saved models in other formats: StableHLO and JAX's (`stablehlo`), ONNX (`onnx_graph`), each held
-against what the model computes here (`check`).
+"""Conversion of saved models: StableHLO and JAX (`stablehlo`), ONNX (`onnx_model`).
+
+Each export is compared with the outputs of the model here (`model.compare`).
 """

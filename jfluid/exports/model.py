@@ -1,13 +1,13 @@
 """A saved model that is loaded to be run, exported or served."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jfluid import errors
 from jfluid.executor import Executor
+from jfluid.exports.sequences import Sequences, Value
 from jfluid.files.inference_model import load_inference_model
 from jfluid.files.saved_model import read_saved_model
 from jfluid.ir.operator import Operator
@@ -18,13 +18,13 @@ from jfluid.scope import Scope, scope_guard
 
 
 class LoadedModel:
-    """A model with its parameters, which lie in a scope of its own.
+    """Saved model with its parameters in a separate scope.
 
     Attributes:
-        program: what it computes.
+        program: the inference program.
         feeds, fetches: its variables, in order.
         scope: its parameters.
-        heights: of feeds that are ids: how many rows their tables have.
+        heights: number of rows of the table that each feed of ids is looked up in.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class LoadedModel:
         place: CPUPlace | CUDAPlace | None = None,
         allow: Iterable[str] = (),
     ):
-        """Load the model of a folder; `allow` has the types of its operators that may act.
+        """Load the model of a folder; `allow` has the types of operators that may act.
 
-        Raises FileFormatError where its files are missing or damaged, UnsupportedOpError where an
-        operator is not in this release, UntrustedOperatorError where another one acts.
+        Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in this
+        release, UntrustedOperatorError for an operator that acts and is not allowed.
         """
         files = read_saved_model(path, model_filename, params_filename)
         if files.faults:
@@ -54,6 +54,7 @@ class LoadedModel:
             self.program, names, self.fetches = load_inference_model(
                 files.folder, self._executor, files.model_file, files.params_file, allow=allow
             )
+        self._use_own_tables()
         self.program.refuse_acting()
         block = self.program.global_block()
         unknown = {op.type for op in block.ops if registry.find(op.type) is None}
@@ -62,11 +63,20 @@ class LoadedModel:
         self.feeds: list[Variable] = [block.vars[name] for name in names]
         self.heights = _heights(self.operators(), names, block.vars)
 
-    def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return what the model gives for a feed, in the order of `fetches`. Threads may call it."""
+    def _use_own_tables(self) -> None:
+        """Have look-ups of distributed tables read the tables of the model's folder."""
+        for op in self.operators():
+            if op.type in _LOOK_UPS and op.attrs.get("is_distributed"):
+                op.attrs["is_distributed"] = False
+
+    def run(self, feed: Mapping[str, Value]) -> list[Value]:
+        """Return the values of `fetches` for a feed. Threads may call it."""
+        fed = {name: value.tensor() if isinstance(value, Sequences) else value for name, value in feed.items()}
         with self._lock:
-            found = self._executor.run(self.program, feed=dict(feed), fetch_list=self.fetches, scope=self.scope)
-        return [np.asarray(value) for value in found]
+            found = self._executor.run(
+                self.program, feed=fed, fetch_list=self.fetches, scope=self.scope, return_numpy=False
+            )
+        return [Sequences(np.asarray(value), value._lod) if value._lod else np.asarray(value) for value in found]
 
     def operators(self) -> list[Operator]:
         """Return the operators of the program, without feeds and fetches."""
@@ -78,10 +88,13 @@ class LoadedModel:
         var = self.scope.find_var(name)
         return None if var is None else np.array(var.get_tensor())
 
-    def sample(self, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Return a feed of random numbers (ids are 0 or 1, which every table has), of that many rows."""
+    def sample(self, batch: int, seed: int = 0, longest: int = 3) -> dict[str, Value]:
+        """Return a random feed of `batch` rows or sequences; ids are 0 or 1, which every table has.
+
+        `longest` bounds the lengths of sequences.
+        """
         random = np.random.default_rng(seed)
-        return {var.name: _drawn(var, batch, random) for var in self.feeds}
+        return {var.name: _drawn(var, batch, random, longest) for var in self.feeds}
 
 
 # Operators that look rows up: the slots of ids and of the table.
@@ -110,9 +123,9 @@ _SAME = {
 
 
 def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[str, Variable]) -> dict[str, int]:
-    """Of feeds whose elements, unchanged, are looked up, how many rows the smallest table has.
+    """Return the number of rows of the smallest table that each feed of ids is looked up in.
 
-    A compiled step cannot raise for an id that a table does not have: it gives NaN.
+    A compiled step cannot raise for an id outside of a table: it gives NaN.
     """
     sources: dict[str, set[str]] = {name: {name} for name in feeds}
     found: dict[str, int] = {}
@@ -137,24 +150,20 @@ def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[s
     return found
 
 
-def _drawn(var: Variable, batch: int, random: np.random.Generator) -> np.ndarray:
-    shape = [batch if size < 0 else size for size in var.shape]
+def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int) -> Value:
+    """Draw the value of a feed."""
+    rows, lengths = batch, []
+    for _ in range(var.lod_level):
+        lengths.append(random.integers(1, longest + 1, rows))
+        rows = int(lengths[-1].sum())
+    shape = [rows if i == 0 and size < 0 else batch if size < 0 else size for i, size in enumerate(var.shape)]
     dtype = np.dtype(var.np_dtype)
-    if dtype.kind in "iub":
-        return random.integers(0, 2, shape).astype(dtype)
-    return random.standard_normal(shape).astype(dtype)
+    drawn = random.integers(0, 2, shape) if dtype.kind in "iub" else random.standard_normal(shape)
+    return Sequences.of_lengths(drawn.astype(dtype), lengths) if lengths else drawn.astype(dtype)
 
 
 def check_exportable(model: LoadedModel, target: str) -> None:
-    """Raise UnsupportedError where a model cannot become one of arrays alone: sequences, operators of
-    the host, random numbers.
-    """
-    ragged = [var.name for var in model.feeds if var.lod_level]
-    if ragged:
-        raise errors.UnsupportedError(
-            f"{target}: {', '.join(ragged)} are sequences of different lengths (LoD), which the format does "
-            "not have; build the model from padded rows (layers.sequence_pad outside of it)"
-        )
+    """Raise UnsupportedError for operators of the host and random numbers, which no format has."""
     ops = [(op, registry.get(op.type)) for op in model.operators()]
     hosts = sorted({op.type for op, found in ops if found.host})
     if hosts:
@@ -167,28 +176,41 @@ def check_exportable(model: LoadedModel, target: str) -> None:
         )
 
 
-def compare(model: LoadedModel, run: Any, batches: Sequence[int] = (2, 3), tolerance: float = 1e-4) -> float:
-    """Return the largest difference between what the model gives and what `run(feed)` does,
-    relative to the largest value of each fetch (absolute where that is below 1).
+def compare(
+    model: LoadedModel,
+    run: Callable[[dict[str, Value]], Sequence[Value]],
+    batches: Sequence[int] = (2, 3),
+    tolerance: float = 1e-4,
+    longest: int = 3,
+) -> float:
+    """Return the largest difference between the outputs of the model and the outputs of `run(feed)`.
 
-    Raises OpError where it is above the tolerance, or a shape or dtype differs.
+    It is relative to the largest value of each fetch (absolute where that is below 1). Sequences of the feeds have up
+    to `longest` rows. Raises OpError where it is above the tolerance, or a shape, an element type or a length differs.
     """
     worst = 0.0
     for batch in batches:
-        feed = model.sample(batch, seed=batch)
+        feed = model.sample(batch, batch, longest)
         for var, expected, found in zip(model.fetches, model.run(feed), run(feed), strict=True):
-            found = np.asarray(found)
-            if found.shape != expected.shape or found.dtype != expected.dtype:
-                raise errors.OpError(
-                    f"{var.name}: expected {expected.dtype}{list(expected.shape)}, the exported model gives "
-                    f"{found.dtype}{list(found.shape)}"
-                )
-            if not expected.size:
-                continue
-            scale = max(1.0, float(np.abs(expected.astype("float64")).max()))
-            gap = np.abs(expected.astype("float64") - found.astype("float64"))
-            difference = float(gap.max()) / scale
+            difference = _difference(var.name, expected, found)
             if not difference <= tolerance:
                 raise errors.OpError(f"{var.name}: the exported model differs by {difference:.2g}, above {tolerance:g}")
             worst = max(worst, difference)
     return worst
+
+
+def _difference(name: str, expected: Value, found: Value) -> float:
+    """Return the relative difference of two values of a fetch. Raises OpError where their forms differ."""
+    if isinstance(expected, Sequences) and isinstance(found, Sequences):
+        if not all(np.array_equal(a, b) for a, b in zip(expected.lod, found.lod, strict=True)):
+            raise errors.OpError(f"{name}: the exported model gives sequences of other lengths")
+        return _difference(name, expected.rows, found.rows)
+    one, other = np.asarray(expected), np.asarray(found)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise errors.OpError(
+            f"{name}: expected {one.dtype}{list(one.shape)}, the exported model gives {other.dtype}{list(other.shape)}"
+        )
+    if not one.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(one.astype("float64")).max()))
+    return float(np.abs(one.astype("float64") - other.astype("float64")).max()) / scale

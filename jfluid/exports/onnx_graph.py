@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
@@ -11,17 +12,12 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
 
-try:
-    from onnx import TensorProto, helper, numpy_helper
-except ModuleNotFoundError as error:
-    raise ImportError("models are exported by onnx: pip install 'jfluid[export]'") from error
-
 Converter = Callable[["Graph", "Node"], None]
 CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*types: str) -> Callable[[Converter], Converter]:
-    """Register what turns operators of some types into nodes of ONNX."""
+    """Register the converter of operators of some types to ONNX nodes."""
 
     def register(converter: Converter) -> Converter:
         CONVERTERS.update(dict.fromkeys(types, converter))
@@ -38,7 +34,7 @@ class Node:
         self._defaults = registry.get(op.type).attrs
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an attribute."""
+        """Return the value of an attribute."""
         default = self._defaults[name].default if name in self._defaults else None
         return self.op.attrs.get(name, default)
 
@@ -59,7 +55,7 @@ class Node:
         return str(self.op.output(slot)[0])
 
     def refuse(self, what: str) -> errors.UnsupportedError:
-        """Return the error that says what of the operator ONNX does not have."""
+        """Return the error of an operator's feature that ONNX does not have."""
         return errors.UnsupportedError(f"onnx: operator {self.type}: {what}")
 
     def without(self, **slots_and_attrs: Any) -> None:

@@ -20,6 +20,12 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     Raises UnsupportedError, with all operators that there is nothing for, and as `compare` does.
     """
     check_exportable(model, "onnx")
+    ragged = [var.name for var in model.feeds if var.lod_level]
+    if ragged:
+        raise errors.UnsupportedError(
+            f"onnx: {', '.join(ragged)} are sequences of different lengths (LoD), which ONNX does not have; "
+            "--to jax and --to stablehlo take them in padded form (--longest N)"
+        )
     ops = model.operators()
     unknown = sorted({op.type for op in ops} - set(CONVERTERS))
     if unknown:
@@ -32,7 +38,7 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     proto = _model(graph)
     onnx.checker.check_model(proto, full_check=True)
     session = ReferenceEvaluator(proto)
-    return proto.SerializeToString(), compare(model, lambda feed: session.run(None, feed))
+    return proto.SerializeToString(), compare(model, lambda feed: list(session.run(None, feed)))
 
 
 def _model(graph: Graph) -> Any:

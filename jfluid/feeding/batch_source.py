@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
 from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
 from jfluid.feeding.prefetch import Prefetch
 from jfluid.feeding.reader import Reader, batch
 from jfluid.feeding.worker import Worker
+from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
 
 Convert = Callable[[Any], Feed]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
+from jfluid.host import aligned_memory
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory
 from jfluid.feeding.worker import Worker
+from jfluid.host import aligned_memory
 
 __all__ = ["BatchSampler", "Dataset", "batches_in_order", "default_collate_fn"]
 

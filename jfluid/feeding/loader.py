@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
 from jfluid.compile import device_feeds
 from jfluid.compile.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
@@ -16,6 +16,7 @@ from jfluid.feeding.indexed import BatchSampler, Dataset, batches_in_order, defa
 from jfluid.feeding.prefetch import ClosableQueue, Prefetch
 from jfluid.feeding.reader import batch
 from jfluid.feeding.reader_ops import ReaderSession, append_read, create_reader, double_buffered
+from jfluid.host import aligned_memory
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor

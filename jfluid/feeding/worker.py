@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
+from jfluid.host import aligned_memory
 
 _ORPHAN_CHECK = 0.5  # seconds between two checks that the parent is alive
 _HEADER = struct.Struct("=QQ")  # number of buffers, length of the pickle

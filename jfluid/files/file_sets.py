@@ -136,6 +136,16 @@ class FileSet:
         )
 
 
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Raise UnsupportedError for an address such as `s3://bucket/model`: models are read and saved on this machine."""
+    address = re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", os.fspath(path))
+    if address:
+        raise errors.UnsupportedError(
+            f"{os.fspath(path)}: expected a path of this machine, found an address ({address[0]}): copy the files by "
+            "fluid.distributed.fs_wrapper.BDFS, which opens addresses that fsspec knows (s3:// with the package s3fs)"
+        )
+
+
 @contextlib.contextmanager
 def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
     """Return a set of files, which become those of the folder together when the context ends without an error.
@@ -144,6 +154,7 @@ def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
 
     Raises OSError where the disk does not take them: then the folder's files are as they were.
     """
+    check_local(folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
@@ -274,6 +285,7 @@ class Files:
     """The files of a folder, for one who reads several of them (see `read_whole`)."""
 
     def __init__(self, folder: str | os.PathLike[str]):
+        check_local(folder)
         self.folder = os.fspath(folder)
         self._seen: dict[str, _State] = {}
         self._listed: list[str] | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.files.file_sets import Files, read_whole, saving
+from jfluid.files.file_sets import Files, check_local, read_whole, saving
 from jfluid.files.saved_model import MODEL, columns, read_program
 from jfluid.files.storage import paths_to_write
 from jfluid.files.tensor_format import Stored
@@ -182,6 +182,7 @@ def load_inference_model(
     table.
     """
     dirname = os.fspath(dirname)
+    check_local(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
 

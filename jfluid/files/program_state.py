@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.files.file_sets import Files, Read, current, read_whole, saving
+from jfluid.files.file_sets import Files, Read, check_local, current, read_whole, saving
 from jfluid.files.pickled import load_arrays, write_arrays
 from jfluid.files.storage import bounded_reader
 from jfluid.files.tensor_format import Stored, load_tensors, read_tensor
@@ -35,6 +35,7 @@ def save(program: Program, model_path: str) -> None:
     All three are saved, or none is. Raises ValueError for a path without a file's name,
     UninitializedError when a variable has no value, OSError where the disk does not take them.
     """
+    check_local(model_path)
     if not os.path.basename(model_path):
         raise ValueError(f"model_path: expected folder/name, found {model_path!r}")
     parameters = [v.name for v in program.list_vars() if is_parameter(v)]
@@ -50,7 +51,8 @@ def save(program: Program, model_path: str) -> None:
 
 
 def _prefix(model_path: str) -> str:
-    """Return the path without the ending of one of the three files."""
+    """Return the path without the ending of one of the three files. Raises UnsupportedError for an address."""
+    check_local(model_path)
     return next((model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path)
 
 

@@ -93,6 +93,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Folders on the way are made. A file that was there stays as it is until then.
     """
+    file_sets.check_local(path)
     folder, name = os.path.split(os.path.abspath(path))
     with file_sets.saving(folder) as files, files.open(name) as file:
         yield file

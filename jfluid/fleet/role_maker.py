@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.endpoints import fault_of
+from jfluid.environment.endpoints import fault_of
 
 if TYPE_CHECKING:
     from jfluid.environment.process import RoleVariables

@@ -13,6 +13,7 @@ from jfluid.compile import trace
 from jfluid.compile.plan import Plan, plan
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
+from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope, global_scope
 
 __all__ = ["to_jax"]
@@ -85,14 +86,14 @@ def to_jax(
                 "the program draws random numbers: give apply(..., key=jax.random.key(seed)), or use "
                 "program.clone(for_test=True)"
             )
-        env = {n: jnp.asarray(params[n]) for n in needed}
+        env: dict[str, Any] = {n: jnp.asarray(params[n]) for n in needed}
         env |= {v.name: _brought(v, value) for v, value in zip(variables, values)}
         with warnings.catch_warnings():
             # Where the caller has JAX in 32-bit mode, operators that ask for int64 get int32, as
             # all his code does.
             warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
             trace.lower(items, env, key)
-        found = [jnp.asarray(env[n]) for n in wanted]
+        found = [env[n] if isinstance(env[n], Ragged) else jnp.asarray(env[n]) for n in wanted]
         state = dict(params) | {n: jnp.asarray(env[n]) for n in cut.updated if n in params}
         return (found, state) if with_state else found
 
@@ -118,7 +119,7 @@ def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _brought(var: Variable, value: Any) -> jax.Array:
+def _brought(var: Variable, value: Any) -> jax.Array | Ragged:
     """Convert a feed to the variable's dtype, as far as JAX's mode has the dtype."""
     dtype = jax.dtypes.canonicalize_dtype(var.np_dtype)
     if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and dtype.kind in "iu":
@@ -128,6 +129,8 @@ def _brought(var: Variable, value: Any) -> jax.Array:
                 f"feed {var.name}: values from {value.min()} to {value.max()} exceed {dtype}; "
                 "int64 needs jax.enable_x64(True)"
             )
+    if isinstance(value, Ragged):
+        return value.like(jnp.asarray(value.values, dtype))
     array = jnp.asarray(value, dtype)
     if var._shape is not None and len(var._shape) != array.ndim:
         raise errors.FeedError(

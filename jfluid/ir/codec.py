@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir import nesting
+from jfluid.ir.protobuf_fields import BYTES, fields
 from jfluid.ir.types import HELD, VarType
 from jfluid.printable import printable_message
-from jfluid.protobuf_fields import BYTES, fields
 
 # The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by
 # index.

@@ -12,10 +12,12 @@ from jfluid.ir.block import Block
 from jfluid.ir.descs import ProgramDesc
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.pipeline import PipelineOptions
+from jfluid.ir.svg import block_to_svg
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 
 # Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism
 # goes by them.)
+_MOST_DRAWN = 200  # operators
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
 
 _RELEASE = 1_008_005  # version in programs made here: Fluid 1.8.5
@@ -348,6 +350,14 @@ class Program:
 
     def __str__(self) -> str:
         return self.to_string(False)
+
+    def __repr__(self) -> str:
+        operators = sum(len(block.ops) for block in self.blocks)
+        return f"<Program: {operators} operators in {len(self.blocks)} block(s)>"
+
+    def _repr_svg_(self) -> str:
+        """Draw the global block in a notebook; more than 200 operators are folded by name scope."""
+        return block_to_svg(self.global_block(), _MOST_DRAWN)
 
     def to_message(self) -> pb.ProgramDesc:
         """Return the program in Fluid's format of program files.

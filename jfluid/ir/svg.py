@@ -1,14 +1,15 @@
 """Blocks as SVG drawings, without Graphviz: operators in layers, each below all that it reads from."""
 
 from html import escape
+from typing import Any, Protocol
 
-from jfluid.ir.block import Block
-from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ir.folding import runs
 from jfluid.printable import printable
 
 _WIDTH, _LINE, _GAP_X, _GAP_Y, _MARGIN = 210, 15, 24, 44, 20
 _SWEEPS = 4  # over the layers, each of which brings operators nearer to what they are joined to
 _LONGEST = 30  # characters of a line
+_MOST_NAMES = 6  # parameters of a box
 
 _STYLE = """
   text { font: 11px Helvetica, Arial, sans-serif; text-anchor: middle; }
@@ -32,9 +33,21 @@ class _Node:
         return _LINE * (1 + len(self.lines)) + 8
 
 
-def block_to_svg(block: Block) -> str:
-    """Return the block as an SVG document: operators with parameters and output shapes, and feeds."""
-    nodes = _nodes(block)
+class Block(Protocol):
+    """A block of a program, as far as drawings need it."""
+
+    ops: list[Any]
+
+    def find_var_recursive(self, name: str) -> Any: ...
+
+
+def block_to_svg(block: Block, most: int | None = None) -> str:
+    """Return the block as an SVG document.
+
+    Operators stand with the parameters that they read and the shapes that they write; fed variables have boxes of
+    their own. More than `most` operators are folded by name scope.
+    """
+    nodes = _nodes(block, most)
     layers: dict[int, list[_Node]] = {}
     for node in nodes:
         layers.setdefault(node.layer, []).append(node)
@@ -54,8 +67,8 @@ def block_to_svg(block: Block) -> str:
     )
 
 
-def _nodes(block: Block) -> list[_Node]:
-    """Return the boxes with their edges."""
+def _nodes(block: Block, most: int | None) -> list[_Node]:
+    """Return the boxes with their neighbours above and below."""
     made: dict[str, _Node] = {}  # the box that gives each variable now
     nodes: list[_Node] = []
 
@@ -66,16 +79,14 @@ def _nodes(block: Block) -> list[_Node]:
             nodes.append(made[name])
         return made.get(name)
 
-    for op in block.ops:
-        if op.type in ("feed", "fetch"):
-            continue
-        read = [name for name in op.input_arg_names if name != EMPTY_NAME]
-        written = [name for name in op.output_arg_names if name != EMPTY_NAME]
+    for run in runs([op for op in block.ops if op.type not in ("feed", "fetch")], most):
+        read, written = run.read, run.written
         above = [node for name in read if (node := source(name)) is not None]
         kept = [name for name in read if name not in made]
-        lines = [f"{name} {_shape(block, name)}" for name in dict.fromkeys(kept)]
+        lines = [f"{name} {_shape(block, name)}" for name in kept[:_MOST_NAMES]]
+        lines += [f"and {len(kept) - _MOST_NAMES} more"] * (len(kept) > _MOST_NAMES)
         lines += [f"→ {name} {_shape(block, name)}" for name in written[:3]]
-        node = _Node(op.type, lines, True, 1 + max((n.layer for n in above), default=-1))
+        node = _Node(run.title, lines, True, 1 + max((n.layer for n in above), default=-1))
         for other in dict.fromkeys(above):
             node.above.append(other)
             other.below.append(node)

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+EMPTY_NAME = "@EMPTY@"  # of a slot's place without a variable
+
 
 class VarType(enum.IntEnum):
     """Kinds of variables, and element types of tensors, in one enumeration (as in Fluid)."""

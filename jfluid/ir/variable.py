@@ -4,10 +4,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from jfluid import errors
 from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import VarDesc
+from jfluid.ir.types import EMPTY_NAME as EMPTY_NAME
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.printable import printable
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from jfluid.ir.operator import Operator
 
 GRAD_SUFFIX = "@GRAD"
-EMPTY_NAME = "@EMPTY@"
 
 
 def grad_name(name: str) -> str:
@@ -303,7 +304,12 @@ class Parameter(Variable):
         max_bytes: int | None = None,
         **kwargs: Any,
     ):
-        if not shape or any(int(d) < 1 for d in shape):
+        if not all(hasattr(d, "__index__") for d in shape):
+            raise errors.AttributeTypeError(
+                f"parameter {kwargs.get('name')}: expected a shape of whole numbers, found {list(shape)}: check the size that "
+                "the layer was given (write // for a whole quotient)"
+            )
+        if not shape or any(d < 1 for d in shape):
             raise ValueError(
                 f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}"
             )

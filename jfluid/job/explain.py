@@ -17,6 +17,15 @@ def modes_with(key: str) -> list[str]:
     return [mode for mode, kind in JOBS.items() if key in kind.model_fields]
 
 
+# Pydantic's kinds of errors of numbers beyond a bound: our words, and the name of the bound.
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("from", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("up to", "le"),
+}
+
+
 def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> str:
     """Return a mistake as `place: key: problem`."""
     at = tuple(part for part in error["loc"] if part not in ("<mapping>", "<list>", "[key]"))
@@ -39,6 +48,9 @@ def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> 
             problem = "must be a mapping"
         case "string_pattern_mismatch":
             problem = f"must match {error['ctx']['pattern']}"
+        case kind_of_bound if kind_of_bound in _BOUNDS:
+            bound, limit = _BOUNDS[kind_of_bound]
+            problem = f"expected a number {bound} {error['ctx'][limit]}"
         case _:
             problem = error["msg"].removeprefix("Value error, ")
     if not key:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from jfluid import known_sizes
-from jfluid.endpoints import host_and_port
+from jfluid.environment.endpoints import host_and_port
+from jfluid.environment.field_types import Expected
 from jfluid.errors import AttributeTypeError
-from jfluid.field_types import Expected
 
 
 def _scalar(value: Any) -> Any:

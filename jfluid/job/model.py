@@ -18,10 +18,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from jfluid import known_sizes
-from jfluid.endpoints import host_and_port
+from jfluid.environment.endpoints import host_and_port
+from jfluid.environment.field_types import Count, FiniteSeconds, Natural
 from jfluid.environment.process import ASSIGNED, SnapshotVariables
 from jfluid.errors import SecretError
-from jfluid.field_types import Count, FiniteSeconds, Natural
 from jfluid.job.document import Dumper
 from jfluid.job.fields import (
     Arguments,

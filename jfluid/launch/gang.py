@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jfluid.endpoints import host_and_port
 from jfluid.environment import JOINED, OLDER_JOB_TOKEN
+from jfluid.environment.endpoints import host_and_port
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 

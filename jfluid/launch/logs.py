@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from jfluid import private_files
 from jfluid.job import JobError
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 # Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from jfluid import errors
-from jfluid.field_types import Natural
+from jfluid.environment.field_types import Natural
 from jfluid.job import Endpoint
 from jfluid.launch.failure import Failure
 

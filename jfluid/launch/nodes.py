@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jfluid.endpoints import host_and_port
+from jfluid.environment.endpoints import host_and_port
 from jfluid.job import GangJob, JobError, ParameterServerJob
 from jfluid.launch.schedulers import (
     FluidVariables,

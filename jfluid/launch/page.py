@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from jfluid.dashboard import address
-from jfluid.endpoints import host_and_port
 from jfluid.environment import JOB_TOKEN, OLDER_JOB_TOKEN
+from jfluid.environment.endpoints import host_and_port
 from jfluid.job import Job, JobError
 from jfluid.launch.logs import say
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from jfluid import errors, snapshot_owner, startup
-from jfluid.endpoints import host_and_port
+from jfluid import errors, startup
+from jfluid.environment.endpoints import host_and_port
 from jfluid.environment.process import ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 from jfluid.launch.devices import assigned_gpus, visible_gpus
@@ -26,7 +26,7 @@ from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interr
 from jfluid.launch.shipping import named
 from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.record.profiles import parse_steps
-from jfluid.security import secret
+from jfluid.security import secret, snapshot_owner
 
 
 def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic) -> int:

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfluid import private_files
 from jfluid.launch.logs import say
 from jfluid.launch.messages import Recorded
 from jfluid.launch.recording import JobRecord
 from jfluid.record import lines, profiles
 from jfluid.record.thinning import thinned
 from jfluid.record.writer import MAX_BYTES
+from jfluid.security import private_files
 
 _PIECE = 64 << 10
 _BYTES_A_SECOND = 256 << 10

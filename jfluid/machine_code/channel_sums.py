@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid import inlining
 from jfluid.machine_code import calls, channel_kernels, functions
 from jfluid.machine_code.channel_kernels import WIDTHS
+from jfluid.ops import inlining
 
 _CHUNK = 256 << 10  # bytes that a core's cache holds beside other things
 _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up

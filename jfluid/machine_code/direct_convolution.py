@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid import inlining
 from jfluid.machine_code import (
     calls,
     convolution_kernels,
@@ -24,6 +23,7 @@ from jfluid.machine_code import (
 )
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
+from jfluid.ops import inlining
 
 # A filter's gradient is the sum of those of so many parts of a batch, on any machine.
 _PARTS = 8

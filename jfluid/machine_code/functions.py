@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from jfluid import flags, kept_files
+from jfluid import flags
+from jfluid.caches import kept_files
 from jfluid.machine_code import (
     channel_kernels,
     convolution_kernels,

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfluid import errors, inlining
-from jfluid.ops import ragged, ragged_dispatch
+from jfluid import errors
+from jfluid.ops import inlining, ragged, ragged_dispatch
 from jfluid.ops.definition import OpDef, Slot
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows

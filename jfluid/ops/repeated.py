@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from jfluid import inlining
-from jfluid.ops import gradients
+from jfluid.ops import gradients, inlining
 from jfluid.ops.definition import OpDef
 
 Function = Callable[..., tuple[Any, ...]]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jfluid import kept_files
+from jfluid.caches import kept_files
 
 MOST_FILES = 8  # of other releases and settings; the oldest go first
 MOST_SHAPES, MOST_IN_MEMORY = 20_000, 40_000  # in a file; in this process

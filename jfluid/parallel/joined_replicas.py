@@ -14,11 +14,11 @@ import numpy as np
 
 from jfluid.compile import filter_orders, padding, trace, update_order
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.fetched_array import fetched
 from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
 from jfluid.compile.placement import Computed, Env, OneDevice
 from jfluid.compile.plan import Plan
 from jfluid.compile.slots import Batch
-from jfluid.fetched_array import fetched
 from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, heap
+from jfluid import errors
 from jfluid.environment.process import ServerVariables
+from jfluid.host import heap
 from jfluid.job import JobError, read_yaml
 from jfluid.printable import printable
 from jfluid.ps_server import snapshot, specs, validation

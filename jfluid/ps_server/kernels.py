@@ -14,7 +14,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jfluid import compiled_kernels
+from jfluid.caches import compiled_kernels
 
 kernel = compiled_kernels.kernel(error_model="numpy")
 

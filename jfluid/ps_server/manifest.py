@@ -171,7 +171,7 @@ class Manifest(validation.Spec):
     # by its name on the server what a variable, or a table of consecutive rows, is of the program's;
     # None where nothing tells it: of servers without a program, and of earlier releases
     pieces: dict[str, PiecePart] | None = None
-    # whose it is (jfluid.snapshot_owner); empty where no job has the folder, and of earlier releases
+    # whose it is (jfluid.security.snapshot_owner); empty where no job has the folder, and of earlier releases
     job: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""
     crc32: Natural = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from jfluid.protobuf_fields import BYTES, FIXED32, FIXED64, VARINT
+from jfluid.ir.protobuf_fields import BYTES, FIXED32, FIXED64, VARINT
 from jfluid.ps_server.kernels import kernel
 
 _ROWS = 256  # that are found at once

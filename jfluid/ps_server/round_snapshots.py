@@ -17,10 +17,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from jfluid import errors, private_files, record
+from jfluid import errors, record
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, validation
 from jfluid.ps_server.store import Store, StoreView
+from jfluid.security import private_files
 
 _RETAINED = "recovery_line.json"
 _OF_ROUND = re.compile(r"round-(\d{1,18})", re.ASCII)

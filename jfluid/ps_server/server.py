@@ -11,8 +11,8 @@ import grpc
 from pydantic import ConfigDict, Field
 
 from jfluid import errors
+from jfluid.environment.field_types import Port, Seconds
 from jfluid.environment.process import ServerVariables
-from jfluid.field_types import Port, Seconds
 from jfluid.ps_server import specs, validation, wire
 from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.metrics_server import MetricsServer

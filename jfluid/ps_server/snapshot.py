@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jfluid import errors, private_files
+from jfluid import errors
 from jfluid.ps_server import recut, specs
 from jfluid.ps_server.dense import DenseBlock, SavedBlock
 from jfluid.ps_server.errors import DamagedError
@@ -50,6 +50,7 @@ from jfluid.ps_server.store import Store, StoreView
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
 from jfluid.ps_server.update_rule import rule_of
+from jfluid.security import private_files
 
 Array = np.ndarray[Any, Any]
 logger = logging.getLogger(__name__)

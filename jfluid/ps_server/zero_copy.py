@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from jfluid import aligned_memory
-from jfluid.protobuf_fields import BYTES, VARINT, fields
+from jfluid.host import aligned_memory
+from jfluid.ir.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.message_fields import nested_fields
 

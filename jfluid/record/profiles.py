@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jfluid import errors, private_files, step_traces
+from jfluid import errors, step_traces
 from jfluid.record.phases import PHASES, Event
+from jfluid.security import private_files
 
 REQUEST = "profile.json"
 MOST_STEPS = 1000

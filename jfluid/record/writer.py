@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfluid import private_files
 from jfluid.record import lines
 from jfluid.record.thinning import thinned
+from jfluid.security import private_files
 
 # A file is thinned to half of this when it is larger.
 MAX_BYTES = 4 << 20

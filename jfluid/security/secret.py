@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from jfluid import environment, errors, private_files
+from jfluid import environment, errors
+from jfluid.security import private_files
 
 VARIABLE, OLDER_VARIABLE = environment.JOB_TOKEN, environment.OLDER_JOB_TOKEN
 _LONGEST = 1024

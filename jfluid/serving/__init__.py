@@ -1,3 +1,4 @@
-"""Saved models over HTTP: requests of several clients run as one batch (`batching`), behind a small
-application (`application`) that `jfluid serve` starts.
+"""HTTP server of saved models.
+
+`batching` runs requests of several clients as one batch, `application` has the routes that `jfluid serve` starts.
 """

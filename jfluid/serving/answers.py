@@ -1,4 +1,4 @@
-"""Answers, made in small pieces: while one is, others are served."""
+"""Answers, encoded in small pieces so that the event loop stays responsive."""
 
 import io
 import json
@@ -7,14 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from jfluid.exports.sequences import Sequences, Value
 from jfluid.serving.blocks import block
 
+# Names of element types in the Open Inference Protocol.
+DATATYPES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
 NUMBERS = 2048  # that become text at once: less than a millisecond
 _NPZ_BYTES = 8 << 10  # of an .npz beside an array: heads, its name
 PIECE = 32 << 10  # bytes that are sent at once
 
 
-def json_pieces(outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+def json_pieces(outputs: Mapping[str, Value]) -> Iterator[bytes]:
     """Yield the text of `{"outputs": {name: lists}}`; numbers that JSON does not have are texts."""
     yield b'{"outputs":{'
     for i, (name, value) in enumerate(outputs.items()):
@@ -23,7 +32,15 @@ def json_pieces(outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
     yield b"}}"
 
 
-def _pieces(value: np.ndarray) -> Iterator[bytes]:
+def _pieces(value: Value) -> Iterator[bytes]:
+    if isinstance(value, Sequences):
+        yield b"["
+        step = max(1, NUMBERS * len(value) // max(value.size, 1))
+        for start in range(0, len(value), step):
+            text = json.dumps(value[start : start + step].nested(_plain), separators=(",", ":"))
+            yield b"," * (start > 0) + text.encode()[1:-1]
+        yield b"]"
+        return
     if value.size <= NUMBERS:
         yield json.dumps(_plain(value), separators=(",", ":")).encode()
         return
@@ -41,10 +58,21 @@ def _pieces(value: np.ndarray) -> Iterator[bytes]:
 
 
 def _plain(value: np.ndarray) -> Any:
-    """An array as lists; numbers that JSON does not have as text."""
+    """Return an array as lists; numbers that JSON does not have are texts."""
     if value.dtype.kind not in "iub" and not np.isfinite(value).all():
         return [_plain(row) for row in value] if value.ndim else str(float(value))
     return value.tolist()
+
+
+def tensor_pieces(head: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """Yield the text of an answer of the Open Inference Protocol: `head`, then the outputs as flat lists."""
+    yield json.dumps(dict(head)).encode()[:-1] + b',"outputs":['
+    for i, (name, value) in enumerate(outputs.items()):
+        shape = {"name": name, "datatype": DATATYPES[str(value.dtype)], "shape": list(value.shape)}
+        yield b"," * (i > 0) + json.dumps(shape).encode()[:-1] + b',"data":'
+        yield from _pieces(value.reshape(-1))
+        yield b"}"
+    yield b"]}"
 
 
 def npz_file(outputs: Mapping[str, np.ndarray]) -> memoryview:

@@ -1,196 +1,234 @@
-"""The HTTP application of `jfluid serve`:
+"""HTTP application of `jfluid serve`.
 
-GET  /            what the model takes and gives
-GET  /health      200 when it answers
-GET  /metrics     for Prometheus
-POST /predict     {"inputs": {"x": [[1.0, 2.0]]}} -> {"outputs": {"y": [[0.5]]}}, or .npz both ways
+GET  /                             inputs and outputs of the first model
+GET  /models[/NAME]                names and versions; inputs and outputs
+GET  /health                       200 when it answers
+GET  /metrics                      for Prometheus
+GET  /docs, /openapi.json          the description of all this
+POST [/models/NAME[/versions/V]]/predict
+                                   {"inputs": {"x": [[1.0, 2.0]]}} -> {"outputs": {"y": [[0.5]]}}, or .npz both ways
+     /v2/...                       the Open Inference Protocol
 """
 
 import asyncio
+import json
 import logging
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from jfluid import errors
-from jfluid.exports.model import LoadedModel
-from jfluid.serving.answers import NUMBERS, json_pieces, npz_file, parts
-from jfluid.serving.batching import Batcher, rows_are_independent
-from jfluid.serving.blocks import SMALL, Block, block, let_others_go_first
-from jfluid.serving.json_inputs import PADDING, read_json
-from jfluid.serving.npz_inputs import Archive
-from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests, shown
-from jfluid.serving.room import Room, Share
+from jfluid import errors, installation
+from jfluid.exports.sequences import Value
+from jfluid.serving import openapi
+from jfluid.serving.answers import NUMBERS, json_pieces, npz_file, parts, tensor_pieces
+from jfluid.serving.blocks import SMALL, Block, block
+from jfluid.serving.json_inputs import PADDING
+from jfluid.serving.models import Models
+from jfluid.serving.requests import NPZ, BadRequest, TooManyRequests, shown, to_arrays
+from jfluid.serving.room import Share
+from jfluid.serving.service import Resources, Service
 
 try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 except ModuleNotFoundError as error:
     raise ImportError("models are served with Starlette and Uvicorn: pip install 'jfluid[serve]'") from error
 
 _log = logging.getLogger("jfluid.serving")
+_access = logging.getLogger("jfluid.serving").getChild("access")
 _RATE = 16 << 10  # bytes a second at which a body has to come, after a while
 # What a step raises for the values and shapes of a request; all else is the server's own.
 _OF_VALUES = (errors.FeedError, errors.ProgramError, errors.OpError, errors.DataError)
+_EXPECTED = (
+    "GET /, /models, /health, /metrics, /docs or /v2, or POST /predict, /models/NAME/predict or /v2/models/NAME/infer"
+)
 
 
-class Service:
-    """A model, what batches its requests, and what is counted."""
+Handler = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[Service, Request, Share], Awaitable[Response]]
 
-    def __init__(self, model: LoadedModel, largest: int, delay: float, limits: Limits):
-        """Compile the model for all sizes of batches, and start the threads that run it and read large requests.
 
-        Raises UnsupportedError for sequences of different lengths.
-        """
-        ragged = [var.name for var in model.feeds if var.lod_level]
-        if ragged:
-            raise errors.UnsupportedError(
-                f"serve: {', '.join(ragged)} are sequences of different lengths (LoD), which a request has "
-                "no form for; build the model from padded rows"
-            )
-        self.model, self.limits, self.room = model, limits, Room(limits.held)
-        self.inputs = tuple(
-            Input(v.name, np.dtype(v.np_dtype), tuple(v.shape), model.heights.get(v.name)) for v in model.feeds
+def application(models: Models, poll: float = 0.0) -> Starlette:
+    """Return the application; it ends the models' threads when it is shut down.
+
+    Args:
+        models: that answer.
+        poll: seconds between two looks for new versions; 0 for none. SIGHUP asks for one at any time.
+    """
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        where = f"{request.method} {request.url.path}"
+        return _noted(
+            request, time.perf_counter(), JSONResponse({"error": f"{shown(where)}: expected {_EXPECTED}"}, status)
         )
-        by_rows = bool(model.feeds) and all(v.shape and v.shape[0] == -1 for v in model.feeds)
-        self.batched = by_rows and rows_are_independent(model.run, model.sample(2), 2, model.fetches)
-        any_input = Input("x", np.dtype("float32"), (-1,))
-        read_json(bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits)  # compiles the reader
-        if self.batched and all(min(v.shape[1:], default=1) >= 0 for v in model.feeds):
-            for power in range(2, (largest - 1).bit_length() + 1):
-                model.run(model.sample(1 << power))  # compiles it: later, others would wait
-        self.registry = CollectorRegistry()
-        self.requests = Counter("jfluid_requests", "requests by status", ["status"], registry=self.registry)
-        self.seconds = Histogram("jfluid_request_seconds", "time of a request", registry=self.registry)
-        sizes = Histogram(
-            "jfluid_batch_rows",
-            "rows of the batches that ran",
-            buckets=[1 << i for i in range(11)],
-            registry=self.registry,
-        )
-        self.batcher = Batcher(
-            model.run,
-            largest if self.batched else 0,
-            delay if self.batched else 0.0,
-            observe=sizes.observe,
-            most_bytes=limits.bytes,
-        )
-        # Large requests are read one after the other: then others find a processor free.
-        self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
-        self.reading, self.writing = asyncio.Lock(), asyncio.Lock()
 
-    async def predict(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return what the model gives for a feed."""
-        rows = len(next(iter(feed.values()))) if self.batched else 1
-        if self.batched and (not rows or any(len(value) != rows for value in feed.values())):
-            raise BadRequest("all inputs have to have the same number of rows, at least one")
-        if rows > self.limits.rows:
-            raise BadRequest(f"a request may have {self.limits.rows} rows, found {rows}", 413)
-        found = await asyncio.wrap_future(self.batcher.submit(feed, rows))
-        return {var.name: value for var, value in zip(self.model.fetches, found, strict=True)}
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        polling = asyncio.create_task(_poll(models, poll)) if poll else None
+        if threading.current_thread() is threading.main_thread():
+            running: set[asyncio.Task[None]] = set()  # the loop keeps no reference
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: running.add(asyncio.create_task(models.reload())))
+        yield
+        if polling is not None:
+            polling.cancel()
+            with suppress(asyncio.CancelledError):
+                await polling
+        await asyncio.to_thread(models.close)
 
-    def described(self) -> dict[str, Any]:
-        """Return what the model takes and gives."""
-        return {
-            kind: [{"name": v.name, "dtype": str(v.np_dtype), "shape": list(v.shape)} for v in variables]
-            for kind, variables in (("inputs", self.model.feeds), ("outputs", self.model.fetches))
-        } | {"batched": self.batched}
-
-    async def feed(self, body: Block, kind: str) -> dict[str, np.ndarray]:
-        """Return the inputs of a request as arrays of the model's dtypes. Raises BadRequest."""
-        size = len(body)
-        if kind == NPZ:
-            archive = Archive(body, self.inputs, self.limits)
-            size, read = max(size, archive.bytes), archive.arrays
-        else:
-
-            def read() -> dict[str, np.ndarray]:
-                return read_json(body, self.inputs, self.limits)
-
-        def checked() -> dict[str, np.ndarray]:
-            found = read()
-            for item in self.inputs:
-                item.check_ids(found[item.name])
-            return found
-
-        if size <= SMALL:
-            return checked()
-        return await asyncio.get_running_loop().run_in_executor(self.reader, checked)
-
-    async def pieces(self, found: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of an answer."""
-        for piece in found:
-            yield piece
-            await _turn(self.writing)
-
-    def close(self) -> None:
-        """Answer what waits, and end the threads."""
-        self.batcher.close()
-        self.reader.shutdown()
+    routes = [
+        *(Route(path, _noting(handler)) for path, handler in _descriptions(models).items()),
+        *(
+            Route(f"{path}/predict", _answering(models, _predicted), methods=["POST"])
+            for path in ("", "/models/{name}", "/models/{name}/versions/{version}")
+        ),
+        *(
+            Route(f"/v2/models/{{name}}{path}/infer", _answering(models, _inferred), methods=["POST"])
+            for path in ("", "/versions/{version}")
+        ),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
 
 
-def application(service: Service) -> Starlette:
-    """Return the application; it ends the service's threads when it is shut down."""
+async def _poll(models: Models, seconds: float) -> None:
+    """Look for new versions again and again."""
+    while True:
+        await asyncio.sleep(seconds)
+        await models.reload()
+
+
+def _descriptions(models: Models) -> dict[str, Handler]:
+    """Return the handlers of GET by path."""
+
+    def asked(request: Request) -> Service:
+        return models.find(request.path_params.get("name"), request.path_params.get("version"))
 
     async def describe(request: Request) -> Response:
-        return JSONResponse(service.described())
+        service = asked(request)
+        return JSONResponse(service.described() | {"name": service.name, "version": service.version})
+
+    async def listed(request: Request) -> Response:
+        return JSONResponse({"models": {name: models.versions(name) for name in models.names}})
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(models.resources.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def predict(request: Request) -> Response:
+    async def api(request: Request) -> Response:
+        return JSONResponse(openapi.description(models))
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(openapi.page(models))
+
+    async def server_metadata(request: Request) -> Response:
+        return JSONResponse({"name": "jfluid", "version": installation.VERSION, "extensions": []})
+
+    async def live(request: Request) -> Response:
+        return JSONResponse({"live": True, "ready": True})
+
+    async def ready(request: Request) -> Response:
+        service = asked(request)
+        return JSONResponse({"name": service.name, "ready": True})
+
+    async def metadata(request: Request) -> Response:
+        service = asked(request)
+        return JSONResponse(service.metadata(models.versions(service.name)))
+
+    model = "/v2/models/{name}"
+    return {
+        "/": describe,
+        "/models": listed,
+        "/models/{name}": describe,
+        "/models/{name}/versions/{version}": describe,
+        "/health": health,
+        "/metrics": metrics,
+        "/openapi.json": api,
+        "/docs": docs,
+        "/v2": server_metadata,
+        "/v2/health/live": live,
+        "/v2/health/ready": live,
+        model: metadata,
+        f"{model}/versions/{{version}}": metadata,
+        f"{model}/ready": ready,
+        f"{model}/versions/{{version}}/ready": ready,
+    }
+
+
+def _noted(request: Request, began: float, response: Response) -> Response:
+    """Write a line of the access log for a response."""
+    if _access.isEnabledFor(logging.INFO):
+        client = request.client.host if request.client else ""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "client": client,
+            "method": request.method,
+            "path": request.url.path[:256],
+            "status": response.status_code,
+            "ms": round(1000 * (time.perf_counter() - began), 3),
+            "bytes": int(request.headers.get("content-length", "0")[:20] or 0),
+        }
+        _access.info(json.dumps(line))
+    return response
+
+
+def _noting(handler: Handler) -> Handler:
+    """Return the handler of GET with named errors as answers, and a line of the access log."""
+
+    async def handle(request: Request) -> Response:
         began = time.perf_counter()
-        response = await _answer(service, request)
-        service.requests.labels(response.status_code).inc()
-        service.seconds.observe(time.perf_counter() - began)
-        return response
+        try:
+            response = await handler(request)
+        except BadRequest as error:
+            response = _refusal(error)
+        return _noted(request, began, response)
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        where = f"{request.method} {request.url.path}"
-        text = f"{shown(where)}: expected GET /, /health or /metrics, or POST /predict"
-        return JSONResponse({"error": text}, status)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(service.close)
-
-    routes = [
-        Route("/", describe),
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/predict", predict, methods=["POST"]),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
+    return handle
 
 
-def server(service: Service) -> uvicorn.Server:
-    """Return what serves the application; `run(sockets=[...])` runs it until the process is told to end."""
+def _answering(models: Models, answer: Answer) -> Handler:
+    """Return the handler of requests that a model answers."""
+
+    async def handle(request: Request) -> Response:
+        began = time.perf_counter()
+        try:
+            service = models.find(request.path_params.get("name"), request.path_params.get("version"))
+        except BadRequest as error:
+            return _noted(request, began, _refusal(error))
+        with service:
+            response = await _answer(service, request, answer)
+        metrics = models.resources.metrics
+        metrics.requests.labels(service.name, service.version, response.status_code).inc()
+        metrics.seconds.labels(service.name, service.version).observe(time.perf_counter() - began)
+        return _noted(request, began, response)
+
+    return handle
+
+
+def server(models: Models, poll: float = 0.0) -> uvicorn.Server:
+    """Return the uvicorn server of the application; `run(sockets=[...])` serves until the process is told to end."""
     from jfluid.serving.connections import configured
 
-    return uvicorn.Server(configured(application(service), service.limits))
+    return uvicorn.Server(configured(application(models, poll), models.resources.limits))
 
 
 class _Streamed(StreamingResponse):
     """An answer of many pieces, which holds memory until the last is sent, or the client is gone."""
 
-    def __init__(self, service: Service, found: Iterator[bytes], kind: str, share: Share):
-        super().__init__(service.pieces(found), media_type=kind)
+    def __init__(self, resources: Resources, found: Iterator[bytes], kind: str, share: Share):
+        super().__init__(_pieces(resources, found), media_type=kind)
         self._share = share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,11 +238,21 @@ class _Streamed(StreamingResponse):
             self._share.set(0)
 
 
-async def _answer(service: Service, request: Request) -> Response:
-    """The answer to a request, or what is wrong with it."""
-    share, response = service.room.share(), None
+async def _pieces(resources: Resources, found: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of an answer and let the event loop run between two pieces."""
+    for piece in found:
+        yield piece
+        await _turn(resources.writing)
+
+
+async def _answer(service: Service, request: Request, answer: Answer) -> Response:
+    """Return the answer to a request, or the error of a wrong one."""
+    share, response = service.resources.room.share(), None
     try:
-        response = await _predicted(service, request, share)
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise BadRequest(f"expected no Content-Encoding, found {shown(encoding)}", 415)
+        response = await answer(service, request, share)
         return response
     except ClientDisconnect:
         return Response(status_code=499)
@@ -216,7 +264,7 @@ async def _answer(service: Service, request: Request) -> Response:
 
 
 def _refusal(error: Exception) -> Response:
-    """An answer that says what is wrong: with the request, or, without any detail, here."""
+    """Return the error response: details of a wrong request, none of a fault of the server."""
     text, status = str(error), 400
     no_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
     if isinstance(error, BadRequest):
@@ -232,45 +280,59 @@ def _refusal(error: Exception) -> Response:
 
 
 async def _predicted(service: Service, request: Request, share: Share) -> Response:
-    """The answer to a request that is right."""
+    """Return the outputs for a request in the server's own forms."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        raise BadRequest(f"expected no Content-Encoding, found {shown(encoding)}", 415)
-    body = await _body(service, request, share)
-    feed = await service.feed(body, kind)
-    del body
+    feed = await service.feed(await _body(service.resources, request, share), kind)
     share.set(_bytes(feed))
     outputs = await service.predict(feed)
     del feed
     share.set(_bytes(outputs))
-    if NPZ in (kind, request.headers.get("accept")):
-        if _bytes(outputs) <= SMALL:
-            return Response(bytes(npz_file(outputs)), media_type=NPZ)
-        loop = asyncio.get_running_loop()
-        file = await loop.run_in_executor(service.reader, npz_file, outputs)
-        return _Streamed(service, parts(file), NPZ, share)
-    text = json_pieces(outputs)
-    if sum(value.size for value in outputs.values()) > NUMBERS:
-        return _Streamed(service, text, "application/json", share)
-    return Response(b"".join(text), media_type="application/json")
+    if NPZ not in (kind, request.headers.get("accept")):
+        return _text(service, json_pieces(outputs), outputs, share)
+    if _bytes(outputs) <= SMALL:
+        return Response(bytes(npz_file(to_arrays(outputs))), media_type=NPZ)
+    loop = asyncio.get_running_loop()
+    file = await loop.run_in_executor(service.resources.reader, npz_file, to_arrays(outputs))
+    return _Streamed(service.resources, parts(file), NPZ, share)
 
 
-def _bytes(arrays: Mapping[str, np.ndarray]) -> int:
+async def _inferred(service: Service, request: Request, share: Share) -> Response:
+    """Return the outputs for a request of the Open Inference Protocol."""
+    tensors, feed = await service.tensors(await _body(service.resources, request, share))
+    share.set(_bytes(feed))
+    outputs = await service.predict(feed)
+    del feed
+    share.set(_bytes(outputs))
+    head = {"model_name": service.name, "model_version": service.version}
+    if tensors.id is not None:
+        head["id"] = tensors.id
+    wanted = to_arrays({name: outputs[name] for name in tensors.outputs or outputs})
+    return _text(service, tensor_pieces(head, wanted), wanted, share)
+
+
+def _text(service: Service, pieces: Iterator[bytes], values: Mapping[str, Value], share: Share) -> Response:
+    """Return an answer in JSON; a large one is made while it is sent."""
+    if sum(value.size for value in values.values()) > NUMBERS:
+        return _Streamed(service.resources, pieces, "application/json", share)
+    return Response(b"".join(pieces), media_type="application/json")
+
+
+def _bytes(arrays: Mapping[str, Value]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
 async def _turn(lock: asyncio.Lock) -> None:
-    """Wait until the loop has gone round once more: of all large bodies one is read a little each
-    time, and of all large answers one is made, and what others want is done between.
+    """Wait until the event loop has run all other ready tasks once.
+
+    The lock admits a single large body or answer a turn, so that small requests are answered between two pieces.
     """
     async with lock:
         await asyncio.sleep(0)
 
 
-async def _body(service: Service, request: Request, share: Share) -> Block:
-    """The body of a request and PADDING, read no further than it may be, nor for longer."""
-    limits = service.limits
+async def _body(resources: Resources, request: Request, share: Share) -> Block:
+    """Return the body of a request and PADDING, within the limits on bytes and seconds."""
+    limits = resources.limits
     declared = request.headers.get("content-length", "")
     most = int(declared[:20]) if declared.isdecimal() else limits.bytes
     too_large = BadRequest(f"a request may have {limits.bytes} bytes", 413)
@@ -287,7 +349,7 @@ async def _body(service: Service, request: Request, share: Share) -> Block:
                 size += len(part)
                 waiting.reschedule(until + size / _RATE)
                 if size > SMALL:
-                    await _turn(service.reading)
+                    await _turn(resources.reading)
     except TimeoutError:
         raise BadRequest(
             f"the body came too slowly: expected it within {limits.seconds:g} s, or {_RATE} bytes a "

@@ -13,19 +13,20 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.exports.sequences import Sequences, Value, filled, joined
 from jfluid.serving.blocks import empty
 from jfluid.serving.requests import BadRequest, TooManyRequests
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Value]
 
 
 @dataclass
 class _Request:
     feed: Arrays
     rows: int
-    answer: "Future[list[np.ndarray]]" = field(default_factory=Future)
+    answer: "Future[list[Value]]" = field(default_factory=Future)
     done: int = 0  # rows of a large request that have run
-    found: list[list[np.ndarray]] = field(default_factory=list)  # what they gave
+    found: list[list[Value]] = field(default_factory=list)  # what they gave
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -34,16 +35,15 @@ class _Request:
 
 
 class Batcher:
-    """Runs requests on a thread of its own, as many together as have come.
+    """Dynamic batcher: a thread that runs waiting requests together.
 
-    Rows are filled up to the next power of two with copies of the last one, so that few sizes of a
-    batch are compiled; what comes of them is cut off. A request of more rows than a batch runs in
-    pieces, between which others have their turn.
+    Batches are padded to the next power of two, so that few batch sizes are compiled; results of the padding are cut
+    off. A request of more rows than a batch runs in pieces, and smaller requests run between two pieces.
     """
 
     def __init__(
         self,
-        run: Callable[[Arrays], list[np.ndarray]],
+        run: Callable[[Arrays], list[Value]],
         largest: int,
         delay: float,
         waiting: int = 256,
@@ -70,10 +70,10 @@ class Batcher:
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, feed: Arrays, rows: int) -> "Future[list[np.ndarray]]":
-        """Have a feed run; the result is what `run` gives for its rows.
+    def submit(self, feed: Arrays, rows: int) -> "Future[list[Value]]":
+        """Queue a feed and return the future of its outputs.
 
-        Raises TooManyRequests where too many wait.
+        Raises TooManyRequests where the queue is full.
         """
         request = _Request(feed, rows)
         try:
@@ -83,7 +83,7 @@ class Batcher:
         return request.answer
 
     def close(self) -> None:
-        """Run what waits, and end the thread."""
+        """Run the queued requests, and end the thread."""
         self._requests.put(None)
         self._thread.join()
 
@@ -102,7 +102,7 @@ class Batcher:
             first = None  # its memory is free while this waits for another
 
     def _next(self, timeout: float | None) -> _Request | None:
-        """The next request that is still wanted; None where none comes in time, or ever."""
+        """Return the next request that is not cancelled; None after the timeout or the end."""
         while not self._ended:
             try:
                 request = self._requests.get(timeout=timeout)
@@ -114,7 +114,7 @@ class Batcher:
         return None
 
     def _gather(self, first: _Request) -> list[_Request]:
-        """The requests of a batch; one that does not fit any more is the next one."""
+        """Return the requests of a batch; a request that does not fit begins the next batch."""
         batch, rows = [first], first.rows
         until = time.monotonic() + (0.0 if self._large else self._delay)
         while rows < self._largest:
@@ -129,13 +129,13 @@ class Batcher:
         return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
-        """Run requests together; where that fails each runs alone, so that none fails for another."""
+        """Run requests as one batch; if the batch fails, run each request alone."""
         rows = sum(request.rows for request in batch)
         try:
             found = self._found(
                 batch[0].feed
                 if len(batch) == 1
-                else {name: np.concatenate([r.feed[name] for r in batch]) for name in batch[0].feed},
+                else {name: joined([r.feed[name] for r in batch]) for name in batch[0].feed},
                 rows,
             )
         except Exception as error:
@@ -151,14 +151,15 @@ class Batcher:
             self._finish(request, [value[start:end] for value in found] if self._largest else found)
             start = end
 
-    def _found(self, feed: Arrays, rows: int) -> list[np.ndarray]:
-        """What the model gives for rows."""
+    def _found(self, feed: Arrays, rows: int) -> list[Value]:
+        """Run the model on rows, padded to a power of two."""
         self._observe(rows)
         if not self._largest:
             return self._run(feed)
-        return self._run({name: _filled(value, rows) for name, value in feed.items()})
+        wanted = 1 << (rows - 1).bit_length()
+        return self._run({name: filled(value, wanted) for name, value in feed.items()})
 
-    def _finish(self, request: _Request, found: list[np.ndarray]) -> None:
+    def _finish(self, request: _Request, found: list[Value]) -> None:
         if sum(value.nbytes for value in found) > self._most_bytes:
             request.answer.set_exception(self._too_large())
         else:
@@ -168,7 +169,7 @@ class Batcher:
         return BadRequest(f"an answer may have {self._most_bytes} bytes: ask for fewer rows", 413)
 
     def _run_piece(self) -> None:
-        """Run a piece of the large request whose turn it is."""
+        """Run the next piece of the first large request in the queue."""
         request = self._large.popleft()
         rows = min(self._largest, request.rows - request.done)
         piece = {name: value[request.done : request.done + rows] for name, value in request.feed.items()}
@@ -188,27 +189,21 @@ class Batcher:
         self._finish(request, whole)
 
 
-def _filled(values: np.ndarray, rows: int) -> np.ndarray:
-    """The rows, and copies of the last one up to a power of two."""
-    wanted = 1 << (rows - 1).bit_length()
-    if wanted == rows:
-        return values
-    return np.concatenate([values, np.repeat(values[-1:], wanted - rows, axis=0)])
-
-
-def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of arrays, one after the other."""
-    shape = (sum(map(len, values)), *values[0].shape[1:])
-    out = empty(math.prod(shape), values[0].dtype).reshape(shape)
-    return np.concatenate(values, out=out)
+def _joined(values: Sequence[Value]) -> Value:
+    """Concatenate pieces of an answer; arrays lie in a block that the system has back."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    if len(arrays) < len(values):
+        return joined(values)
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=empty(math.prod(shape), arrays[0].dtype).reshape(shape))
 
 
 def rows_are_independent(
-    run: Callable[[Arrays], list[np.ndarray]], sample: Arrays, rows: int, fetches: Sequence[Any]
+    run: Callable[[Arrays], list[Value]], sample: Arrays, rows: int, fetches: Sequence[Any]
 ) -> bool:
-    """Return whether each row of a batch gives what it gives alone, as batches of several requests need.
+    """Return True if each row of a batch has the outputs that it has alone, as dynamic batching needs.
 
-    Of a model that refuses the sample this is not known: no.
+    A model that refuses the sample counts as dependent.
     """
     if not all(var.shape and var.shape[0] == -1 for var in fetches):
         return False
@@ -218,7 +213,19 @@ def rows_are_independent(
     except errors.OperandError:
         return False
     return all(
-        value.shape[:1] == (rows,)
-        and np.allclose(value, np.concatenate([one[k] for one in alone]), rtol=1e-3, atol=1e-5, equal_nan=True)
+        len(value.shape) > 0
+        and len(value) == rows
+        and all(len(one[k].shape) > 0 and len(one[k]) == 1 for one in alone)
+        and _close(value, joined([one[k] for one in alone]))
         for k, value in enumerate(whole)
     )
+
+
+def _close(one: Value, other: Value) -> bool:
+    """Return True if two batches have the same sequences, and rows that are equal to rounding."""
+    if isinstance(one, Sequences) and isinstance(other, Sequences):
+        same = all(np.array_equal(a, b) for a, b in zip(one.lod, other.lod, strict=True))
+        return same and _close(one.rows, other.rows)
+    if isinstance(one, Sequences) or isinstance(other, Sequences):
+        return False
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

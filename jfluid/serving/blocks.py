@@ -1,4 +1,4 @@
-"""Memory of requests and answers, which the system has back when nobody has it any more."""
+"""Memory of requests and answers that returns to the system as soon as its last reference is gone."""
 
 import ctypes
 import functools
@@ -28,7 +28,7 @@ class Mapping(mmap.mmap):
         return True
 
     def __del__(self) -> None:
-        """Live until the thread has given the memory back, unless others wait for that, too."""
+        """Queue the mapping for the thread that gives memory back, unless the queue is long."""
         if _let_go.qsize() < _WAITING:
             _let_go.put(self)
 
@@ -52,7 +52,7 @@ def _give_back() -> None:
 
 @functools.cache
 def _giver() -> threading.Thread:
-    """The thread, started when there is the first mapping."""
+    """Return the thread that gives memory back, started with the first mapping."""
     thread = threading.Thread(target=_give_back, name="memory of requests", daemon=True)
     thread.start()
     return thread
@@ -68,9 +68,9 @@ Block = bytearray | Mapping
 
 
 def block(size: int) -> Block:
-    """Return memory of that many bytes, zeros, that the system has back as soon as nobody has it.
+    """Return `size` zero bytes that the system gets back when the last reference is gone.
 
-    The heap keeps what is freed for steps (`jfluid.heap`), and a growing block is copied there.
+    The heap keeps freed memory for steps (`jfluid.host.heap`), and a growing block is copied there.
     Pages are taken when they are written to first.
     """
     if size <= SMALL:
@@ -83,7 +83,7 @@ def block(size: int) -> Block:
 
 
 def empty(size: int, dtype: Any) -> np.ndarray:
-    """Return an array [size] in a block of its own."""
+    """Return an uninitialized array [size] in a separate block."""
     if size * np.dtype(dtype).itemsize <= SMALL:
         return np.empty(size, dtype)
     return np.frombuffer(block(size * np.dtype(dtype).itemsize), dtype)

@@ -1,8 +1,8 @@
-"""Connections of clients: each is one of uvicorn's, with bounds on what it may have others wait for.
+"""Uvicorn connections with time limits and a limit on their number.
 
 A connection that the server waits for too long ends: for the head of a request, or until the client
-takes more of an answer. (For bodies there is a rate: `application`.) Where there are as many as may
-be, the one that the server has waited for longest makes room for the next.
+takes more of an answer. (For bodies there is a rate: `application`.) At the limit on connections, the connection
+that the server has waited for longest makes room for the next.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Connection(H11Protocol):
         self._look: asyncio.TimerHandle | None = None
 
     def waits_since(self) -> float:
-        """Return since when the client has to do something; infinity while the server has."""
+        """Return the time since when the server waits for the client; infinity while it does not."""
         if self._blocked_since:
             return self._blocked_since
         if self._is_idle():
@@ -50,11 +50,11 @@ class Connection(H11Protocol):
         return self._parts.began if self.cycle.more_body else float("inf")
 
     def _is_idle(self) -> bool:
-        """Whether no request is under way, as far as is known."""
+        """Return True if no request is under way."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, and end another connection if there are too many."""
+        """Register the connection, and evict the longest idle connections above the limit."""
         super().connection_made(transport)
         # Heads and bodies of answers are sent one after the other, and are not to wait for each other.
         client = transport.get_extra_info("socket")
@@ -75,8 +75,9 @@ class Connection(H11Protocol):
         return max(1, min(self.limits.connections, files - self.others - _RESERVE))
 
     def _make_room(self) -> None:
-        """End the connection that the server has waited for longest, which may be this one, and a few
-        more that it has waited for over a second: to find them takes as long as to find one.
+        """Evict the connection that the server has waited for longest.
+
+        Some connections that have waited for over a second are evicted with it: to find several takes as long as one.
         """
         found = [c for c in self.connections if isinstance(c, Connection)]
         longest = heapq.nsmallest(_AT_ONCE, found, key=Connection.waits_since)
@@ -106,22 +107,22 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """The client takes an answer more slowly than it is sent."""
+        """Note that the client reads an answer more slowly than it is sent."""
         super().pause_writing()
         self._blocked_since = time.monotonic()
 
     def resume_writing(self) -> None:
-        """The client has taken what was sent."""
+        """Note that the client has read the data that was sent."""
         super().resume_writing()
         self._blocked_since = 0.0
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. One that has sent a whole request gets its answer."""
+        """Note that the client sends no more. A client that has sent a whole request gets its answer."""
         self._half_closed = not self._is_idle() and not self.cycle.more_body
         return self._half_closed
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with bytes that are no request of HTTP, and end."""
+        """Answer bytes that are no HTTP request by an error, and close the connection."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         body = json.dumps({"error": f"this is no request of HTTP: {error or msg}"[:200]}).encode()
@@ -140,7 +141,7 @@ class Connection(H11Protocol):
 
 
 class _Parts(h11.Connection):
-    """What h11 reads from a connection.
+    """HTTP parser of a connection that limits the number of pieces of a body.
 
     Each piece of a body costs as much as a small request does, however small the piece is.
     """
@@ -151,7 +152,7 @@ class _Parts(h11.Connection):
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
-        """Return what is next. Raises RemoteProtocolError for a body of many tiny pieces."""
+        """Return the next event. Raises RemoteProtocolError for a body of many tiny pieces."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.began = time.monotonic()
@@ -181,7 +182,7 @@ def configured(application: Any, limits: Limits) -> Config:
 
 
 def _descriptors() -> int:
-    """How many descriptors this process has."""
+    """Return the number of open file descriptors of this process."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:  # another system than Linux

@@ -7,7 +7,7 @@ few nanoseconds a byte, and others are served meanwhile. A text ends with a zero
 import numpy as np
 from numba import types
 
-from jfluid.compiled_kernels import kernel
+from jfluid.caches.compiled_kernels import kernel
 from jfluid.dataset.text_bytes import byte, load
 
 # What is wrong with a text; `read` returns one of these numbers, or FULL where `numbers` is.
@@ -23,11 +23,13 @@ from jfluid.dataset.text_bytes import byte, load
     RANGE,
     LONG,
 ) = range(1, 11)
-LONGEST_NUMBER = 1000  # bytes
+LONGEST_NUMBER, LONGEST_TEXT = 1000, 4096  # bytes
 
 # What `state` has, before the numbers of values of the lists that are open.
-DEPTH, _EXPECTS, TAKEN = range(3)
-HEAD = 3
+DEPTH, _EXPECTS, TAKEN, LISTS = range(4)
+HEAD = 4
+# Size of lists that may differ in length, and what stands before the depth in `lengths`.
+RAGGED, DEPTHS = -2, 16
 _VALUE, _FIRST, _AFTER = range(3)
 _POWERS = 10.0 ** np.arange(23)
 _EXACT = np.uint64(1) << np.uint64(53)
@@ -35,6 +37,7 @@ _TENTH, _LAST = np.uint64((1 << 63) // 10), np.uint64(8)
 _OPEN, _CLOSE, _COMMA, _SPACE, _TAB, _NEWLINE, _RETURN, _MINUS, _PLUS, _DOT, _ZERO, _QUOTE = (
     np.uint8(ord(c)) for c in '[], \t\n\r-+.0"'
 )
+_BRACE, _END_BRACE = np.uint8(ord("{")), np.uint8(ord("}"))
 _LOWER_E, _UPPER_E, _BACKSLASH, _CAPITAL_I = (np.uint8(ord(c)) for c in "eE\\I")
 _TRUE, _FALSE = np.frombuffer(b"true\0", np.uint8), np.frombuffer(b"false\0", np.uint8)
 _NAN, _INF = np.frombuffer(b"NaN\0", np.uint8), np.frombuffer(b"Infinity\0", np.uint8)
@@ -71,8 +74,33 @@ def text_end(at, longest):
 
 
 @kernel()
+def skip(at):
+    """Return the address behind the JSON value at an address; 0 for a value that does not end."""
+    depth = 0
+    while True:
+        at = space(at)
+        c = byte(at)
+        if c == 0:
+            return 0
+        if c == _QUOTE:
+            at = text_end(at + 1, LONGEST_TEXT)
+            if at == 0:
+                return 0
+        elif c == _OPEN or c == _BRACE:
+            depth += 1
+        elif c == _CLOSE or c == _END_BRACE:
+            depth -= 1
+            if depth < 0:
+                return 0
+        at += 1
+        following = byte(space(at))
+        if depth == 0 and (following == _COMMA or following == _CLOSE or following == _END_BRACE or following == 0):
+            return at
+
+
+@kernel()
 def _is(at, word):
-    """The length of the word, if the text has it at that address; else 0."""
+    """Return the length of the word if the text has it at that address, else 0."""
     size = 0
     while word[size] != 0:
         if byte(at + size) != word[size]:
@@ -83,7 +111,7 @@ def _is(at, word):
 
 @kernel()
 def _word(at, whole):
-    """(value, where it ends, what is wrong) of what is no number, but stands for one."""
+    """Parse true, false, NaN or Infinity; return (value, end, error code)."""
     size = _is(at, _TRUE)
     if size:
         return 1.0, at + size, 0
@@ -109,7 +137,7 @@ def _word(at, whole):
 
 @kernel()
 def _digits(at, mantissa, taken):
-    """(mantissa, digits in it, where they end) after the digits at `at`; 19 digits go into it."""
+    """Parse digits at `at`; return (mantissa, number of digits, end). The mantissa takes 19 digits."""
     digit = np.uint8(byte(at) - _ZERO)
     while digit <= 9:
         if taken < 19:
@@ -124,7 +152,7 @@ def _digits(at, mantissa, taken):
 
 @kernel()
 def _integer(begin, least, most):
-    """(value, where it ends, what is wrong) of a whole number."""
+    """Parse an integer; return (value, end, error code)."""
     negative = byte(begin) == _MINUS
     at, value, fits = begin + negative, np.uint64(0), True
     first = at
@@ -149,7 +177,7 @@ def _integer(begin, least, most):
 
 @kernel()
 def _decimal(begin, limit, ended):
-    """(value, where it ends, what is wrong) of a number of JSON, the nearest float64."""
+    """Parse a JSON number into the nearest float64; return (value, end, error code)."""
     negative = byte(begin) == _MINUS
     first = begin + negative
     mantissa, taken, at = _digits(first, np.uint64(0), 0)
@@ -185,7 +213,7 @@ def _decimal(begin, limit, ended):
 
 @kernel()
 def _scalar(at, whole, least, most, limit, ended):
-    """(decimal value, whole value, where it ends, what is wrong) of a number, or a word for one."""
+    """Parse a number, or a word for a number; return (decimal value, integer value, end, error code)."""
     c = byte(at)
     if (c != _MINUS and np.uint8(c - _ZERO) > 9) or byte(at + 1) == _CAPITAL_I:
         value, end, wrong = _word(at, whole)
@@ -200,10 +228,15 @@ def _scalar(at, whole, least, most, limit, ended):
 
 
 @kernel(inline="always")
-def _closed(sizes, state):
-    """Close the list that is open; False where its length is not that of the others."""
+def _closed(sizes, state, lengths):
+    """Close the open list; return False if its length differs from its siblings' lengths."""
     depth = state[DEPTH] - 1
     count = state[HEAD + depth]
+    if sizes[depth] == RAGGED:
+        lengths[state[LISTS]] = count * DEPTHS + depth
+        state[LISTS] += 1
+        state[DEPTH] = depth
+        return True
     if sizes[depth] < 0:
         sizes[depth] = count
     state[DEPTH] = depth
@@ -212,7 +245,7 @@ def _closed(sizes, state):
 
 @kernel(inline="always")
 def _counted(sizes, state):
-    """Count a value of the list that is open; False where it has more than the others."""
+    """Count a value of the open list; return False if the list is longer than its siblings."""
     depth = state[DEPTH] - 1
     state[_EXPECTS] = _AFTER
     if depth >= 0:
@@ -222,18 +255,20 @@ def _counted(sizes, state):
 
 
 @kernel()
-def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, integers):
-    """Return (where it stopped, numbers that were read, what is wrong).
+def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, integers, lengths):
+    """Parse nested lists of numbers; return (end, count of numbers, error code).
 
     Args:
         at: the address.
-        sizes: int64 [rank]: of the list at each depth, -1 for any; those found are put in.
-        state: int64 [HEAD + rank], zeros at the beginning; what a later call goes on with.
-        whole: whether numbers are whole ones from `least` to `most`, for `integers`; else they are
-            below `limit`, for `numbers`.
-        left: how many numbers and lists there may be.
+        sizes: int64 [rank]: of the list at each depth, -1 for any; the sizes of the lists are put in. RAGGED for lists
+            that differ in length.
+        state: int64 [HEAD + rank], zeros at the beginning; the state from which a later call resumes.
+        whole: True to parse integers from `least` to `most` into `integers`; False to parse decimal numbers below `limit`
+            into `numbers`.
+        left: largest count of numbers and lists.
         ended: the address of an int64, for C.
         numbers, integers: float64 and int64 [n], one memory.
+        lengths: int64 [lists]: `length * DEPTHS + depth` of each RAGGED list, in the order in which the lists end.
     """
     rank, used = len(sizes), 0
     while True:
@@ -246,11 +281,11 @@ def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, inte
                 state[_EXPECTS] = _VALUE
             elif c != _CLOSE:
                 return at, used, SYNTAX
-            elif not _closed(sizes, state) or not _counted(sizes, state):
+            elif not _closed(sizes, state, lengths) or not _counted(sizes, state):
                 return at, used, LENGTH
             at += 1
         elif c == _CLOSE and expects == _FIRST:
-            if not _closed(sizes, state) or not _counted(sizes, state):
+            if not _closed(sizes, state, lengths) or not _counted(sizes, state):
                 return at, used, LENGTH
             at += 1
         elif c == _OPEN:

@@ -29,7 +29,7 @@ _OF_ZIPS = (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, NotImpl
 
 
 class Archive:
-    """The arrays of a file, whose directory has been read and checked; nothing is unpacked yet."""
+    """Arrays of an .npz file with a checked directory, not unpacked yet."""
 
     def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
         """Read the directory, in a time that the number of inputs bounds. Raises BadRequest."""
@@ -74,8 +74,9 @@ class Archive:
 
 
 def _unpacked(file: Any, size: int) -> memoryview:
-    """So many bytes of a file in an archive, which may have more: it is read in small pieces, so that
-    no more is unpacked, and other threads have their turn.
+    """Unpack the first `size` bytes of a file in an archive.
+
+    The file is read in small pieces: no more than `size` bytes are unpacked, and other threads run between two pieces.
     """
     data, done = memoryview(block(size)), 0
     while done < size:
@@ -91,8 +92,9 @@ def _wrong(error: Any) -> BadRequest:
 
 
 def _check_directory(body: Block, inputs: int) -> None:
-    """Raise BadRequest for a directory of more entries than inputs, or with more bytes than they
-    can have: the library makes an object for each.
+    """Raise BadRequest for a directory that is larger than the inputs need.
+
+    The library makes an object for each entry.
     """
     end = len(body) - _END_BYTES
     if end < 0 or body[end : end + 4] != _END:
@@ -109,7 +111,7 @@ def _check_directory(body: Block, inputs: int) -> None:
 
 
 def _array(item: Input, data: memoryview) -> np.ndarray:
-    """The array of a file in NumPy's format, which shares the file's memory."""
+    """Return the array of a file in NumPy's format; the array shares the file's memory."""
     file = io.BytesIO(data[: _HEAD_BYTES + 16])
     try:
         version = np.lib.format.read_magic(file)

@@ -1,18 +1,20 @@
-"""What a request may be: its bounds, the inputs that it has to have, and what is said of one that is wrong."""
+"""Requests: their bounds, their inputs, their errors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jfluid import errors
+from jfluid.exports.sequences import Sequences, Value
 from jfluid.serving.blocks import empty
 
 NPZ = "application/x-npz"
 
 
 class BadRequest(errors.JFluidError):
-    """A request is not what the model takes; `status` is that of the answer."""
+    """Error of a request that the model does not take; `status` is the HTTP status of the answer."""
 
     def __init__(self, text: str, status: int = 400):
         super().__init__(text)
@@ -20,12 +22,12 @@ class BadRequest(errors.JFluidError):
 
 
 class TooManyRequests(errors.JFluidError):
-    """Requests want more than a server has for all of them; later there may be room."""
+    """Error of a server without room for a request; the client may ask again later."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what clients may ask for.
+    """Bounds of requests and connections.
 
     Attributes:
         bytes: of a request, of its arrays in a file, and of the arrays of its answer.
@@ -54,12 +56,33 @@ class Input:
         dtype: of its elements.
         shape: -1 stands for any size.
         height: where the elements are ids of a table or a vector, how many there are of them.
+        levels: of offsets, where the rows are those of sequences.
     """
 
     name: str
     dtype: Any
     shape: tuple[int, ...]
     height: int | None = None
+    levels: int = 0
+
+    @property
+    def rows(self) -> "Input":
+        """The rows of all sequences, without offsets."""
+        return replace(self, levels=0)
+
+    def offsets(self, level: int) -> "Input":
+        """Return the input of the offsets of a level: `x.lod`, or `x.lod0`, `x.lod1` of several levels."""
+        number = level if self.levels > 1 else ""
+        return Input(f"{self.name}.lod{number}", np.dtype("int64"), (-1,))
+
+    def sequences(self, rows: np.ndarray, lod: Sequence[np.ndarray]) -> Sequences:
+        """Return the sequences of rows and offsets. Raises BadRequest for offsets that do not fit."""
+        if len(lod) != self.levels:
+            raise BadRequest(f"{self.name}: expected {self.levels} levels of offsets, found {len(lod)}")
+        try:
+            return Sequences(rows, lod)
+        except errors.DataError as error:
+            raise BadRequest(f"{self.name}: {error}") from None
 
     @property
     def range(self) -> tuple[int, int]:
@@ -79,7 +102,7 @@ class Input:
 
     @property
     def whole(self) -> bool:
-        """Whether the elements are whole numbers."""
+        """True if the elements are integers."""
         return self.dtype.kind in "iub"
 
     def wrong(self, text: str) -> BadRequest:
@@ -87,11 +110,11 @@ class Input:
         return BadRequest(f"{self.name}: expected numbers of {self.dtype}{text}")
 
     def wrong_shape(self, text: str) -> BadRequest:
-        """Return the error of a value of another shape."""
+        """Return the error of a value with a wrong shape."""
         return BadRequest(f"{self.name}: expected the shape {list(self.shape)}, found {text}")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise BadRequest for an array of another shape."""
+        """Raise BadRequest for an array with a wrong shape."""
         if len(shape) != len(self.shape) or any(wanted not in (-1, found) for wanted, found in zip(self.shape, shape)):
             raise self.wrong_shape(str(list(shape)))
 
@@ -117,32 +140,37 @@ class Input:
                 raise self.wrong(f": found {_at(array, wrong)}, which does not fit")
         return found
 
-    def check_ids(self, array: np.ndarray) -> None:
+    def check_ids(self, value: Value) -> None:
         """Raise BadRequest for an id that the input's table does not have."""
         if self.height is not None:
             last = self.height - 1
-            self._check(array, 0, last, f"{self.name}: expected ids from 0 to {last}")
+            self._check(
+                value.rows if isinstance(value, Sequences) else value,
+                0,
+                last,
+                f"{self.name}: expected ids from 0 to {last}",
+            )
 
     def _check(self, array: np.ndarray, least: int, most: int, text: str) -> None:
-        """Raise BadRequest for a number beyond a range, or none; what is right takes no memory."""
+        """Raise BadRequest for a number outside of a range, or NaN. Correct arrays take no extra memory."""
         if array.size and not (least <= array.min() and array.max() <= most):
             wrong = ~((array >= least) & (array <= most))
             raise BadRequest(f"{text}, found {_at(array, wrong)}")
 
 
 def _infinite(array: np.ndarray) -> bool:
-    """Whether one of the numbers is infinite; it takes no memory to find out."""
+    """Return True if a number is infinite, without a temporary array."""
     return any(np.isinf(extreme.reduce(array, axis=None)) for extreme in (np.fmax, np.fmin))
 
 
 def _at(array: np.ndarray, wrong: Any) -> str:
-    """The first of an array's elements that are wrong, and where it is."""
+    """Return the first wrong element of an array with its index."""
     place = tuple(map(int, np.argwhere(wrong)[0]))
     return f"{array[place]} at {list(place)}"
 
 
 def _finfo(dtype: Any) -> Any:
-    """What NumPy, or for bfloat16 ml_dtypes, says of decimal numbers."""
+    """Return the limits of a floating-point dtype, bfloat16 included."""
     import ml_dtypes  # JAX's
 
     return ml_dtypes.finfo(dtype)
@@ -155,9 +183,37 @@ def shown(text: Any) -> str:
 
 
 def check_names(found: Any, inputs: tuple[Input, ...]) -> None:
-    """Raise BadRequest where the names are not those of the inputs, each once."""
+    """Raise BadRequest unless each input is named exactly once."""
     names, expected = list(found), [item.name for item in inputs]
     if sorted(names) == sorted(expected):
         return
     given = ", ".join(name if name in expected else shown(name) for name in names[:8])
     raise BadRequest(f"expected the inputs {', '.join(expected)}, found {given or 'none'}" + ", ..." * (len(names) > 8))
+
+
+def as_arrays(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Expand inputs to dense arrays: the rows of a sequence input, then its offsets."""
+    return tuple(part for item in inputs for part in (item.rows, *map(item.offsets, range(item.levels))))
+
+
+def from_arrays(inputs: tuple[Input, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, Value]:
+    """Assemble the values of inputs from arrays of rows and offsets. Raises BadRequest."""
+    return {
+        item.name: item.sequences(arrays[item.name], [arrays[item.offsets(i).name] for i in range(item.levels)])
+        if item.levels
+        else arrays[item.name]
+        for item in inputs
+    }
+
+
+def to_arrays(outputs: Mapping[str, Value]) -> dict[str, np.ndarray]:
+    """Expand outputs to dense arrays of rows and offsets."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in outputs.items():
+        if isinstance(value, Sequences):
+            item = Input(name, value.rows.dtype, (), levels=len(value.lod))
+            found[name] = value.rows
+            found.update((item.offsets(i).name, level) for i, level in enumerate(value.lod))
+        else:
+            found[name] = value
+    return found

@@ -16,7 +16,7 @@ class Room:
         return Share(self)
 
     def change(self, by: int) -> None:
-        """Take or give back bytes. Raises TooManyRequests where so many are not there."""
+        """Reserve or release bytes. Raises TooManyRequests where fewer bytes are free."""
         if by > 0 and self.held + by > self.most:
             raise TooManyRequests(
                 f"large requests and answers under way hold {self.held} bytes of {self.most} for all "
@@ -26,13 +26,13 @@ class Room:
 
 
 class Share:
-    """What one request holds; small ones count for nothing, so that they are let in always."""
+    """Reservation of a request; small requests reserve nothing and are always admitted."""
 
     def __init__(self, room: Room):
         self._room, self._bytes = room, 0
 
     def set(self, size: int) -> None:
-        """Hold so many bytes from now on. Raises TooManyRequests, and holds what it did."""
+        """Set the reserved bytes. Raises TooManyRequests, and keeps the reservation as it was."""
         wanted = size if size > SMALL else 0
         self._room.change(wanted - self._bytes)
         self._bytes = wanted

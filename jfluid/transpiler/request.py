@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jfluid import errors
-from jfluid.endpoints import fault_of
+from jfluid.environment.endpoints import fault_of
 from jfluid.ir.program import Program
 from jfluid.transpiler.config import DistributeTranspilerConfig
 

@@ -6,7 +6,7 @@ import yaml
 from pydantic import BaseModel
 
 from jfluid import job
-from jfluid.field_types import expected
+from jfluid.environment.field_types import expected
 from scripts.pages.tables import NOTE, default, table
 
 _ABOUT = """# The job file

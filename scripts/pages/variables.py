@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pydantic.fields import FieldInfo
 
 from jfluid import flags
+from jfluid.environment.field_types import expected
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.environment.variables import to_text
-from jfluid.field_types import expected
 from jfluid.launch.schedulers import SCHEDULERS
 from scripts.pages.tables import NOTE, default, table
 
@@ -48,9 +48,7 @@ def page() -> str:
         "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n"
     )
     parts.append(_LAUNCHER)
-    parts += [
-        f"\n### {(section.__doc__ or '').rstrip('.')}\n\n" + _table(section.fields()) for section in SCHEDULERS
-    ]
+    parts += [f"\n### {(section.__doc__ or '').rstrip('.')}\n\n" + _table(section.fields()) for section in SCHEDULERS]
     return "".join(parts)
 
 

@@ -15,21 +15,28 @@ import pytest
 from jfluid import command, errors
 from jfluid.command.serve import listen
 from jfluid.exports.model import LoadedModel
-from jfluid.serving.application import Service, server
+from jfluid.serving.application import server
 from jfluid.serving.batching import Batcher
+from jfluid.serving.models import Models
 from jfluid.serving.requests import NPZ, Limits, TooManyRequests
+from jfluid.serving.service import Resources, Service
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 OUTPUT = "save_infer_model/scale_0.tmp_0"
 
 
 @contextlib.contextmanager
-def served(model=None, **options):
-    """The address at which a model, or the golden one, is served."""
-    settings = {"largest": 8, "delay": 0.2, "limits": Limits(bytes=1 << 20)} | options
-    service = Service(model or LoadedModel(str(GOLDEN)), **settings)
+def served(folders=None, limits=None, **options):
+    """The address at which models, or the golden one, are served."""
+    resources = Resources(limits or Limits(bytes=1 << 20))
+    settings = {"largest": 8, "delay": 0.2} | options
+
+    def load(folder, name, version):
+        return Service(LoadedModel(folder), resources=resources, name=name, version=version, **settings)
+
+    models = Models(folders or {"golden": str(GOLDEN)}, load, resources)
     with listen("127.0.0.1", 0) as socket:
-        serving = server(service)
+        serving = server(models)
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [socket]})
         thread.start()
         try:
@@ -83,9 +90,14 @@ def test_requests_that_come_together_run_as_one_batch(address):
     assert np.allclose(found, expected, atol=1e-6)
     text = asked(f"{address}/metrics")[1].decode()
     counts = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
-    assert counts["jfluid_batch_rows_sum"] >= 6
-    assert counts["jfluid_batch_rows_count"] < counts["jfluid_batch_rows_sum"]
-    assert counts['jfluid_requests_total{status="200"}'] >= 6
+
+    def count(name, *labels):
+        of = ",".join(['model="golden"', *labels, 'version="1"'])
+        return counts[f"jfluid_{name}{{{of}}}"]
+
+    assert count("batch_rows_sum") >= 6
+    assert count("batch_rows_count") < count("batch_rows_sum")
+    assert count("requests_total", 'status="200"') >= 6
 
 
 def test_health_and_signature(address):

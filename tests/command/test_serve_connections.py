@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import jfluid as fluid
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
-from jfluid.serving import application, batching, connections
+from jfluid.serving import batching, connections, service
 from jfluid.serving.batching import Batcher
 from jfluid.serving.blocks import block
 from jfluid.serving.requests import NPZ, BadRequest, Limits, TooManyRequests
@@ -48,12 +48,12 @@ def doubled():
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
-        return LoadedModel(saved(tmp_path_factory.mktemp("doubled"), doubled))
+        return saved(tmp_path_factory.mktemp("doubled"), doubled)
 
 
 @pytest.fixture(scope="module")
 def address(model):
-    with served(model=model, limits=Limits(bytes=1 << 20, elements=1 << 18, rows=20000)) as found:
+    with served({"m": model}, limits=Limits(bytes=1 << 20, elements=1 << 18, rows=20000)) as found:
         yield found
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_request_is_told_so(address, text, status, says):
 
 
 def test_other_paths_and_methods(address):
-    for path, body in (("/docs", None), ("/../etc/passwd", None), ("/health", b"{}")):
+    for path, body in (("/admin", None), ("/../etc/passwd", None), ("/health", b"{}")):
         status, text = asked(f"{address}{path}", body)
         assert status in (404, 405) and "POST /predict" in json.loads(text)["error"]
 
@@ -190,7 +190,7 @@ def test_a_large_request_runs_in_pieces(address, model):
 def strict(model):
     """An address where little may be waited for."""
     limits = Limits(bytes=4 << 20, held=6 << 20, connections=20, seconds=1.5)
-    with served(model=model, limits=limits) as found:
+    with served({"m": model}, limits=limits) as found:
         yield found
 
 
@@ -248,12 +248,12 @@ def test_large_bodies_wait_for_room_and_small_ones_do_not(model, monkeypatch):
             super().__init__(most)
             rooms.append(self)
 
-    monkeypatch.setattr(application, "Room", Seen)
+    monkeypatch.setattr(service, "Room", Seen)
 
     def spaced(size):
         return b'{"inputs": {"x": [' + b" " * size + b"[1, 2, 3, 4]]}}"
 
-    with served(model=model, limits=Limits(held=1 << 20)) as found:
+    with served({"m": model}, limits=Limits(held=1 << 20)) as found:
         for _ in range(3):  # what was held is free again
             status, text = asked(f"{found}/predict", spaced(2 << 20))
             assert status == 503 and "ask again later" in json.loads(text)["error"]
@@ -276,7 +276,7 @@ def test_without_descriptors_the_oldest_makes_room(model, monkeypatch):
     monkeypatch.setattr(connections, "_descriptors", lambda: 0)
     files = connections._RESERVE + 10
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (files, files))
-    with served(model=model) as found:
+    with served({"m": model}) as found:
         crowd = [connected(found) for _ in range(40)]
         assert asked(f"{found}/predict", ROW)[0] == 200
         for client in crowd:
@@ -296,7 +296,7 @@ def test_without_descriptors_the_oldest_makes_room(model, monkeypatch):
     ],
 )
 def test_errors_of_values_are_told_and_others_are_not(model, monkeypatch, caplog, error, status, says):
-    with served(model=model) as found:
+    with served({"m": model}) as found:
 
         def fail(feed):
             raise error
@@ -392,9 +392,9 @@ def embedded(size):
 
 
 def test_ids_beyond_a_table_are_refused_at_the_door(tmp_path):
-    model = LoadedModel(saved(tmp_path, embedded(10)))
-    assert model.heights == {"ids": 10}
-    with served(model=model) as found:
+    model = saved(tmp_path, embedded(10))
+    assert LoadedModel(model).heights == {"ids": 10}
+    with served({"m": model}) as found:
         for ids, status in (([0, 9, 5], 200), ([0, 10, 5], 400), ([-1, 1, 1], 400)):
             body = json.dumps({"inputs": {"ids": [ids]}}).encode()
             code, text = asked(f"{found}/predict", body)

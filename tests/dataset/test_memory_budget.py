@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, heap
+from jfluid import errors
 from jfluid.dataset import memory_budget
+from jfluid.host import heap
 from tests.dataset.test_exchange import Fleet
 from tests.ports import free_endpoints
 

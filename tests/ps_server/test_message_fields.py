@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from jfluid.protobuf_fields import BYTES, VARINT, fields
+from jfluid.ir.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.message_fields import nested_fields
 

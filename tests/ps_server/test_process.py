@@ -115,7 +115,7 @@ def test_a_signal_that_wakes_nobody_ends_the_server(monkeypatch, capsys):
     """The system may tell it when the main thread is about to wait."""
     handlers, waits = {}, []
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr("jfluid.heap.keep_for_messages", lambda: None)  # of the whole process
+    monkeypatch.setattr("jfluid.host.heap.keep_for_messages", lambda: None)  # of the whole process
     monkeypatch.setenv("JFLUID_JOB_TOKEN", TOKEN)
 
     def wait(server, timeout_s=None):

@@ -10,10 +10,11 @@ import threading
 
 import pytest
 
-from jfluid import errors, snapshot_owner
+from jfluid import errors
 from jfluid.distributed.server.snapshot_writers import Snapshots
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.store import Store
+from jfluid.security import snapshot_owner
 
 FIRST, SECOND = "the-secret-of-the-first-job", "the-secret-of-the-second-job"
 

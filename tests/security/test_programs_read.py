@@ -122,7 +122,7 @@ OUTSIDE = (
         "jfluid.distributed",
         "jfluid.launch",
     ),
-    *("jfluid.security", "jfluid.kept_files", "jfluid.ir.callables", "jfluid.scope"),
+    *("jfluid.security", "jfluid.caches.kept_files", "jfluid.ir.callables", "jfluid.scope"),
 )
 HARMLESS = {"os.cpu_count", "jfluid.processes.count"}
 CALLS = ("open", "print", "exec", "eval", "input", "compile", "__import__", "breakpoint")

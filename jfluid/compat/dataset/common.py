@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from jfluid import private_files
 from jfluid.errors import DownloadError, UnsupportedError
 from jfluid.files.storage import atomic_write
+from jfluid.security import private_files
 
 __all__ = ["DATA_HOME", "cluster_files_reader", "download", "md5file", "split"]
 

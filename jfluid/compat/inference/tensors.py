@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jfluid.compile.fetched_array import FetchedArray, fetched
 from jfluid.errors import FeedError, FetchError, ProgramError
-from jfluid.fetched_array import FetchedArray, fetched
 from jfluid.lod_tensor import LoDTensor
 
 Array = np.ndarray[Any, Any]

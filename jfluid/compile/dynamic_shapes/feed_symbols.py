@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import aligned_memory, errors
+from jfluid import errors
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
@@ -19,6 +19,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     constant,
     is_constant,
 )
+from jfluid.host import aligned_memory
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -4,10 +4,11 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from jfluid import errors, flags, heap
+from jfluid import errors, flags
 from jfluid.distributed.server.snapshot_writers import Snapshots, Writer
 from jfluid.distributed.wire.settings import client_options, server_settings
 from jfluid.engine import Engine, Fetched, Runner
+from jfluid.host import heap
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jfluid import errors, snapshot_owner
+from jfluid import errors
+from jfluid.security import snapshot_owner
 
 if TYPE_CHECKING:
     from jfluid.ps_server.recovery import Peers
@@ -73,7 +74,7 @@ class Snapshots:
     def claimed(self, token: str) -> Iterator[str]:
         """Hold the folder for the job that has this secret; yields the job's id.
 
-        Raises ServerError where it is another job's (see jfluid.snapshot_owner), and when a server
+        Raises ServerError where it is another job's (see jfluid.security.snapshot_owner), and when a server
         that was not started again finds a snapshot: an earlier job's work is neither taken up nor
         written over unasked.
         """

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jfluid import aligned_memory
 from jfluid.compile.padding import ladder
 from jfluid.engine import Prepared
+from jfluid.host import aligned_memory
 from jfluid.ir.variable import Variable
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jfluid import flags, heap
+from jfluid import flags
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.distributed.wire.settings import client_options, kept_bytes, writes_snapshots
+from jfluid.host import heap
 from jfluid.record.phases import PHASES
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jfluid import flags
-from jfluid.endpoints import host_and_port
+from jfluid.environment.endpoints import host_and_port
 
 _PAUSE_S = 0.2
 _TELL_EVERY_S = 10.0

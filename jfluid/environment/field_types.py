@@ -1,4 +1,4 @@
-"""Types that fields of several pydantic models share, and words for what a field takes."""
+"""Field types that several pydantic models share, and descriptions of the values of a field."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class Expected:
-    """Metadata of a type: what it takes, as errors and reference pages say it."""
+    """Metadata of a type: description of its values in errors and on reference pages."""
 
     words: str
 
@@ -26,7 +26,7 @@ _WORDS = {str: "text", Path: "a path", bool: "true or false", int: "an integer",
 
 
 def expected(field: FieldInfo) -> str:
-    """Return what a field takes: the words of its type, the values of a Literal, or the name of a plain type."""
+    """Return the description of a field's values: the words of the type, the values of a Literal, or a plain type's name."""
     for part in [*field.metadata, *_parts(field.annotation)]:
         if isinstance(part, Expected):
             return part.words

@@ -14,7 +14,8 @@ from typing import Any
 from numba import njit
 from numba.core.caching import NullCache
 
-from jfluid import errors, private_files
+from jfluid import errors
+from jfluid.security import private_files
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

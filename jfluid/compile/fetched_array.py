@@ -1,4 +1,4 @@
-"""FetchedArray: results of a run, which convert to numbers like arrays of old NumPy releases."""
+"""FetchedArray: result of a run that converts to numbers as NumPy arrays did at Fluid's time."""
 
 from typing import Any, SupportsIndex
 
@@ -30,7 +30,7 @@ class FetchedArray(np.ndarray[Any, Any]):
         return repr(self.view(np.ndarray))
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return results of NumPy functions: scalars stay scalars."""
+        """Return results of NumPy functions as FetchedArray; scalars stay scalars."""
         return array[()] if return_scalar else array.view(type(self))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:

@@ -1,5 +1,6 @@
-"""Serialized protobuf messages, field by field: for counting parts before they are parsed, and for
-reading arrays in place.
+"""Serialized protobuf messages, field by field.
+
+Parts are counted before they are parsed, and arrays are read in place.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its begin and end."""
+    """Field of a serialized message: its number, its kind, its value (bytes as a view), and its begin and end."""
 
     number: int
     kind: int

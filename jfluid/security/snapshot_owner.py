@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jfluid import errors, private_files
-from jfluid.security import secret
+from jfluid import errors
+from jfluid.security import private_files, secret
 
 _NAME = "owner"
 # For so long a lock is awaited: its process may just be ending, or somebody looks at it.

@@ -29,8 +29,9 @@ _SELDOM = 50_000  # objects
 
 
 def seldom() -> int:
-    """Have young objects looked through seldom, while many are made that soon go by themselves; returns
-    what `often` takes. A collector that is off, or that somebody has made as slow, stays so.
+    """Raise the threshold of young garbage collections while many short-lived objects are made.
+
+    Returns the argument of `often`. A collector that is off, or already as slow, stays as it is.
     """
     before, *others = gc.get_threshold()
     if 0 < before < _SELDOM:
@@ -39,7 +40,7 @@ def seldom() -> int:
 
 
 def often(before: int) -> None:
-    """End `seldom`, unless somebody has set the collector since."""
+    """End `seldom`, unless the script has set the collector since."""
     now, *others = gc.get_threshold()
     if now == _SELDOM:
         gc.set_threshold(before, *others)

@@ -1,8 +1,8 @@
-"""Files in which later processes find what this one has found out: executables, shapes.
+"""On-disk cache of executables and shapes, which later processes load.
 
-They lie beside JAX's cache, and are used only where that cache is the one that
-FLAGS_compilation_cache_dir says. Both hold pickles and machine code: what other users may have put
-there is passed over.
+Its files lie beside JAX's cache, and are used only where that cache is the folder of
+FLAGS_compilation_cache_dir. Both hold pickles and machine code: files that other users may have written are
+skipped.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 
-from jfluid import errors, flags, installation, private_files
+from jfluid import errors, flags, installation
+from jfluid.security import private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
 _MOST_BYTES = "FLAGS_compilation_cache_max_bytes"
@@ -28,7 +29,7 @@ _OF_JAX = ("-cache", "-atime")  # how those of JAX's files end
 
 
 def folder() -> Path | None:
-    """Where they lie; None where none are kept. The first engine names the folder to JAX."""
+    """Return the folder of the cache, or None if nothing is cached. The first engine names the folder to JAX."""
     directory = flags.get(_DIRECTORY)
     if not directory:
         return None
@@ -45,9 +46,9 @@ def folder() -> Path | None:
 
 
 def use() -> None:
-    """Have JAX keep compiled programs there, unless the user has set JAX's cache or
-    FLAGS_compilation_cache_dir is empty.
+    """Enable JAX's compilation cache in the folder of FLAGS_compilation_cache_dir.
 
+    A cache that the user has set in JAX stays, and an empty flag disables it.
     JAX keys its entries by jaxlib's version, the host's CPU and the program.
     """
     if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
@@ -58,8 +59,9 @@ def use() -> None:
 
 
 def folder_for_jax() -> Path | None:
-    """Return the folder for JAX's cache, made if need be; None where it cannot be, or others could
-    have put files there.
+    """Return the folder for JAX's cache, created if it is missing.
+
+    Returns None if it cannot be created, or other users could have written files there.
     """
     path = Path(os.path.expanduser(flags.get(_DIRECTORY)))
     try:
@@ -79,7 +81,7 @@ def _trusted(path: Path) -> Path:
 
 @functools.cache
 def _pass_over(problem: str) -> None:
-    """Say once what is not read."""
+    """Warn once about a file or folder that is skipped."""
     warnings.warn(
         f"{problem}. What is kept there (compiled programs) is passed over, since others may have "
         f"written it: make the folder and its files this user's alone, or name another by {_DIRECTORY}",
@@ -89,7 +91,7 @@ def _pass_over(problem: str) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file; None if there is none, it is damaged, or others may have written it."""
+    """Return the content of a cached file; None if it is missing, damaged, or not private."""
     try:
         with private_files.open_trusted(_trusted(path.parent) / path.name) as file:
             content = file.read()
@@ -121,14 +123,14 @@ def write(path: Path, content: bytes, most: int) -> None:
 
 
 def _digest(path: Path, packed: bytes) -> bytes:
-    """What a file begins with: a file under the name of another one is none."""
+    """Return the digest of a file's name and content, with which the file begins."""
     return hashlib.sha256(path.name.encode() + packed).digest()
 
 
 def _make_room(new: Path, most: int) -> None:
-    """Delete what was written and read before all else: of the kind of a new file, and of all, those of JAX too.
+    """Evict the least recently used files, of the new file's kind and of all kinds, JAX's included.
 
-    What else lies in the folder stays.
+    Other files of the folder stay.
     """
     kind, room, number = new.name.partition("-")[0] + "-", flags.get(_MOST_BYTES), 0
     found = [
@@ -144,7 +146,7 @@ def _make_room(new: Path, most: int) -> None:
 
 
 def settings() -> tuple[Any, ...]:
-    """What tracing depends on beside the program: JAX's configuration as this thread has it, flags, this package."""
+    """Return the cache key of tracing beside the program: JAX's configuration of this thread, flags, this package."""
     config = [
         (name, getattr(jax.config, name, value))
         for name, value in sorted(jax.config.values.items())
@@ -156,7 +158,7 @@ def settings() -> tuple[Any, ...]:
 
 @functools.cache
 def sources() -> str:
-    """A digest of when the source files of this package were written, and of their sizes."""
+    """Return the digest of the times and sizes of this package's source files."""
 
     def files(folder: str) -> Iterator[tuple[str, int, int]]:
         for found in os.scandir(folder):

@@ -1,4 +1,4 @@
-"""What an endpoint is: `host:port`, the host a name or an address, one of IPv6 in brackets."""
+"""Endpoints `host:port`: the host is a name or an address, an IPv6 address in brackets."""
 
 import re
 
@@ -6,7 +6,7 @@ _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:]+\]")
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Return the host and the port of an endpoint. Raises ValueError, which says what is wrong."""
+    """Return the host and the port of an endpoint. Raises ValueError for a malformed endpoint."""
     host, colon, port = text.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
         raise ValueError("must have the form host:port")
@@ -16,7 +16,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def fault_of(endpoints: list[str] | tuple[str, ...]) -> str | None:
-    """Return what is wrong with the endpoints of a job's processes; None for good ones."""
+    """Return the fault of the endpoints of a job's processes; None if all are well formed."""
     if not endpoints:
         return "expected at least one endpoint"
     for endpoint in endpoints:

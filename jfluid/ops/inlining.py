@@ -1,4 +1,4 @@
-"""Functions that are traced once, and whose operations become those of each caller while it is traced."""
+"""Value for `jax.jit(inline=...)` that inlines during tracing on every supported JAX."""
 
 from typing import Any
 

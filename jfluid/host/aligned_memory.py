@@ -1,4 +1,4 @@
-"""NumPy arrays that XLA on CPUs reads where they are.
+"""NumPy arrays at 64-byte alignment, which XLA's CPU backend reads without a copy.
 
 XLA copies an argument that does not begin at a multiple of 64 bytes, in a thread for which the step waits.
 NumPy's own arrays begin at a multiple of 16.
@@ -36,12 +36,12 @@ def copied(array: Array) -> Array:
 
 
 def stacked(values: Sequence[Any], dtype: DTypeLike | None = None) -> Array:
-    """Return arrays of one shape, or what NumPy makes arrays of, along a new first dimension.
+    """Stack arrays of one shape, or values that NumPy converts to arrays, along a new first dimension.
 
     Args:
-        dtype: that numbers are converted to, as `astype` does; by default one that holds all.
+        dtype: that numbers are converted to, as `astype` does; by default a dtype that holds all.
 
-    Raises ValueError as `numpy.stack` does: for no arrays, and for those of different shapes.
+    Raises ValueError as `numpy.stack` does: for no arrays, and for arrays of different shapes.
     """
     arrays = [np.asarray(value) for value in values]
     if not arrays:

@@ -1,0 +1,1 @@
+"""Caches on disk: files that one process writes and later processes load."""

@@ -1,0 +1,33 @@
+"""Numbers on a command line, each with its range."""
+
+import argparse
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 on. Raises ArgumentTypeError."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, found {text}")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Return a number from 0 on. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text}")
+    return number
+
+
+def timeout(text: str) -> float:
+    """Return a number above 0. Raises ArgumentTypeError."""
+    number = seconds(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("expected a number above 0, found 0")
+    return number

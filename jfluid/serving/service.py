@@ -1,0 +1,191 @@
+"""A version of a model that is served: its inputs, its batches, its warm-up."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from jfluid.exports.model import LoadedModel
+from jfluid.exports.sequences import Value
+from jfluid.serving.answers import DATATYPES
+from jfluid.serving.batching import Batcher, rows_are_independent
+from jfluid.serving.blocks import SMALL, Block, let_others_go_first
+from jfluid.serving.json_inputs import PADDING, read_json
+from jfluid.serving.json_tensors import Tensors, read_tensors
+from jfluid.serving.metrics import Metrics
+from jfluid.serving.npz_inputs import Archive
+from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, as_arrays, from_arrays
+from jfluid.serving.room import Room
+
+_WARM_UPS = 8  # batches of sequences of each size that run before the first request
+
+
+class Resources:
+    """Bounds, memory and threads that all models of a server share."""
+
+    def __init__(self, limits: Limits):
+        self.limits, self.room, self.metrics = limits, Room(limits.held), Metrics()
+        # Large requests are read one after the other: then others find a processor free.
+        self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
+        self.reading, self.writing = asyncio.Lock(), asyncio.Lock()
+        any_input = Input("x", np.dtype("float32"), (-1,))
+        read_json(bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits)  # compiles the reader
+
+    def close(self) -> None:
+        """End the thread."""
+        self.reader.shutdown()
+
+
+class Service:
+    """A version of a model with its batcher.
+
+    Attributes:
+        model: the model.
+        name, version: under which it is served.
+        inputs: of a request.
+        batched: True if requests run together.
+        users: requests under way; the version is closed when a newer one has its place and this is 0.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        largest: int,
+        delay: float,
+        resources: Resources,
+        name: str = "model",
+        version: str = "1",
+        longest: int = 8,
+    ):
+        """Compile the model for all sizes of batches, and start its thread.
+
+        Args:
+            model: the model.
+            largest: rows of a batch.
+            delay: seconds that the first request of a batch waits for others.
+            resources: shared with other models.
+            name, version: under which it is served.
+            longest: length of the sequences that warm-up batches have.
+        """
+        self.model, self.resources, self.name, self.version = model, resources, name, version
+        self.users, self._retired = 0, False
+        self.inputs = tuple(
+            Input(v.name, np.dtype(v.np_dtype), tuple(v.shape), model.heights.get(v.name), v.lod_level)
+            for v in model.feeds
+        )
+        by_rows = bool(model.feeds) and all(v.shape and v.shape[0] == -1 for v in model.feeds)
+        self.batched = by_rows and rows_are_independent(model.run, model.sample(2), 2, model.fetches)
+        if self.batched and all(min(v.shape[1:], default=1) >= 0 for v in model.feeds):
+            self._warm_up(largest, longest)
+        metrics = resources.metrics
+        metrics.loaded.labels(name, version).set(1)
+        self.batcher = Batcher(
+            model.run,
+            largest if self.batched else 0,
+            delay if self.batched else 0.0,
+            observe=metrics.rows.labels(name, version).observe,
+            most_bytes=resources.limits.bytes,
+        )
+
+    def _warm_up(self, largest: int, longest: int) -> None:
+        """Run batches of all sizes, so that no request waits for the compiler.
+
+        Programs of sequences are compiled for buckets of rows and lengths, too: several batches of each size run.
+        """
+        ragged = any(item.levels for item in self.inputs)
+        for power in range(0 if ragged else 2, (largest - 1).bit_length() + 1):
+            for seed in range(_WARM_UPS if ragged else 1):
+                self.model.run(self.model.sample(1 << power, seed, longest))
+
+    async def predict(self, feed: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the outputs of the model by name. Raises BadRequest."""
+        rows = len(next(iter(feed.values()))) if self.batched else 1
+        if self.batched and (not rows or any(len(value) != rows for value in feed.values())):
+            raise BadRequest("all inputs have to have the same number of rows, at least one")
+        limits = self.resources.limits
+        if rows > limits.rows:
+            raise BadRequest(f"a request may have {limits.rows} rows, found {rows}", 413)
+        found = await asyncio.wrap_future(self.batcher.submit(feed, rows))
+        return {var.name: value for var, value in zip(self.model.fetches, found, strict=True)}
+
+    def described(self) -> dict[str, Any]:
+        """Return the names, element types and shapes of inputs and outputs."""
+        return {
+            kind: [
+                {"name": v.name, "dtype": str(v.np_dtype), "shape": list(v.shape)}
+                | ({"lod_level": v.lod_level} if v.lod_level else {})
+                for v in variables
+            ]
+            for kind, variables in (("inputs", self.model.feeds), ("outputs", self.model.fetches))
+        } | {"batched": self.batched}
+
+    def metadata(self, versions: list[str]) -> dict[str, Any]:
+        """Return the metadata of the Open Inference Protocol."""
+        outputs = [
+            Input(v.name, np.dtype(v.np_dtype), tuple(v.shape or ()), levels=v.lod_level) for v in self.model.fetches
+        ]
+        return {"name": self.name, "versions": versions, "platform": "jfluid"} | {
+            kind: [
+                {"name": item.name, "datatype": DATATYPES[str(item.dtype)], "shape": list(item.shape)}
+                for item in as_arrays(items)
+            ]
+            for kind, items in (("inputs", self.inputs), ("outputs", tuple(outputs)))
+        }
+
+    async def feed(self, body: Block, kind: str) -> dict[str, Value]:
+        """Return the inputs of a request. Raises BadRequest."""
+        limits = self.resources.limits
+        if kind != NPZ:
+            return await self._off_the_loop(len(body), lambda: read_json(body, self.inputs, limits))
+        archive = Archive(body, as_arrays(self.inputs), limits)
+        return await self._off_the_loop(
+            max(len(body), archive.bytes), lambda: from_arrays(self.inputs, archive.arrays())
+        )
+
+    async def tensors(self, body: Block) -> tuple[Tensors, dict[str, Value]]:
+        """Return a request of the Open Inference Protocol and its inputs. Raises BadRequest."""
+        read: list[Tensors] = []
+
+        def values() -> dict[str, Value]:
+            read.append(read_tensors(body, as_arrays(self.inputs), self.resources.limits))
+            return from_arrays(self.inputs, read[0].arrays)
+
+        feed = await self._off_the_loop(len(body), values)
+        known = [var.name for var in self.model.fetches]
+        if unknown := [name for name in read[0].outputs if name not in known]:
+            raise BadRequest(f"outputs: expected {', '.join(known)}, found {unknown[0]!r:.40}")
+        return read[0], feed
+
+    async def _off_the_loop(self, size: int, read: Any) -> dict[str, Value]:
+        """Return the result of `read()` with checked ids; large requests are read in a thread."""
+
+        def checked() -> dict[str, Value]:
+            found: dict[str, Value] = read()
+            for item in self.inputs:
+                item.check_ids(found[item.name])
+            return found
+
+        if size <= SMALL:
+            return checked()
+        return await asyncio.get_running_loop().run_in_executor(self.resources.reader, checked)
+
+    def __enter__(self) -> "Service":
+        self.users += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.users -= 1
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        """Close the version as soon as no request uses it."""
+        self._retired = True
+        self.resources.metrics.loaded.labels(self.name, self.version).set(0)
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._retired and not self.users:  # in a thread: the loop answers others meanwhile
+            threading.Thread(target=self.batcher.close, name="retired version").start()
