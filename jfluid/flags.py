@@ -66,10 +66,11 @@ EFFECTIVE = {
         0, "bytes that one trainer may send another; 0: as many as the machine has of memory"
     ),
     "FLAGS_interpret_first_steps": Flag(
-        False,
-        "steps on one CPU device, and of imperative mode, that are made from then on are interpreted with "
-        "NumPy until they are compiled: the first loss comes at once, and may differ in its last digits from run to run. No "
-        "effect with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with servers",
+        True,
+        "steps on one CPU device, and of imperative mode, are interpreted with NumPy until they are compiled: the first "
+        "loss comes at once, and losses may differ in their last digits from run to run. False: each step waits for "
+        "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with "
+        "servers",
     ),
     "FLAGS_record_dir": Flag(
         "",

@@ -1,6 +1,7 @@
 """Streams of shapes against the real Fluid (tests/golden/shape_streams.json)."""
 
 import json
+import threading
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid.compile.numpy_steps import beside
 from tests.parity import shape_streams
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shape_streams.json").read_text())
@@ -19,6 +21,23 @@ _COMPILED: list[float] = []
 def _note(event: str, seconds: float, **_: object) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
         _COMPILED.append(seconds)
+
+
+@pytest.fixture
+def interprets():
+    """Interpret steps until they are compiled, as is the default."""
+    fluid.set_flags({"FLAGS_interpret_first_steps": True})
+    yield
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+    for thread in threading.enumerate():
+        if thread.name == beside.THREAD:
+            thread.join()
+
+
+@pytest.mark.parametrize("build", shape_streams.STREAMS, ids=lambda build: build.__name__)
+def test_losses_of_interpreted_steps_are_fluids(build, interprets):
+    found = shape_streams.run(fluid, build)
+    np.testing.assert_allclose(found, GOLDEN[build.__name__], 5e-4)
 
 
 @pytest.mark.parametrize("build", shape_streams.STREAMS, ids=lambda build: build.__name__)

@@ -1,6 +1,9 @@
 """Steps that NumPy runs until they are compiled."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -198,3 +201,11 @@ def test_batches_run_in_a_larger_bucket_until_their_own_is_compiled(interprets, 
     finish()
     run(20)
     assert len(traced.compiled) == 2
+
+
+@pytest.mark.process
+def test_first_steps_are_interpreted_by_default():
+    script = "from jfluid import flags; print(flags.get('FLAGS_interpret_first_steps'))"
+    environment = {n: v for n, v in os.environ.items() if n != "FLAGS_interpret_first_steps"}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"
