@@ -13,16 +13,16 @@ import jax
 import numpy as np
 
 from jfluid import errors, flags, kept_files, processes
-from jfluid.compile import feeds as feeding
-from jfluid.compile import memory
-from jfluid.compile.executables import most_bytes
-from jfluid.compile.feeds import Owned
-from jfluid.compile.fetches import Fetched
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.placement import of_device
 from jfluid.compile.plan import plan
-from jfluid.compile.repeat import Repeat, Repeats
-from jfluid.compile.step import Step
+from jfluid.compile.runtime import feeds as feeding
+from jfluid.compile.runtime import memory
+from jfluid.compile.runtime.executables import most_bytes
+from jfluid.compile.runtime.fast_path import Repeat, Repeats
+from jfluid.compile.runtime.feeds import Owned
+from jfluid.compile.runtime.fetches import Fetched
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.placement import of_device
+from jfluid.compile.runtime.step import Step
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jfluid import distributed, errors
-from jfluid.compile import memory
-from jfluid.compile.fetches import names_of
+from jfluid.compile.runtime import memory
+from jfluid.compile.runtime.fetches import names_of
 from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler

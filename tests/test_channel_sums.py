@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import image_layout
+from jfluid.compile.rewrites import image_layout
 from jfluid.machine_code import channel_kernels, channel_sums, functions
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import image_convolution, image_layout
+from jfluid.compile.rewrites import image_convolution, image_layout
 from jfluid.machine_code import (
     convolution_kernels,
     direct_convolution,

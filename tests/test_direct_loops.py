@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.own_loops import OwnLoops
+from jfluid.compile.rnn_kernels import OwnLoops
 from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import image_layout
-from jfluid.compile.own_rows import OwnRows
+from jfluid.compile.embedding_kernels import OwnRows
+from jfluid.compile.rewrites import image_layout
 from jfluid.machine_code import direct_rows, functions, row_kernels
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows

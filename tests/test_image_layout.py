@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jfluid as fluid
-from jfluid.compile import image_layout
+from jfluid.compile.rewrites import image_layout
 from jfluid.ops import pool
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax import lax
 
-from jfluid.compile import image_layout
+from jfluid.compile.rewrites import image_layout
 from tests.fuzz.harness import fuzzed
 
 SIDE = 72  # of matrices, whose products are machine code

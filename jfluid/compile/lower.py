@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, memory, scalars, table_gradients, update_order
+from jfluid.compile import control, scalars, table_gradients, update_dependencies
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
+from jfluid.compile.runtime import memory
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -80,7 +81,7 @@ class Lowering:
         self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
-        self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_dependencies`)
         # places of gradients of tables that are rows (`table_gradients`)
         self.of_rows: Set[int] = frozenset()
         # what the operations of an operator are called in the trace
@@ -133,10 +134,10 @@ class Lowering:
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
         """The values for an operator. An update waits for what is computed from its parameter."""
-        rates = op.inputs.get(update_order.RATE, ())
+        rates = op.inputs.get(update_dependencies.RATE, ())
         if at not in self.awaited and self.shared_rates.isdisjoint(rates):
             return env
-        name = op.input(update_order.RATE)[0]
+        name = op.input(update_dependencies.RATE)[0]
         rate = env[name]
         if name in self.shared_rates:
             if self._parts.get(name, (None,))[0] is not rate:
@@ -145,7 +146,7 @@ class Lowering:
         # A copied vector costs less than kernels that compute what they wait for once more.
         waits = jnp.ndim(env[op.input("Param")[0]]) > 1
         values = [env[n] for n in self.awaited.get(at, ()) if n in env and waits]
-        return env | {name: update_order.after(rate, values)}
+        return env | {name: update_dependencies.after(rate, values)}
 
     def _draw(self) -> None:
         """Draw the numbers of all operators that only draw, many at once."""

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import collector
-from jfluid.compile import image_layout, scalars, table_gradients, update_order
+from jfluid.compile import scalars, table_gradients, update_dependencies
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
+from jfluid.compile.embedding_kernels import OwnRows
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
-from jfluid.compile.own_loops import OwnLoops
-from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
-from jfluid.compile.traced_value import Order, inverse
+from jfluid.compile.rewrites import image_layout
+from jfluid.compile.rewrites.traced_value import Order, inverse
+from jfluid.compile.rnn_kernels import OwnLoops
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
@@ -69,11 +70,11 @@ def lower(
     if wanted is not None and watch is None:
         lowering.of_rows = table_gradients.only_updated(items, wanted)
     if on_gpus:
-        lowering.awaited = update_order.awaited(items, of_filters=True)
+        lowering.awaited = update_dependencies.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
     on_cpu = on_gpus is False
     if on_cpu:
-        lowering.awaited = update_order.awaited(items)
+        lowering.awaited = update_dependencies.awaited(items)
     # What is watched belongs to the trace that it was found in.
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
 
@@ -91,7 +92,7 @@ def recorded(
     """
     lowering = Lowering(items, key)
     lowering.drawn.update(keys)
-    lowering.awaited = update_order.awaited(items)
+    lowering.awaited = update_dependencies.awaited(items)
     lowering.scope = lambda position, op: f"{op.type}@{position}"
     return lowering.run(env)
 
@@ -128,7 +129,7 @@ def part(
     """Trace operators that are part of what `laid_out` traces; adds their outputs to `env`.
 
     Args:
-        awaited: what an update, by its place in `items`, waits for; see `update_order.awaited`.
+        awaited: what an update, by its place in `items`, waits for; see `update_dependencies.awaited`.
             Others are those of `lower`.
     """
     lowering = Lowering(items, key, watch, known)

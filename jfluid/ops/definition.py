@@ -129,7 +129,7 @@ class Options:
         fused: an operator of many inputs and outputs that does the work of several of this one,
             each of which overwrites its input.
         convolves: whether it computes with windows of images: a step on CPUs then holds images with
-            channels last (see `jfluid.compile.image_layout`).
+            channels last (see `jfluid.compile.rewrites.image_layout`).
         entire: whether it is an update whose result depends on the whole tensor (a norm of it), so
             that parts of it cannot be updated apart.
         examples: input slots whose first dimension numbers examples that do not depend on each

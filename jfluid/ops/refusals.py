@@ -1,7 +1,7 @@
 """What operators refuse of the values of their inputs: offsets, lengths and labels that do not fit rows.
 
 Values are not known while a program is traced. A step evaluates what is refused first, by itself, and raises
-before anything of it has run (`jfluid.compile.refused`). Whatever the values are, the offsets that operators
+before anything of it has run (`jfluid.compile.runtime.refused`). Whatever the values are, the offsets that operators
 make of them fit their rows (`ragged.fitted`).
 """
 

@@ -8,12 +8,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jfluid import errors, flags, processes
-from jfluid.compile import feeds
-from jfluid.compile.executables import most_bytes
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
-from jfluid.compile.step import Step
+from jfluid.compile.runtime import feeds
+from jfluid.compile.runtime.executables import most_bytes
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.placement import Placement
+from jfluid.compile.runtime.step import Step
 from jfluid.debugger import draw_block_graphviz
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import OpRole

@@ -12,21 +12,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, padding, trace, update_order
+from jfluid.compile import trace, update_dependencies
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
-from jfluid.compile.placement import Computed, Env, OneDevice
 from jfluid.compile.plan import Plan
-from jfluid.compile.slots import Batch
+from jfluid.compile.runtime import filter_layouts, padding
+from jfluid.compile.runtime.placement import Computed, Env, OneDevice
+from jfluid.compile.runtime.slots import Batch
 from jfluid.fetched_array import fetched
 from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged_dispatch import NeedsExactRows
-from jfluid.parallel import joined, phases, replica_feeds
-from jfluid.parallel.joined import Kind, Kinds, NotJoined, apart, total
-from jfluid.parallel.own_values import OWN
+from jfluid.parallel import phases, replica_feeds, vmapped_lowering
+from jfluid.parallel.per_replica_state import OWN
 from jfluid.parallel.replica_feeds import Uneven
+from jfluid.parallel.vmapped_lowering import Kind, Kinds, NotJoined, apart, total
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[])
@@ -93,7 +94,7 @@ class JoinedReplicas(OneDevice):
         except NotJoined:
             return None
         placement = cls(plan, device, replicas, groups, own)
-        orders = filter_orders.of(plan, device)
+        orders = filter_layouts.of(plan, device)
         placement.held = {n: order for n, order in orders.items() if n not in own | others}
         return placement
 
@@ -278,9 +279,11 @@ class JoinedReplicas(OneDevice):
         wrapped = trace.random_key(key)
         stacked = self._opened(at, env)
         if first is not None:
-            env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
+            env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
             first.start(env)
-            kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals)
+            kinds = vmapped_lowering.run(
+                first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
+            )
             of = first.name.removeprefix(LONGEST)
             alike = kinds[of] is Kind.ALIKE
             if of != first.name:
@@ -324,7 +327,7 @@ class JoinedReplicas(OneDevice):
     ) -> set[str]:
         """Run the phases of a segment; returns the names that are stacked after them."""
         every = [item for phase in self._phases[at] for item in phase.items]
-        awaited = update_order.awaited(every)
+        awaited = update_dependencies.awaited(every)
         start = 0
         for phase in self._phases[at]:
             if phase.per_replica:
@@ -345,7 +348,7 @@ class JoinedReplicas(OneDevice):
         known: Known,
     ) -> set[str]:
         """Run a phase; returns the names that are stacked after it."""
-        kinds = joined.run(phase.items, env, key, watch, known, self._replicas, stacked)
+        kinds = vmapped_lowering.run(phase.items, env, key, watch, known, self._replicas, stacked)
         for name in phase.reduced:
             if name in env:
                 env[name] = total(env[name], kinds[name], self._replicas)

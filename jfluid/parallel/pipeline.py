@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import kept_executables
 from jfluid.compile.lower import pairs_of
-from jfluid.compile.options import options
-from jfluid.compile.placement import Env, Function, OneDevice, placed
 from jfluid.compile.plan import Item, Plan, Segment, joined
-from jfluid.compile.step import CompiledSegment, Step, refuse_infinite
-from jfluid.compile.step_state import StepState
+from jfluid.compile.runtime import executable_cache
+from jfluid.compile.runtime.options import options
+from jfluid.compile.runtime.placement import Env, Function, OneDevice, placed
+from jfluid.compile.runtime.step import CompiledSegment, Step, refuse_infinite
+from jfluid.compile.runtime.step_state import StepState
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import OpRole
 from jfluid.ir.pipeline import PipelineOptions
@@ -214,10 +214,10 @@ class PipelineDevices(OneDevice):
         return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.devices[at]))
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         device, identity = self.devices[at], ("section", *map(list, names))
-        return kept_executables.entry(self.plan, at, identity, [device], options(device), beside)
+        return executable_cache.entry(self.plan, at, identity, [device], options(device), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call a section's program; what it reads is brought to its device."""

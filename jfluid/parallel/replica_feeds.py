@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory, errors, processes
-from jfluid.compile import slots
-from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
-from jfluid.compile.slots import Batch, Measured, SlotBuckets, laid_out, needed
+from jfluid.compile.runtime import slots
+from jfluid.compile.runtime.padding import Measures, Size, extended, fill, fill_rows
+from jfluid.compile.runtime.slots import Batch, Measured, SlotBuckets, laid_out, needed
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 

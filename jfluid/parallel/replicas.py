@@ -12,12 +12,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, processes
-from jfluid.compile import kept_executables, padding, trace
-from jfluid.compile.host import Host
+from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
-from jfluid.compile.options import options
-from jfluid.compile.placement import Env, Function, OneDevice, Placement
 from jfluid.compile.plan import Plan
+from jfluid.compile.runtime import executable_cache, padding
+from jfluid.compile.runtime.host import Host
+from jfluid.compile.runtime.options import options
+from jfluid.compile.runtime.placement import Env, Function, OneDevice, Placement
 from jfluid.ir.types import VarType
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
@@ -25,7 +26,7 @@ from jfluid.ops.ragged import Ragged
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
-from jfluid.parallel.own_values import OWN
+from jfluid.parallel.per_replica_state import OWN
 from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
@@ -119,15 +120,15 @@ class Replicas(Placement):
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         if self.sharding.spans_processes:
             return None
         sums = [[phase.reduced for phase in group] for group in self._phases]
         shares, fused = sorted(self.sharding.shares.items()), self.sharding.fuse
         own = type(self).__name__, self._repeats, sums, shares, fused
         identity, devices = (*map(list, names), *own), self._devices_of(at)
-        return kept_executables.entry(self.plan, at, identity, devices, options(devices[0]), beside)
+        return executable_cache.entry(self.plan, at, identity, devices, options(devices[0]), beside)
 
     def _devices_of(self, at: int) -> list[jax.Device]:
         """The devices that a segment runs on."""

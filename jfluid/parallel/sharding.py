@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
-from jfluid.compile.placement import placed
+from jfluid.compile.runtime.placement import placed
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows

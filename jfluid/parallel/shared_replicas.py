@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
-from jfluid.compile.placement import Env, Function, placed
 from jfluid.compile.plan import Plan
+from jfluid.compile.runtime.placement import Env, Function, placed
 from jfluid.ir.block import writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType

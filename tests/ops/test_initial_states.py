@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile.own_loops import OwnLoops
+from jfluid.compile.rnn_kernels import OwnLoops
 from jfluid.ops import recurrent, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 

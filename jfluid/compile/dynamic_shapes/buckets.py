@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 
 Sizes = dict[str, int]
 _MOST = 9

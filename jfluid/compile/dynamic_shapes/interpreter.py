@@ -29,7 +29,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     merged,
     samples_of,
 )
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
 
 
 @dataclass(slots=True)

@@ -41,9 +41,9 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
-from jfluid.compile.kept_executables import Beside
-from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Item
+from jfluid.compile.runtime.executable_cache import Beside
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.ops.ragged import Ragged
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # to import them registers their rules
@@ -145,11 +145,11 @@ class Traced(Sampled):
         return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
 
     def noted(self) -> Any:
-        """See `kept_executables.Beside`."""
+        """See `executable_cache.Beside`."""
         return self.results
 
     def learn(self, noted: Any) -> None:
-        """See `kept_executables.Beside`."""
+        """See `executable_cache.Beside`."""
         self.results = noted
 
     @functools.cached_property

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jfluid import flags, processes
-from jfluid.compile import jax_caches
 from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
+from jfluid.compile.runtime import jax_caches
 
 _RULES = (elementwise, shapes, sums, indexing)  # to import them registers their rules
 _PATIENCE = 0.1  # seconds for which a first step is interpreted before its compilation begins, too

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
+from jfluid.compile.runtime.lru_cache import LruCache
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
 
 Params = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import aligned_memory
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 from jfluid.engine import Prepared
 from jfluid.ir.variable import Variable
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfluid.compile.columns import FEWEST, Strips, keeps_columns
+from jfluid.compile.rewrites.concat_of_slices import FEWEST, Strips, keeps_columns
 from jfluid.machine_code.row_functions import TAKE, VALUES
 
 CALL = frozenset(("ffi_call",))  # the primitive that calls them

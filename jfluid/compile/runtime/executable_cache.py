@@ -25,9 +25,9 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from jfluid import collector, environment, heap, kept_files
-from jfluid.compile import library_fusions
-from jfluid.compile.loaded_ahead import LoadedAhead
 from jfluid.compile.plan import Item, Plan
+from jfluid.compile.runtime import library_fusions
+from jfluid.compile.runtime.executable_prefetch import LoadedAhead
 from jfluid.ir import schema
 from jfluid.ir.program import named
 from jfluid.ops import registry

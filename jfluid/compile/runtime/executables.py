@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from jfluid import flags, heap, record
-from jfluid.compile import jax_caches, library_fusions
-from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import Beside
+from jfluid.compile.runtime import jax_caches, library_fusions
+from jfluid.compile.runtime.lru_cache import LruCache
 
 FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of

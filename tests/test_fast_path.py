@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile import feeds, repeat
+from jfluid.compile.runtime import fast_path, feeds
 
 X = np.arange(12, dtype="float32").reshape(3, 4)
 
@@ -287,12 +287,12 @@ def test_the_table_is_bounded_and_keeps_no_scope():
     exe = fluid.Executor(fluid.CPUPlace())
     feed = {"x": np.ones((2, 4), "float32")}
     scopes = []
-    for _ in range(repeat._MOST + 3):
+    for _ in range(fast_path._MOST + 3):
         scope = fluid.Scope()
         exe.run(startup, scope=scope)
         exe.run(main, feed=feed, fetch_list=[loss], scope=scope)
         scopes.append(weakref.ref(scope))
         del scope
     gc.collect()
-    assert len(exe.engine.repeats._all) <= repeat._MOST
+    assert len(exe.engine.repeats._all) <= fast_path._MOST
     assert not any(scope() for scope in scopes)

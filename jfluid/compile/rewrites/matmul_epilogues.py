@@ -16,8 +16,9 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import columns, products
-from jfluid.compile.traced_value import (
+from jfluid.compile.rewrites import concat_of_slices, matmul_dispatch
+from jfluid.compile.rewrites.primitives import AWAITED
+from jfluid.compile.rewrites.traced_value import (
     MADE,
     TURNED,
     Change,
@@ -30,7 +31,6 @@ from jfluid.compile.traced_value import (
     SlopeOfTanh,
     Value,
 )
-from jfluid.compile.update_order import AWAITED
 
 # Whether the step that is traced writes over the parameters that it updates.
 _overwriting = contextvars.ContextVar("overwriting", default=True)
@@ -54,10 +54,10 @@ def product(x: Array, y: Array, over: tuple[int, int], scope: str) -> Value:
     """
 
     def make(turned: bool) -> Array:
-        return products.product(y, x, over[::-1]) if turned else products.product(x, y, over)
+        return matmul_dispatch.product(y, x, over[::-1]) if turned else matmul_dispatch.product(x, y, over)
 
     found = Value(make=make)
-    if products.is_machine_code(x, y, over):
+    if matmul_dispatch.is_machine_code(x, y, over):
         found.origin = Product(x, y, over, scope=scope)
     return found
 
@@ -167,7 +167,7 @@ def _transpose(equation: Any, values: list[Value]) -> Value | None:
     if origin is None or equation.params["permutation"] != TURNED:
         return None
     x, y, over = origin.y, origin.x, origin.over[::-1]
-    if not products.is_machine_code(x, y, over):
+    if not matmul_dispatch.is_machine_code(x, y, over):
         return None
     found = Value(make=lambda turned: value.given() if turned else value.laid(TURNED))
     found.origin = replace(origin, x=x, y=y, over=over)
@@ -255,7 +255,7 @@ def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value
     aval = equation.outvars[0].aval
     if np.shape(out.given()) != aval.shape:
         return None
-    array = direct_product.sloped(origin.x, origin.y, columns.matrix_of(out.given()), activation, origin.over)
+    array = direct_product.sloped(origin.x, origin.y, concat_of_slices.matrix_of(out.given()), activation, origin.over)
     return _finished(origin, array, aval.shape)
 
 

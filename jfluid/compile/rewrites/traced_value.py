@@ -8,9 +8,9 @@ from typing import Any
 
 from jax import Array, lax
 
-from jfluid.compile.columns import Columns, Strips
-from jfluid.compile.image_convolution import HELD
-from jfluid.compile.slot_rows import Taken
+from jfluid.compile.rewrites.concat_of_slices import Columns, Strips
+from jfluid.compile.rewrites.embedding_concat import Taken
+from jfluid.compile.rewrites.image_convolution import HELD
 
 TURNED = (1, 0)  # the order of a matrix that is turned round
 MADE = {**HELD, len(TURNED): TURNED}  # orders that values may be computed in
@@ -109,7 +109,7 @@ def permuted(sequence: Any, order: Order) -> tuple[Any, ...]:
     return tuple(sequence[d] for d in order)
 
 
-# What a value comes from, as far as products are concerned (see `finished_products.py`).
+# What a value comes from, as far as products are concerned (see `matmul_epilogues.py`).
 
 
 @dataclass

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from jfluid import flags
-from jfluid.compile import slots
-from jfluid.compile.device_feeds import DeviceTensor, batch_of
-from jfluid.compile.fetches import Fetched, to_numpy
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.step import Step
+from jfluid.compile.runtime import slots
+from jfluid.compile.runtime.device_feeds import DeviceTensor, batch_of
+from jfluid.compile.runtime.fetches import Fetched, to_numpy
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.step import Step
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.device_feeds import DeviceTensor
+from jfluid.compile.runtime.device_feeds import DeviceTensor
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor

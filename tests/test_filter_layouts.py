@@ -7,8 +7,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import engine
-from jfluid.compile import filter_orders, plan
-from jfluid.compile.filter_orders import Held
+from jfluid.compile import plan
+from jfluid.compile.runtime import filter_layouts
+from jfluid.compile.runtime.filter_layouts import Held
 from tests.gpu.ahead import TracedAsForH200
 
 
@@ -80,7 +81,7 @@ def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(where, mon
         if where == "as on a GPU":
             patched.setattr(engine, "of_device", TracedAsForH200)
         found = _history(tmp_path / "held", True, replicas)
-    monkeypatch.setattr(filter_orders, "of", lambda plan, device: {})
+    monkeypatch.setattr(filter_layouts, "of", lambda plan, device: {})
     expected = _history(tmp_path / "given", False, replicas)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -114,7 +115,7 @@ def test_gpus_of_which_xla_wants_channels_last(capability):
         fluid.optimizer.Adam(0.1).minimize(fluid.layers.mean(y))
     planned = plan.plan(main, ["x"], [])
     device = SimpleNamespace(platform="gpu", compute_capability=capability)
-    found = filter_orders.of(planned, device)
+    found = filter_layouts.of(planned, device)
     if capability not in ("9.0", "12.1"):
         assert not found
         return
@@ -148,7 +149,7 @@ def test_shapes_that_follow_from_a_convolution(monkeypatch):
             return [exe.run(main, feed=_FEED, fetch_list=[end, part, loss]) for _ in range(3)]
 
     found = sizes()
-    monkeypatch.setattr(filter_orders, "of", lambda plan, device: {})
+    monkeypatch.setattr(filter_layouts, "of", lambda plan, device: {})
     for step, expected in zip(found, sizes(), strict=True):
         for a, b in zip(step, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -7,6 +7,7 @@ ELEMENTWISE = frozenset(
     "mul ne neg nextafter not one_minus_square optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
     "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
+AWAITED = "awaited"  # name of the jitted function that makes an update wait for a value
 # Primitives that call a jaxpr, and the parameter that holds it.
 CALLS = {
     "jit": "jaxpr",

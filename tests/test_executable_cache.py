@@ -10,7 +10,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import kept_files
-from jfluid.compile import kept_executables, loaded_ahead, memory, trace
+from jfluid.compile import trace
+from jfluid.compile.runtime import executable_cache, executable_prefetch, memory
 from jfluid.machine_code import functions
 from jfluid.ops import registry
 
@@ -76,7 +77,7 @@ def wait_for(name):
 
 
 def kept(folder):
-    wait_for(kept_executables.THREAD)
+    wait_for(executable_cache.THREAD)
     return sorted(folder.glob("step-*"))
 
 
@@ -107,7 +108,7 @@ def test_another_release_machine_or_setting_finds_nothing(folder, traced, monkey
     first = losses((2,))
     with jax.default_matmul_precision("highest"):
         assert losses((2,)) == first and len(traced) == 4
-    for module, changed in ((kept_files, "sources"), (kept_executables, "_machine")):
+    for module, changed in ((kept_files, "sources"), (executable_cache, "_machine")):
         monkeypatch.setattr(module, changed, lambda: "another")
         assert losses((2,)) == first
     assert len(traced) == len(kept(folder)) == 8
@@ -192,7 +193,7 @@ def test_files_have_a_bound_in_bytes(folder):
 
 
 def test_the_oldest_go_first(folder, monkeypatch):
-    monkeypatch.setattr(kept_executables, "MOST_FILES", 1)
+    monkeypatch.setattr(executable_cache, "MOST_FILES", 1)
     losses((2,))
     assert len(kept(folder)) == 1
 
@@ -204,7 +205,7 @@ def test_a_cache_of_the_users_is_left_alone(folder, traced):
 
 
 def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, traced, monkeypatch):
-    real, loads = kept_executables._AHEAD._load, []
+    real, loads = executable_cache._AHEAD._load, []
 
     def load(path, devices):
         loads.append((path.name, threading.current_thread() is threading.main_thread()))
@@ -214,11 +215,11 @@ def test_a_second_start_loads_the_step_while_the_startup_program_runs(folder, tr
         """The losses of a start, and the files that it loaded: by the main thread, and by another."""
         loads.clear()
         found = losses((rows,))
-        wait_for(loaded_ahead.THREAD)
-        wait_for(kept_executables.THREAD)
+        wait_for(executable_prefetch.THREAD)
+        wait_for(executable_cache.THREAD)
         return found, [n for n, main in loads if main], [n for n, main in loads if not main]
 
-    monkeypatch.setattr(kept_executables._AHEAD, "_load", load)
+    monkeypatch.setattr(executable_cache._AHEAD, "_load", load)
     two, (step,), ahead = start(2)
     assert ahead == []
     assert start(2) == (two, [], [step]) and len(traced) == 2

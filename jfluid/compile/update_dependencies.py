@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid.compile.plan import Item
+from jfluid.compile.rewrites.primitives import AWAITED
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops.gradients import GRAD
 
 RATE = "LearningRate"
-AWAITED = "awaited"  # the name of the function that waits for a value, in what is traced
 # Gradients that an update waits for: for hundreds, as where all steps of an unrolled network share a
 # parameter, XLA takes longer to compile than all else; there the parameter is copied.
 MOST = 16

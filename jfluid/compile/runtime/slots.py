@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory
-from jfluid.compile.padding import MOST_NUMBERS, Buckets, Size, Sizes
+from jfluid.compile.runtime.padding import MOST_NUMBERS, Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile.executables import Executables
-from jfluid.compile.slots import SlotBuckets, opened
+from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.slots import SlotBuckets, opened
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 

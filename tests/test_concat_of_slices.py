@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfluid.compile import columns, image_layout
+from jfluid.compile.rewrites import concat_of_slices, image_layout
 
 ROWS, WIDTH = 6, 3
 
@@ -68,6 +68,6 @@ def test_columns_that_are_rows_now_are_no_columns():
 
 def test_parts_of_another_matrix_are_not_neighbours():
     x, y = jnp.asarray(X), jnp.asarray(X) + 1
-    parts = [columns.Columns(m, 3 * i, 3) for i, m in enumerate((x, x, y, x))]
-    assert columns.stacked(parts) is None
-    assert columns.stacked([*parts[:2], None, None]) is None
+    parts = [concat_of_slices.Columns(m, 3 * i, 3) for i, m in enumerate((x, x, y, x))]
+    assert concat_of_slices.stacked(parts) is None
+    assert concat_of_slices.stacked([*parts[:2], None, None]) is None

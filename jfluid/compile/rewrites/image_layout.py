@@ -5,7 +5,7 @@ the result back: a quarter of the time of a step of YOLOv3 went there. Here a tr
 rewritten so that what comes out of a convolution stays as it is through whatever follows it
 (activations, normalisation, pooling, sums), forward and backward. Only what looks at the order of
 the dimensions (a reshape, a loop) gets channels first. Users see no difference. The gradients of
-the weights of products are computed the way round that the step wants them (`products.py`), which says
+the weights of products are computed the way round that the step wants them (`matmul_dispatch.py`), which says
 which products are computed by machine code of our own.
 """
 
@@ -17,10 +17,16 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile import columns, finished_products, image_convolution, products, slot_rows
-from jfluid.compile.image_convolution import HELD, Filter
-from jfluid.compile.primitives import CALLS, ELEMENTWISE
-from jfluid.compile.traced_value import TURNED, Order, Value, inverse, permuted
+from jfluid.compile.rewrites import (
+    concat_of_slices,
+    embedding_concat,
+    image_convolution,
+    matmul_dispatch,
+    matmul_epilogues,
+)
+from jfluid.compile.rewrites.image_convolution import HELD, Filter
+from jfluid.compile.rewrites.primitives import CALLS, ELEMENTWISE
+from jfluid.compile.rewrites.traced_value import TURNED, Order, Value, inverse, permuted
 from jfluid.ops.norm import CHANNEL_MOMENTS, CHANNEL_PRODUCTS
 
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
@@ -107,7 +113,7 @@ def _evaluate(
 ) -> list[Value]:
     from jax.extend import core  # it comes with Pallas, which a second start does without
 
-    readers = finished_products.readers(jaxpr, results_read)
+    readers = matmul_epilogues.readers(jaxpr, results_read)
     env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(Value, consts)))
     env.update(zip(jaxpr.invars, arguments, strict=True))
 
@@ -118,7 +124,7 @@ def _evaluate(
         value.read_by(readers.get(variable, ()))
     for equation in jaxpr.eqns:
         values = [read(a) for a in equation.invars]
-        with jax.named_scope(finished_products.scope(equation, values)):
+        with jax.named_scope(matmul_epilogues.scope(equation, values)):
             results = _apply(equation, values)
         for variable, value in zip(equation.outvars, results):
             value.read_by(readers.get(variable, ()))
@@ -134,9 +140,9 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
         if sums is not None:
             return sums
         inner = params[CALLS[name]]
-        if finished_products.waits(equation):
+        if matmul_epilogues.waits(equation):
             shapes = [a.aval.shape for a in equation.invars]
-            values = list(map(finished_products.awaited, values, shapes))
+            values = list(map(matmul_epilogues.awaited, values, shapes))
         for value in values:  # its readers are among the equations inside
             value.readers = [r for r in value.readers if r is not equation]
         return _evaluate(inner.jaxpr, inner.consts, values)
@@ -146,7 +152,7 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
     if name == "cond" and isinstance(values[0].given(), np.integer):
         branch = params["branches"][int(values[0].given())]
         return _evaluate(branch.jaxpr, branch.consts, values[1:])
-    if (finished := finished_products.apply(equation, values)) is not None:
+    if (finished := matmul_epilogues.apply(equation, values)) is not None:
         return [finished]
     if name == "conv_general_dilated":
         found = _convolution(values, params)
@@ -156,7 +162,7 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
         found = [Value(values[0].laid(TURNED))]
     elif name == "concatenate" and (joined := _joined(equation, values)) is not None:
         found = [joined]
-    elif name in slot_rows.CALL and (called := _from_strips(equation, values)) is not None:
+    elif name in embedding_concat.CALL and (called := _from_strips(equation, values)) is not None:
         found = called
     elif all(v.order is None for v in values):
         found = None
@@ -169,13 +175,13 @@ def _apply(equation: Any, values: list[Value]) -> list[Value]:
         found = [Value(r) for r in (results if equation.primitive.multiple_results else [results])]
     if name == "broadcast_in_dim" and found[0].order is None:
         found[0].broadcast = params, values[0].given()
-    if name in columns.FOLLOWED and values[0].order is None:
-        parts = columns.of(equation, values[0].given(), values[0].columns)
+    if name in concat_of_slices.FOLLOWED and values[0].order is None:
+        parts = concat_of_slices.of(equation, values[0].given(), values[0].columns)
         for value, part in zip(found, parts):
             value.columns = part
-    if name in slot_rows.FOLLOWED and values[0].order is None:
-        arrays = [v.given() for v in values] if name in slot_rows.CALL else []
-        found[0].taken = slot_rows.of(equation, arrays, values[0].taken)
+    if name in embedding_concat.FOLLOWED and values[0].order is None:
+        arrays = [v.given() for v in values] if name in embedding_concat.CALL else []
+        found[0].taken = embedding_concat.of(equation, arrays, values[0].taken)
     if name == "rev" and params["dimensions"] == tuple(range(2, equation.outvars[0].aval.ndim)):
         found[0].mirror = values[0]
     return found
@@ -186,9 +192,9 @@ def _joined(equation: Any, values: list[Value]) -> Value | None:
     if equation.outvars[0].aval.ndim != 2:
         return None
     if equation.params["dimension"]:
-        beside = slot_rows.beside([v.taken for v in values], lambda i: values[i].given(), equation)
+        beside = embedding_concat.beside([v.taken for v in values], lambda i: values[i].given(), equation)
         return None if beside is None else Value(beside)
-    strips = columns.stacked([v.columns for v in values])
+    strips = concat_of_slices.stacked([v.columns for v in values])
     if strips is None or strips.shape != equation.outvars[0].aval.shape:
         return None
     found = Value(strips.array())
@@ -197,7 +203,7 @@ def _joined(equation: Any, values: list[Value]) -> Value | None:
 
 
 def _from_strips(equation: Any, values: list[Value]) -> list[Value] | None:
-    found = slot_rows.from_strips(equation, [v.strips for v in values], [v.given() for v in values])
+    found = embedding_concat.from_strips(equation, [v.strips for v in values], [v.given() for v in values])
     return None if found is None else list(map(Value, found))
 
 
@@ -375,10 +381,10 @@ def _product(equation: Any, values: list[Value]) -> list[Value] | None:
     if not len(left) == len(right) == 1:
         return None
     x, y, over = values[0].given(), values[1].given(), (left[0], right[0])
-    if over != (0, 0) and not products.is_own(x, y, over):
+    if over != (0, 0) and not matmul_dispatch.is_own(x, y, over):
         return None
 
-    return [finished_products.product(x, y, over, str(equation.source_info.name_stack))]
+    return [matmul_epilogues.product(x, y, over, str(equation.source_info.name_stack))]
 
 
 def _channel_sums(equation: Any, values: list[Value]) -> list[Value] | None:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import padding
 from jfluid.compile.plan import Plan, Segment, plan_block
+from jfluid.compile.runtime import padding
 from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import finished_products, image_layout, update_order
+from jfluid.compile import update_dependencies
+from jfluid.compile.rewrites import image_layout, matmul_epilogues
 from jfluid.machine_code import direct_product, functions, product_kernels
 from jfluid.machine_code.product_kernels import FINISHED, NAME, UPDATE
 
@@ -145,7 +146,7 @@ def compared(monkeypatch, nothing_kept):
         with monkeypatch.context() as patch:
             found = Trained(patch, optimizer, **network)
         with monkeypatch.context() as patch:
-            patch.setattr(finished_products, "apply", lambda equation, values: None)
+            patch.setattr(matmul_epilogues, "apply", lambda equation, values: None)
             plain = Trained(patch, optimizer, **network)
         assert not plain.calls[FINISHED] and not plain.calls[UPDATE]
         np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-5)
@@ -234,7 +235,7 @@ def test_what_waits_for_a_product_of_replicas_waits_for_what_is_computed_in_its_
         rows = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
         divided = rows.reshape(out.shape)
         slope = jax.lax.select(out > 0, divided, jnp.zeros(out.shape))
-        rate = update_order.after(jnp.float32(0.1), [{"rows": rows, "divided": divided}[awaited]])
+        rate = update_dependencies.after(jnp.float32(0.1), [{"rows": rows, "divided": divided}[awaited]])
         return {"slope": slope, "rate": rate}
 
     assert _compiled(gradient, x, w, out, wanted=["slope", "rate"]) == [FINISHED]
@@ -249,7 +250,7 @@ def test_a_parameter_is_copied_neither_where_it_is_written_over_nor_where_a_new_
 
     given = jnp.ones((128, 64)), jnp.ones((128, 96)), jnp.ones((64, 96)), jnp.float32(0.1)
     for in_place in (True, False):
-        with finished_products.overwriting(in_place):
+        with matmul_epilogues.overwriting(in_place):
 
             def traced(*given):
                 return image_layout.channels_last(lambda _: step(*given), wanted=["w"])["w"]

@@ -9,8 +9,8 @@ its reductions would take a half of the time.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jfluid.compile.options import without_library
-from jfluid.compile.primitives import CALLS, ELEMENTWISE
+from jfluid.compile.rewrites.primitives import CALLS, ELEMENTWISE
+from jfluid.compile.runtime.options import without_library
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Primitives that give one number throughout for one number throughout.

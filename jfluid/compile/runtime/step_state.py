@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile import slots
-from jfluid.compile.filter_orders import HeldTensors
-from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
+from jfluid.compile.runtime import slots
+from jfluid.compile.runtime.filter_layouts import HeldTensors
+from jfluid.compile.runtime.placement import Placement
 from jfluid.ir import schema
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope

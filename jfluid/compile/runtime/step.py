@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors, flags
-from jfluid.compile import finished_products, memory, scalars, slots
+from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
-from jfluid.compile.host import Host
-from jfluid.compile.kept_executables import Beside, Together
 from jfluid.compile.lower import Known
-from jfluid.compile.placement import Function, Placement
 from jfluid.compile.plan import Plan, with_host_loop
-from jfluid.compile.refused import refuses
-from jfluid.compile.specialize import Specialized
-from jfluid.compile.step_state import StepState
+from jfluid.compile.rewrites import matmul_epilogues
+from jfluid.compile.runtime import memory, slots
+from jfluid.compile.runtime.executable_cache import Beside, Together
+from jfluid.compile.runtime.host import Host
+from jfluid.compile.runtime.placement import Function, Placement
+from jfluid.compile.runtime.refused import refuses
+from jfluid.compile.runtime.specialize import Specialized
+from jfluid.compile.runtime.step_state import StepState
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
@@ -26,7 +28,7 @@ _BYTES = 10 << 10  # of Python objects for each operator, half of them of the pr
 
 
 class _Noted:
-    """What tracing a segment finds out beside its executable (see `kept_executables.Beside`)."""
+    """What tracing a segment finds out beside its executable (see `executable_cache.Beside`)."""
 
     def __init__(self, segment: "weakref.ref[CompiledSegment]"):
         self._segment = segment
@@ -163,7 +165,7 @@ class CompiledSegment:
         watch: list[Any] | None = [] if self._check else None
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
-        with finished_products.overwriting(bool(self.donated)):
+        with matmul_epilogues.overwriting(bool(self.donated)):
             lower(env, watch)
         self.is_large = self.is_large or memory.is_large(env.values())
         gives = []

@@ -12,24 +12,18 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory, collector, errors, processes
-from jfluid.compile import (
-    collective_jit,
-    filter_orders,
-    image_convolution,
-    kept_executables,
-    padding,
-    slots,
-    trace,
-)
-from jfluid.compile.device_feeds import PlacedBatch, batch_of, ready
-from jfluid.compile.executables import Entry, Executables
-from jfluid.compile.host import Host
+from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
-from jfluid.compile.slots import Batch
-from jfluid.compile.traced_value import Order, inverse, permuted
+from jfluid.compile.rewrites import image_convolution
+from jfluid.compile.rewrites.traced_value import Order, inverse, permuted
+from jfluid.compile.runtime import collective_jit, executable_cache, filter_layouts, padding, slots
+from jfluid.compile.runtime.device_feeds import PlacedBatch, batch_of, ready
+from jfluid.compile.runtime.executables import Entry, Executables
+from jfluid.compile.runtime.host import Host
+from jfluid.compile.runtime.options import options
+from jfluid.compile.runtime.slots import Batch
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
@@ -164,8 +158,8 @@ class Placement(ABC):
         return Executables(lambda: self.compiled(at, fresh()), entry)
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         """The executable on disk of segment `at`; None where none is kept.
 
         Args:
@@ -297,7 +291,7 @@ class OneDevice(Placement):
                 held=self.held,
                 wanted=self.plan.segments[at].gives,
             )
-        env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
+        env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
         return env
 
@@ -346,11 +340,11 @@ class OneDevice(Placement):
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         identity = (*map(list, names), sorted(self.held.items()), *self._identity())
         device, options = [self.device], self._options()
-        return kept_executables.entry(self.plan, at, identity, device, options, beside)
+        return executable_cache.entry(self.plan, at, identity, device, options, beside)
 
     def _identity(self) -> tuple[Any, ...]:
         """What says, beside the plan and the device, what segments are."""
@@ -456,8 +450,8 @@ class Processes(OneDevice):
         return super().executables(at, fresh, entry)
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         collective = self.plan.segments[at].collective
         return None if collective else super().entry(at, names, beside)
 
@@ -470,7 +464,7 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     if processes.count() > 1:
         return Processes(plan, device)
     found = OneDevice(plan, device)
-    found.held = filter_orders.of(plan, device)
+    found.held = filter_layouts.of(plan, device)
     if device.platform == "cpu" and plan.starts_anew:
         # a startup program: what its filters will be convolved by is made while XLA compiles it
         shapes = [plan.block.var_recursive(name).shape for name in plan.updated]

@@ -27,7 +27,7 @@ from jfluid.ops.refusals import Rule
 from jfluid.ops.repeated import Repeated
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.static_values import Unknown, is_static
-from jfluid.parallel import one_batch
+from jfluid.parallel import merged_batch_ops
 
 
 class NotJoined(Exception):  # no error: replicas run apart then
@@ -83,7 +83,7 @@ class Kinds:
         else:
             mapped = definition.rng or Kind.APART in ins.values()
             self._before[at] = mapped, ins
-            kind = Kind.TOTAL if mapped and one_batch.sums_examples(definition) else None
+            kind = Kind.TOTAL if mapped and merged_batch_ops.sums_examples(definition) else None
             found = dict.fromkeys(outs, kind or (Kind.APART if mapped else Kind.ALIKE))
         self._known.update(found)
         return found
@@ -206,11 +206,11 @@ class JoinedLowering(Lowering):
                 flags += [own] * len(jax.tree.leaves(v))
         if not (any(flags) or "key" in kwargs):
             return super()._call(at, definition, inputs, kwargs)
-        found = one_batch.outputs(definition, inputs, kwargs, flags, self._replicas)
+        found = merged_batch_ops.outputs(definition, inputs, kwargs, flags, self._replicas)
         if found is not None:
             return found
         found = self._mapped(definition, inputs, kwargs, flags)
-        if one_batch.sums_examples(definition):
+        if merged_batch_ops.sums_examples(definition):
             found = tuple(None if v is None else total(v, Kind.APART, self._replicas) for v in found)
         return found
 

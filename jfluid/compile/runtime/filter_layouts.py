@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile.image_convolution import HELD
 from jfluid.compile.plan import Plan
-from jfluid.compile.traced_value import Order, inverse
+from jfluid.compile.rewrites.image_convolution import HELD
+from jfluid.compile.rewrites.traced_value import Order, inverse
 from jfluid.ir.operator import Operator
 from jfluid.lod_tensor import LoDTensor
 

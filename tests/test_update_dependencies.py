@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import update_order
+from jfluid.compile import update_dependencies
 from jfluid.compile.plan import live_ops
-from jfluid.compile.step import CompiledSegment
+from jfluid.compile.runtime.step import CompiledSegment
 
 OPTIMIZERS = {
     "sgd": lambda: fluid.optimizer.SGD(0.1),
@@ -72,22 +72,22 @@ def _copies(text):
 def test_no_parameter_is_copied(optimizer, replicas, monkeypatch):
     text, loss = _trained(optimizer, replicas, monkeypatch)
     assert not _copies(text)
-    monkeypatch.setattr(update_order, "awaited", lambda items: {})
+    monkeypatch.setattr(update_dependencies, "awaited", lambda items: {})
     text, expected = _trained(optimizer, replicas, monkeypatch)
-    assert _copies(text)  # otherwise XLA has learned it, and update_order can go
+    assert _copies(text)  # otherwise XLA has learned it, and update_dependencies can go
     np.testing.assert_array_equal(loss, expected)
 
 
 def test_a_rate_stays_as_it_is_whatever_it_waits_for():
     rate = np.float32([0.1])
     for value in (np.float32([np.nan, 1]), np.float64(-np.inf), np.float16([[7]]), np.int32(3)):
-        found = jax.jit(update_order.after)(rate, [jax.numpy.asarray(value)])
+        found = jax.jit(update_dependencies.after)(rate, [jax.numpy.asarray(value)])
         assert found.dtype == np.float32 and (np.asarray(found) == rate).all()
-    empty = jax.jit(update_order.after)(rate, [jax.numpy.zeros((0, 3))])
+    empty = jax.jit(update_dependencies.after)(rate, [jax.numpy.zeros((0, 3))])
     assert (np.asarray(empty) == rate).all()
 
 
-@pytest.mark.parametrize("times", [update_order.MOST, update_order.MOST + 2])
+@pytest.mark.parametrize("times", [update_dependencies.MOST, update_dependencies.MOST + 2])
 def test_an_update_waits_for_a_few_gradients_only(times):
     program = fluid.Program()
     with fluid.program_guard(program, fluid.Program()), fluid.unique_name.guard():
@@ -95,5 +95,5 @@ def test_an_update_waits_for_a_few_gradients_only(times):
         for _ in range(times + 1):  # the first needs no gradient of its input
             y = fluid.layers.fc(y, 3, param_attr="shared", bias_attr=False)
         fluid.optimizer.SGD(0.1).minimize(fluid.layers.mean(y))
-    found = update_order.awaited(live_ops(program.global_block()))
-    assert [len(names) for names in found.values()] == ([times] if times <= update_order.MOST else [])
+    found = update_dependencies.awaited(live_ops(program.global_block()))
+    assert [len(names) for names in found.values()] == ([times] if times <= update_dependencies.MOST else [])

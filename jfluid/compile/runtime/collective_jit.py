@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
-from jfluid.compile.executables import Executables
-from jfluid.compile.options import options
 from jfluid.compile.plan import Item
+from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.options import options
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ops import registry
