@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfluid.compile.rewrites import concat_of_slices, image_layout
+from jfluid.compile.rewrites import concat_of_slices, jaxpr_rewrites
 
 ROWS, WIDTH = 6, 3
 
@@ -22,7 +22,7 @@ def _step(order, width=WIDTH):
 
 
 def _traced(function, x):
-    return jax.make_jaxpr(lambda x: image_layout.channels_last(lambda _: {"out": function(x)})["out"])(x)
+    return jax.make_jaxpr(lambda x: jaxpr_rewrites.evaluate(lambda _: {"out": function(x)})["out"])(x)
 
 
 X = np.arange(ROWS * 17, dtype="float32").reshape(ROWS, 17)

@@ -11,7 +11,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile import update_dependencies
-from jfluid.compile.rewrites import image_layout, matmul_epilogues
+from jfluid.compile.rewrites import jaxpr_rewrites, matmul_epilogues
+from jfluid.compile.rewrites.matmul_epilogues import MatmulEpilogues
 from jfluid.machine_code import direct_product, functions, product_kernels
 from jfluid.machine_code.product_kernels import FINISHED, NAME, UPDATE
 
@@ -146,7 +147,7 @@ def compared(monkeypatch, nothing_kept):
         with monkeypatch.context() as patch:
             found = Trained(patch, optimizer, **network)
         with monkeypatch.context() as patch:
-            patch.setattr(matmul_epilogues, "apply", lambda equation, values: None)
+            patch.setattr(MatmulEpilogues, "apply", lambda self, equation, values: None)
             plain = Trained(patch, optimizer, **network)
         assert not plain.calls[FINISHED] and not plain.calls[UPDATE]
         np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-5)
@@ -208,7 +209,7 @@ def _compiled(function, *given, wanted):
     """Names of the functions that a step calls in which only some results are wanted."""
 
     def step(*given):
-        found = image_layout.channels_last(lambda _: function(*given), wanted=wanted)
+        found = jaxpr_rewrites.evaluate(lambda _: function(*given), wanted=wanted)
         return [found[name] for name in wanted]
 
     text = jax.jit(step).lower(*given).compile().as_text()
@@ -253,7 +254,7 @@ def test_a_parameter_is_copied_neither_where_it_is_written_over_nor_where_a_new_
         with matmul_epilogues.overwriting(in_place):
 
             def traced(*given):
-                return image_layout.channels_last(lambda _: step(*given), wanted=["w"])["w"]
+                return jaxpr_rewrites.evaluate(lambda _: step(*given), wanted=["w"])["w"]
 
             jitted = jax.jit(traced, donate_argnums=(2,) if in_place else ())
             text = jitted.lower(*given).compile().as_text()
@@ -304,7 +305,7 @@ def test_what_is_made_for_products_can_be_turned(function):
 
     @jax.jit
     def turned(x):
-        return image_layout.channels_last(lambda _: {"y": jnp.transpose(function(x))})["y"]
+        return jaxpr_rewrites.evaluate(lambda _: {"y": jnp.transpose(function(x))})["y"]
 
     np.testing.assert_allclose(turned(x), jnp.transpose(function(x)), rtol=1e-6, atol=1e-6)
 
@@ -315,5 +316,5 @@ def test_filters_may_be_one_less_a_value():
     def convolve(x, w):
         return jax.lax.conv_general_dilated(x, 1.0 - w, (1, 1), "SAME")
 
-    run = jax.jit(lambda x, w: image_layout.channels_last(lambda _: {"y": convolve(x, w)})["y"])
+    run = jax.jit(lambda x, w: jaxpr_rewrites.evaluate(lambda _: {"y": convolve(x, w)})["y"])
     np.testing.assert_allclose(run(x, w), convolve(x, w), rtol=1e-5, atol=1e-5)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jax import Array
 
 
-class OwnRows:
+class EmbeddingKernels:
     """See `jfluid.ops.table_rows.TableRows`."""
 
     def take(self, table: Array, rows: Array) -> Array | None:

@@ -6,7 +6,7 @@ from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
 
-class OwnLoops:
+class RnnKernels:
     """See `jfluid.ops.sequence_loops.SequenceLoops`."""
 
     def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:

@@ -14,12 +14,12 @@ from jfluid import collector
 from jfluid.compile import scalars, table_gradients, update_dependencies
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
-from jfluid.compile.embedding_kernels import OwnRows
+from jfluid.compile.embedding_kernels import EmbeddingKernels
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
 from jfluid.compile.plan import Item
-from jfluid.compile.rewrites import image_layout
+from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.compile.rewrites.traced_value import Order, inverse
-from jfluid.compile.rnn_kernels import OwnLoops
+from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
@@ -158,11 +158,11 @@ def laid_out(
     with contextlib.ExitStack() as own:
         own.enter_context(collector.paused())  # nearly all objects that tracing makes live until its end
         if on_cpu:
-            own.enter_context(sequence_loops.using(OwnLoops()))
-            own.enter_context(table_rows.using(OwnRows()))
+            own.enter_context(sequence_loops.using(RnnKernels()))
+            own.enter_context(table_rows.using(EmbeddingKernels()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: compute(env | given), images, held, wanted))
+            env.update(jaxpr_rewrites.evaluate(lambda given: compute(env | given), images, held, wanted))
             return env
         turned = [n for n in held if n in env]
         env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)

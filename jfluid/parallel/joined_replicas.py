@@ -25,7 +25,7 @@ from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.parallel import phases, replica_feeds, vmapped_lowering
-from jfluid.parallel.per_replica_state import OWN
+from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.replica_feeds import Uneven
 from jfluid.parallel.vmapped_lowering import Kind, Kinds, NotJoined, apart, total
 
@@ -108,12 +108,12 @@ class JoinedReplicas(OneDevice):
         stacked = {n: found for n, v in values.items() if (found := self._of_replicas(n, v)) is not None}
         placed = super().place(values)
         for name, value in stacked.items():
-            OWN.add(placed[name], jax.device_put(value, self.device))
+            PER_REPLICA.add(placed[name], jax.device_put(value, self.device))
         return placed
 
     def _of_replicas(self, name: str, value: Any) -> Any:
         """What replicas that ran on devices of their own have each, if they differ."""
-        known = OWN.get(value)
+        known = PER_REPLICA.get(value)
         if (
             known is not None
             or not isinstance(value, jax.Array)
@@ -240,7 +240,7 @@ class JoinedReplicas(OneDevice):
     # ---- calls ----
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        if self._own or len(OWN):
+        if self._own or len(PER_REPLICA):
             donated = tuple([self._given(n, v) for n, v in zip(segment.donated, donated)])
             kept = tuple([self._given(n, v) for n, v in zip(segment.kept, kept)])
         if not isinstance(segment.call, ShapeStream):
@@ -256,7 +256,7 @@ class JoinedReplicas(OneDevice):
     def _given(self, name: str, value: Any) -> Any:
         if name not in self.plan.state:
             return value
-        stacked = OWN.get(value)
+        stacked = PER_REPLICA.get(value)
         if stacked is None and name in self._own:
             # on its device, as what a step gives: XLA compiles once for both
             stacked = jax.device_put(np.stack([np.asarray(value)] * self._replicas), self.device)
@@ -285,7 +285,7 @@ class JoinedReplicas(OneDevice):
                 first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
             )
             of = first.name.removeprefix(LONGEST)
-            alike = kinds[of] is Kind.ALIKE
+            alike = kinds[of] is Kind.REPLICATED
             if of != first.name:
                 longest = functools.partial(needed, first.name)
                 env[first.name] = longest(env) if alike else jax.vmap(longest)({of: env[of]})
@@ -353,7 +353,7 @@ class JoinedReplicas(OneDevice):
             if name in env:
                 env[name] = total(env[name], kinds[name], self._replicas)
         for name in {*phase.per_replica_outputs, *(self._own & set(env))}:
-            if name in env and kinds[name] is Kind.ALIKE:
+            if name in env and kinds[name] is Kind.REPLICATED:
                 env[name] = apart(env[name], self._replicas)
         written = {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced)
         return (stacked - written) | set(phase.per_replica_outputs) | (self._own & set(env))
@@ -362,7 +362,7 @@ class JoinedReplicas(OneDevice):
 def _plain(value: Any) -> Any:
     if not isinstance(value, _OwnValues):
         return value
-    OWN.add(value.first, value.stacked)
+    PER_REPLICA.add(value.first, value.stacked)
     return value.first
 
 
@@ -383,8 +383,8 @@ def _own_state(plan: Plan, every: Sequence[phases.Phase], own: frozenset[str]) -
             for at in range(len(phase.items)):
                 kinds.follow(at)
             outs = [*phase.per_replica_outputs, *phase.shared_outputs]
-            new = {n for n in phase.shared_outputs if kinds[n] is Kind.APART}
-            if any(kinds[n] is Kind.TOTAL for n in outs) or not new <= set(plan.state):
+            new = {n for n in phase.shared_outputs if kinds[n] is Kind.PER_REPLICA}
+            if any(kinds[n] is Kind.SUMMED for n in outs) or not new <= set(plan.state):
                 raise NotJoined("a value that is read later")
             inside = {n for _, op, _ in phase.items for n in op.output_arg_names}
             stacked = (stacked - inside - set(phase.reduced)) | new

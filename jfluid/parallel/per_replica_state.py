@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 
-class OwnValues:
+class PerReplicaState:
     """The values of all replicas by the first one's, for as long as that lives."""
 
     def __init__(self) -> None:
@@ -34,4 +34,4 @@ class OwnValues:
             del self._found[number]
 
 
-OWN = OwnValues()  # of this process: several programs train and test with the same Scope
+PER_REPLICA = PerReplicaState()  # of this process: several programs train and test with the same Scope

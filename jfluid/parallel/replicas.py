@@ -26,7 +26,7 @@ from jfluid.ops.ragged import Ragged
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
-from jfluid.parallel.per_replica_state import OWN
+from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
@@ -74,7 +74,7 @@ class Replicas(Placement):
         return self.sharding.home(name)
 
     def place(self, values: Env) -> dict[str, jax.Array]:
-        own = {n: OWN.get(v) for n, v in values.items()}
+        own = {n: PER_REPLICA.get(v) for n, v in values.items()}
         found = self.sharding.place(values)
         for name, stacked in own.items():
             if stacked is not None and len(stacked) == self.sharding.replicas == self.hosts:

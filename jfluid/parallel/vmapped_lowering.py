@@ -35,11 +35,11 @@ class NotJoined(Exception):  # no error: replicas run apart then
 
 
 class Kind(Enum):
-    """What a value is to the replicas."""
+    """Relation of a value to the replicas."""
 
-    ALIKE = "the same in each"
-    APART = "each has its own: they are stacked"
-    TOTAL = "each has its own, of which the sum is known"
+    REPLICATED = "one value for all replicas"
+    PER_REPLICA = "a value for each replica, stacked"
+    SUMMED = "a value for each replica, with a known sum"
 
 
 class Kinds:
@@ -52,12 +52,12 @@ class Kinds:
     def __init__(self, items: Sequence[Item], apart: Iterable[str]):
         self._items, self.pairs = items, pairs_of(list(items))
         self._differentiated = set(self.pairs.values())
-        self._known: dict[str, Kind] = dict.fromkeys(apart, Kind.APART)
+        self._known: dict[str, Kind] = dict.fromkeys(apart, Kind.PER_REPLICA)
         # by position of a forward operator: whether it is mapped, and the kinds of its inputs
         self._before: dict[int, tuple[bool, dict[str, Kind]]] = {}
 
     def __getitem__(self, name: str) -> Kind:
-        return self._known.get(name, Kind.ALIKE)
+        return self._known.get(name, Kind.REPLICATED)
 
     def __setitem__(self, name: str, kind: Kind) -> None:
         self._known[name] = kind
@@ -76,15 +76,15 @@ class Kinds:
         differentiated = at in self._differentiated
         if at in self.pairs and not differentiated:
             found = self._of_gradients(at, op, definition)
-        elif Kind.TOTAL in ins.values():
+        elif Kind.SUMMED in ins.values():
             if differentiated or not _linear(op):
                 raise NotJoined(op.type)
-            found = dict.fromkeys(outs, Kind.TOTAL)
+            found = dict.fromkeys(outs, Kind.SUMMED)
         else:
-            mapped = definition.rng or Kind.APART in ins.values()
+            mapped = definition.rng or Kind.PER_REPLICA in ins.values()
             self._before[at] = mapped, ins
-            kind = Kind.TOTAL if mapped and merged_batch_ops.sums_examples(definition) else None
-            found = dict.fromkeys(outs, kind or (Kind.APART if mapped else Kind.ALIKE))
+            kind = Kind.SUMMED if mapped and merged_batch_ops.sums_examples(definition) else None
+            found = dict.fromkeys(outs, kind or (Kind.PER_REPLICA if mapped else Kind.REPLICATED))
         self._known.update(found)
         return found
 
@@ -93,14 +93,14 @@ class Kinds:
         forward = definition.forward
         assert forward is not None
         given = {self[n] for s in forward.outs for n in op.inputs.get(s.name + GRAD, ())}
-        if mapped and Kind.TOTAL in given:
+        if mapped and Kind.SUMMED in given:
             raise NotJoined(op.type)
-        flat = Kind.TOTAL if given - {Kind.ALIKE} else Kind.ALIKE
+        flat = Kind.SUMMED if given - {Kind.REPLICATED} else Kind.REPLICATED
         found: dict[str, Kind] = {}
         for slot in forward.reads:
             names = op.inputs.get(slot.name, ())
             for name, gradient in zip(names, op.outputs.get(slot.name + GRAD, ())):
-                own = Kind.APART if before.get(name) is Kind.APART else Kind.TOTAL
+                own = Kind.PER_REPLICA if before.get(name) is Kind.PER_REPLICA else Kind.SUMMED
                 found[gradient] = own if mapped else flat
         found.pop(EMPTY_NAME, None)
         return found
@@ -113,16 +113,16 @@ def _linear(op: Operator) -> bool:
 
 def total(value: Any, kind: Kind, replicas: int) -> Any:
     """The sum over replicas of a value of any kind."""
-    if kind is Kind.TOTAL:
+    if kind is Kind.SUMMED:
         return value
     if isinstance(value, SelectedRows):
-        if kind is Kind.ALIKE:
+        if kind is Kind.REPLICATED:
             value = apart(value, replicas)
         rows, values = (v.reshape(-1, *v.shape[2:]) for v in (value.rows, value.values))
         return SelectedRows(rows, values, value.height, summed=True)
     if isinstance(value, Ragged):
         raise TypeError("a gradient of what all replicas share has rows in sequences")
-    return value.sum(0, dtype=value.dtype) if kind is Kind.APART else value * replicas
+    return value.sum(0, dtype=value.dtype) if kind is Kind.PER_REPLICA else value * replicas
 
 
 def apart(value: Any, replicas: int) -> Any:
@@ -165,23 +165,23 @@ class JoinedLowering(Lowering):
 
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
         for name, number in known.items():
-            if self.kinds[name] is not Kind.APART:
+            if self.kinds[name] is not Kind.PER_REPLICA:
                 super()._know({name: number}, env)
             elif name in env and jnp.shape(env[name])[1:] == np.shape(number):
-                env[name], self.kinds[name] = number, Kind.ALIKE
+                env[name], self.kinds[name] = number, Kind.REPLICATED
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
         # a copy: an operator may overwrite what it reads
         self._reads = {n: self.kinds[n] for n in op.input_arg_names}
         self._followed = self.kinds.follow(at)
-        if Kind.TOTAL in self._reads.values() and at not in self.kinds.pairs:
+        if Kind.SUMMED in self._reads.values() and at not in self.kinds.pairs:
             env = env | {n: total(env[n], kind, self._replicas) for n, kind in self._reads.items() if n in env}
-            self._reads = dict.fromkeys(self._reads, Kind.ALIKE)
+            self._reads = dict.fromkeys(self._reads, Kind.REPLICATED)
         return super()._apply(at, op, definition, env)
 
     def _refused(self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any) -> Any:
         """What the first replica that refuses something does, for each rule."""
-        own = {n for n in op.input_arg_names if self.kinds[n] is Kind.APART}
+        own = {n for n in op.input_arg_names if self.kinds[n] is Kind.PER_REPLICA}
         axes = {
             slot: [0 if n in own else None for n in op.input(slot)]
             if isinstance(v, list)
@@ -202,7 +202,7 @@ class JoinedLowering(Lowering):
         for slot, value in zip(definition.ins, inputs):
             values = value if isinstance(value, list) else [value]
             for name, v in zip(op.inputs.get(slot.name) or [EMPTY_NAME], values):
-                own = self._reads.get(name) is Kind.APART
+                own = self._reads.get(name) is Kind.PER_REPLICA
                 flags += [own] * len(jax.tree.leaves(v))
         if not (any(flags) or "key" in kwargs):
             return super()._call(at, definition, inputs, kwargs)
@@ -211,7 +211,7 @@ class JoinedLowering(Lowering):
             return found
         found = self._mapped(definition, inputs, kwargs, flags)
         if merged_batch_ops.sums_examples(definition):
-            found = tuple(None if v is None else total(v, Kind.APART, self._replicas) for v in found)
+            found = tuple(None if v is None else total(v, Kind.PER_REPLICA, self._replicas) for v in found)
         return found
 
     def _mapped(
@@ -264,13 +264,13 @@ class JoinedLowering(Lowering):
 
     def _cotangents(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> list[Any]:
         mapped = self.kinds.mapped(self.kinds.pairs[at])
-        flat = all(kind is Kind.ALIKE for kind in self._followed.values())
+        flat = all(kind is Kind.REPLICATED for kind in self._followed.values())
 
         def seen(name: str, value: Any) -> Any:
             kind = self._reads[name]
             if not mapped:
                 return value if flat else total(value, kind, self._replicas)
-            return apart(value, self._replicas) if kind is Kind.ALIKE else value
+            return apart(value, self._replicas) if kind is Kind.REPLICATED else value
 
         assert definition.forward is not None
         names = {n for s in definition.forward.outs for n in op.inputs.get(s.name + GRAD, ())}
@@ -279,7 +279,7 @@ class JoinedLowering(Lowering):
 
     def _unpadded(self, name: str, value: Ragged) -> Ragged:
         unpadded = super()._unpadded
-        if self._reads[name] is not Kind.APART:
+        if self._reads[name] is not Kind.PER_REPLICA:
             return unpadded(name, value)
         found: Ragged = jax.vmap(lambda own: unpadded(name, own))(value)
         return found
@@ -289,7 +289,7 @@ class JoinedLowering(Lowering):
         for name, kind in self._followed.items():
             # what is known while tracing is the same for all
             known = name in env and all(map(is_static, jax.tree.leaves(env[name])))
-            self.kinds[name] = Kind.ALIKE if known and kind is Kind.APART else kind
+            self.kinds[name] = Kind.REPLICATED if known and kind is Kind.PER_REPLICA else kind
 
 
 def run(

@@ -1,7 +1,7 @@
-"""Columns of a matrix, cut out and put below one another, as gradients of slots are: one transposition.
+"""Rewrite a concatenation of adjacent column slices as one transpose.
 
-XLA on CPUs makes an array of each part and copies all of them into another, dozens of kernels for the
-slots of a click model. A transposition becomes part of what reads it.
+Gradients of slots are such slices. XLA:CPU copies each slice and then their concatenation, dozens of kernels for a
+click model. A transpose becomes part of the kernel that reads it.
 """
 
 import itertools
@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from jax import Array, lax
 
-# Primitives that cut columns out, or leave them as they are.
-FOLLOWED = frozenset(("split", "reshape", "broadcast_in_dim"))
+from jfluid.compile.rewrites.rewrite import Rewrite
+from jfluid.compile.rewrites.traced_value import TracedValue
+from jfluid.machine_code.row_functions import VALUES
+
 FEWEST = 4  # parts; XLA copies fewer as fast
 
 
@@ -25,29 +27,58 @@ class Columns(NamedTuple):
     width: int
 
 
-def of(equation: Any, operand: Any, part: Columns | None) -> list[Columns | None]:
-    """Return which columns each result of a primitive is; None where it is no part of a matrix.
+class ConcatOfSlices(Rewrite):
+    """Rewrite of concatenations of slices, and of machine code that reads the slices where they are."""
 
-    Args:
-        operand: its first.
-        part: which columns that is.
-    """
-    name, params = equation.primitive.name, equation.params
-    if name == "split" and operand.ndim > 1 and params["axis"] == operand.ndim - 1:
-        matrix, ends = matrix_of(operand), itertools.accumulate(params["sizes"])
-        return [Columns(matrix, end - n, n) for end, n in zip(ends, params["sizes"])]
-    if part is not None and name in ("reshape", "broadcast_in_dim"):
-        given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
-        if keeps_columns(name, given, after):
-            return [part]
-    return [None] * len(equation.outvars)
+    def __init__(self) -> None:
+        self._columns: dict[TracedValue, Columns] = {}
+        self._strips: dict[TracedValue, Strips] = {}
+
+    def follow(self, equation: Any, values: Sequence[TracedValue], results: Sequence[TracedValue]) -> None:
+        """Record the columns that a split cuts out, or that a reshape keeps."""
+        name, params = equation.primitive.name, equation.params
+        if name == "split" and values[0].order is None:
+            operand = values[0].given()
+            if operand.ndim > 1 and params["axis"] == operand.ndim - 1:
+                matrix, ends = matrix_of(operand), itertools.accumulate(params["sizes"])
+                parts = (Columns(matrix, end - n, n) for end, n in zip(ends, params["sizes"]))
+                self._columns.update(zip(results, parts))
+        elif values and (part := self._columns.get(values[0])) is not None and keeps_columns(equation):
+            self._columns[results[0]] = part
+
+    def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        """Return a concatenation as a transpose, or the results of a function that reads slices; None otherwise."""
+        if equation.primitive.name == "ffi_call":
+            return self._called(equation, values)
+        shape = equation.outvars[0].aval.shape
+        if equation.primitive.name != "concatenate" or len(shape) != 2 or equation.params["dimension"]:
+            return None
+        strips = stacked([self._columns.get(v) for v in values])
+        if strips is None or strips.shape != shape:
+            return None
+        found = TracedValue(strips.array())
+        self._strips[found] = strips
+        return [found]
+
+    def _called(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        name = equation.params["target_name"]
+        strips = self._strips.get(values[VALUES[name]]) if name in VALUES else None
+        if strips is None:
+            return None
+        from jfluid.machine_code import direct_rows  # LLVM, which few programs need
+
+        arrays = [v.given() for v in values]
+        shapes = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+        found = direct_rows.from_strips(name, arrays[:-1], arrays[-1], strips.matrix, strips.first, strips.step, shapes)
+        return list(map(TracedValue, found))
 
 
-def keeps_columns(name: str, given: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether a primitive gives no other columns, when it changes a shape: dimensions of 1 come or go, or
-    rows are divided among replicas.
-    """
-    divided = name == "reshape" and given[-1:] == after[-1:]
+def keeps_columns(equation: Any) -> bool:
+    """Return True if an equation only adds or removes dimensions of 1, or divides rows among replicas."""
+    if equation.primitive.name not in ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum"):
+        return False
+    given, after = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))
+    divided = equation.primitive.name == "reshape" and given[-1:] == after[-1:]
     return divided or [n for n in given if n != 1] == [n for n in after if n != 1]
 
 

@@ -2,6 +2,7 @@
 that XLA runs fastest there.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfluid.compile.rewrites.rewrite import Rewrite
+from jfluid.compile.rewrites.traced_value import TracedValue, channels_last
 from jfluid.ops import windows
 
 # Images of up to so many channels are convolved several columns at a time: XLA gathers the windows
@@ -67,6 +70,54 @@ def expect(filters: Sequence[Sequence[int]], weights: Sequence[Sequence[int]] = 
 
     if filters:
         threading.Thread(target=prepare, name=THREAD).start()
+
+
+class Convolutions(Rewrite):
+    """Rewrite of convolutions of images: their results have channels last."""
+
+    def __init__(self) -> None:
+        self._flipped: dict[TracedValue, TracedValue] = {}  # flipped filter -> filter
+
+    def begin(self, filters: Sequence[Sequence[int]]) -> None:
+        """Compile machine code for the filters in a thread."""
+        expect(filters)
+
+    def follow(self, equation: Any, values: Sequence[TracedValue], results: Sequence[TracedValue]) -> None:
+        """Record a filter that is flipped in all its windows."""
+        if equation.primitive.name == "rev":
+            if equation.params["dimensions"] == tuple(range(2, equation.outvars[0].aval.ndim)):
+                self._flipped[results[0]] = values[0]
+
+    def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        """Return the result of a convolution, or the gradient of a convolution by its input or filter."""
+        if equation.primitive.name != "conv_general_dilated":
+            return None
+        (lhs, rhs), params = values, equation.params
+        numbers = params["dimension_numbers"]
+        rank = len(numbers.lhs_spec)
+        if params["batch_group_count"] != 1 or rank not in HELD:
+            return None
+        plain, last = tuple(range(rank)), channels_last(rank)
+        swapped = (1, 0, *plain[2:])
+        if numbers.lhs_spec == plain and numbers.out_spec == plain:
+            x, flipped = lhs.laid(last), self._flipped.get(rhs)
+            if numbers.rhs_spec == swapped and flipped is not None:
+                found = input_gradient(x, _filter(flipped), _filter(rhs), params)
+            else:
+                found = forward(x, _filter(rhs), params)
+            return [TracedValue(laid=found, order=last)]
+        if lhs.order == last or rhs.order == last:
+            if numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == swapped:
+                x, grad = lhs.laid(last), rhs.laid(last)
+                make, make_held = (functools.partial(filter_gradient, x, grad, held, params) for held in (False, True))
+                return [TracedValue(make=make, make_laid=(HELD[rank], make_held))]
+        return None
+
+
+def _filter(value: TracedValue) -> Filter:
+    if value.order is not None and value.order == HELD[len(value.order)]:
+        return Filter(value.laid(value.order), held=True)
+    return Filter(value.given())
 
 
 def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:

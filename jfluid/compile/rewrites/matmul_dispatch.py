@@ -1,9 +1,49 @@
-"""Products of matrices on CPUs: for each shape the form that is fastest there."""
+"""Dispatch of matrix products (GEMM) on CPUs: XLA's library, machine code, or a loop that XLA fuses into its reader."""
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 from jax import Array, lax
+
+from jfluid.compile.rewrites.rewrite import Rewrite
+from jfluid.compile.rewrites.traced_value import TURNED, TracedValue
 
 _FEWEST = 1 << 18  # multiplications
 _MOST_JOINED = 2
+
+
+class MatmulDispatch(Rewrite):
+    """Rewrite of products of two float32 matrices: computed lazily, as they are or transposed.
+
+    `jax.vjp` computes the gradient of a weight from the gradient and the input, and transposes it.
+    """
+
+    def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        """Return a lazy product, the transpose of one, or None for another equation and for XLA's library."""
+        name = equation.primitive.name
+        if name == "transpose" and values[0].order is None and equation.params["permutation"] == TURNED:
+            return [TracedValue(values[0].laid(TURNED))]
+        over = contracted(equation)
+        if over is None:
+            return None
+        x, y = values[0].given(), values[1].given()
+        if over != (0, 0) and not is_own(x, y, over):
+            return None
+        make, make_turned = functools.partial(product, x, y, over), functools.partial(product, y, x, over[::-1])
+        return [TracedValue(make=make, make_laid=(TURNED, make_turned))]
+
+
+def contracted(equation: Any) -> tuple[int, int] | None:
+    """Return the contracted dimension of each factor of a product of two float32 matrices, or None."""
+    if equation.primitive.name != "dot_general":
+        return None
+    arrays = [a.aval for a in (*equation.invars, *equation.outvars)]
+    if any(a.ndim != 2 or a.dtype != np.float32 for a in arrays):
+        return None
+    left, right = equation.params["dimension_numbers"][0]
+    return (left[0], right[0]) if len(left) == len(right) == 1 else None
 
 
 def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:

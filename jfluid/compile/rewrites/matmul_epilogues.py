@@ -1,15 +1,13 @@
-"""What is done to each number of a product of two matrices, by the machine code that computes the product: a
-layer's bias and activation, the slope of an activation, the update of a parameter.
+"""Epilogues of matrix products: bias and activation of a layer, the derivative of an activation, a parameter's update.
 
-XLA reads and writes such results once more, in loops of their own, for which threads wait. Here a product is computed
-when somebody asks for it, and those who would do something to each number of it take its factors
-instead, if nobody else reads it. Each rule is of one primitive.
+XLA reads and writes the result of a product again for each of these, in loops that its threads wait for. Here the
+machine code that computes the product applies the epilogue, if no other equation reads the product.
 """
 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,19 +16,8 @@ from jax import Array, lax
 
 from jfluid.compile.rewrites import concat_of_slices, matmul_dispatch
 from jfluid.compile.rewrites.primitives import AWAITED
-from jfluid.compile.rewrites.traced_value import (
-    MADE,
-    TURNED,
-    Change,
-    Complement,
-    Origin,
-    OtherHalf,
-    Positive,
-    Product,
-    Sloped,
-    SlopeOfTanh,
-    Value,
-)
+from jfluid.compile.rewrites.rewrite import Rewrite
+from jfluid.compile.rewrites.traced_value import TURNED, Broadcast, TracedValue
 
 # Whether the step that is traced writes over the parameters that it updates.
 _overwriting = contextvars.ContextVar("overwriting", default=True)
@@ -46,142 +33,188 @@ def overwriting(parameters: bool) -> Iterator[None]:
         _overwriting.reset(token)
 
 
-def product(x: Array, y: Array, over: tuple[int, int], scope: str) -> Value:
-    """Return a product that is computed when it is asked for, either way round.
+@dataclass
+class Product:
+    """Product of two matrices, possibly reshaped to other rows.
 
-    Args:
-        scope: the operator that it is of.
+    Attributes:
+        over: the contracted dimension of each factor.
+        scope: name scope of the product's operator, for profiles.
+        bias: the bias of a layer, which is added to each row; None without a bias.
+        done: holds the result with its epilogue once it is computed; shared by all reshaped products.
     """
 
-    def make(turned: bool) -> Array:
-        return matmul_dispatch.product(y, x, over[::-1]) if turned else matmul_dispatch.product(x, y, over)
+    x: Array
+    y: Array
+    over: tuple[int, int]
+    scope: str
+    bias: Array | None = None
+    done: list[TracedValue] = field(default_factory=list)
 
-    found = Value(make=make)
-    if matmul_dispatch.is_machine_code(x, y, over):
-        found.origin = Product(x, y, over, scope=scope)
-    return found
-
-
-def scope(equation: Any, values: list[Value]) -> str:
-    """Return the operator that an equation's work is of: that of a product which is computed for it, if there is one."""
-    for value in values:
-        origin = value.origin
-        while isinstance(origin, OtherHalf):
-            origin = origin.of.origin
-        found = origin.product if isinstance(origin, Sloped | Change) else origin
-        if isinstance(found, Product) and found.finished is None and not value.is_computed():
-            return found.scope
-    return str(equation.source_info.name_stack)
+    @property
+    def finished(self) -> TracedValue | None:
+        """The result with its epilogue, or None."""
+        return self.done[0] if self.done else None
 
 
-def readers(jaxpr: Any, results_read: Sequence[bool] | None) -> dict[Any, list[Any]]:
-    """Return the equations that read each variable, but those that only wait for it; None stands for somebody outside.
+@dataclass
+class Positive:
+    """`of > 0`."""
 
-    Args:
-        results_read: which results are read outside; None for all.
-    """
-    found: dict[Any, list[Any]] = {}
-    for equation in jaxpr.eqns:
-        if not waits(equation):
-            for atom in equation.invars:
-                if not hasattr(atom, "val"):  # no literal
-                    found.setdefault(atom, []).append(equation)
-    for i, atom in enumerate(jaxpr.outvars):
-        if not hasattr(atom, "val") and (results_read is None or results_read[i]):
-            found.setdefault(atom, []).append(None)
-    return found
+    of: TracedValue
 
 
-def waits(equation: Any) -> bool:
-    """Whether an equation is there only so that something is computed after what it reads."""
-    return bool(equation.params.get("name") == AWAITED)
+@dataclass
+class Complement:
+    """`1 - of`."""
+
+    of: TracedValue
 
 
-def awaited(value: Value, shape: tuple[int, ...]) -> Value:
-    """Return what is computed in the place of a value of a shape, in that shape."""
-    origin = value.origin
-    if not isinstance(origin, Product) or origin.finished is None:
-        return value
-    found = origin.finished.given()
-    return origin.finished if found.shape == shape else Value(lax.reshape(found, shape))
+@dataclass
+class SlopeOfTanh:
+    """`1 - of ** 2`: the derivative of tanh from JAX 0.11 on."""
+
+    of: TracedValue
 
 
-def apply(equation: Any, values: list[Value]) -> Value | None:
-    """Return the result of an equation that does something to a product; None where it is none of these."""
-    rule = _RULES.get(equation.primitive.name)
-    return None if rule is None else rule(equation, values)
+@dataclass
+class Sloped:
+    """`product * (1 - out)`: half of the gradient of tanh's input, for an output `out`."""
+
+    product: Product
+    out: TracedValue
 
 
-def _lazy(make: Callable[[], Array], origin: Origin) -> Value:
-    def made(other_order: bool) -> Array:
-        array = make()
-        return lax.transpose(array, MADE[array.ndim]) if other_order else array
+@dataclass
+class OtherHalf:
+    """`of * out` for a `Sloped` value `of`: the other half of the gradient."""
 
-    found = Value(make=made)
-    found.origin = origin
-    return found
+    of: TracedValue
 
 
-def _unread(value: Value) -> Product | None:
-    """The product that a value is, if one equation alone reads it and nobody has asked for it."""
-    origin = value.origin
-    if not isinstance(origin, Product) or origin.finished is not None or value.is_computed():
+@dataclass
+class Change:
+    """`rate * product`: the change of a parameter."""
+
+    rate: Array
+    product: Product
+
+
+Origin = Product | Positive | Complement | SlopeOfTanh | Sloped | OtherHalf | Change
+
+
+class MatmulEpilogues(Rewrite):
+    """Rewrite of equations on products that `MatmulDispatch` leaves lazy, with the origins of values."""
+
+    def __init__(self) -> None:
+        self.origins: dict[TracedValue, Origin] = {}
+
+    def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        """Return the result of an equation that is part of an epilogue, or None."""
+        if equation.params.get("name") == AWAITED:
+            return self._awaited(equation, values)
+        rule = _RULES.get(equation.primitive.name)
+        found = None if rule is None else rule(self, equation, values)
+        return None if found is None else [found]
+
+    def follow(self, equation: Any, values: Sequence[TracedValue], results: Sequence[TracedValue]) -> None:
+        """Record a product that machine code computes."""
+        over = matmul_dispatch.contracted(equation)
+        if over is not None and not results[0].is_computed():
+            x, y = values[0].given(), values[1].given()
+            if matmul_dispatch.is_machine_code(x, y, over):
+                self.origins[results[0]] = Product(x, y, over, str(equation.source_info.name_stack))
+
+    def scope(self, values: Sequence[TracedValue]) -> str | None:
+        """Return the name scope of a product that the equation will compute, or None without a product."""
+        for value in values:
+            origin = self.origins.get(value)
+            while isinstance(origin, OtherHalf):
+                origin = self.origins.get(origin.of)
+            found = origin.product if isinstance(origin, Sloped | Change) else origin
+            if isinstance(found, Product) and found.finished is None and not value.is_computed():
+                return found.scope
         return None
-    return origin if len(value.readers) == 1 else None
+
+    def finished(self, value: TracedValue, shape: tuple[int, ...]) -> TracedValue:
+        """Return the result with its epilogue in a shape if it is computed instead of a value, or the value."""
+        origin = self.origins.get(value)
+        if not isinstance(origin, Product) or origin.finished is None:
+            return value
+        found = origin.finished.given()
+        return origin.finished if found.shape == shape else TracedValue(lax.reshape(found, shape))
+
+    def lazy(self, make: Callable[[], Array], origin: Origin) -> TracedValue:
+        """Return a lazy value with an origin."""
+        found = TracedValue(make=make)
+        self.origins[found] = origin
+        return found
+
+    def unread(self, value: TracedValue) -> Product | None:
+        """Return the product that a value is, if it has one reader and is not computed; None otherwise."""
+        origin = self.origins.get(value)
+        if not isinstance(origin, Product) or origin.finished is not None or value.is_computed():
+            return None
+        return origin if len(value.readers) == 1 else None
+
+    def plain(self, value: TracedValue) -> Product | None:
+        """Return the product without a bias that a value is, under the conditions of `unread`; None otherwise."""
+        found = self.unread(value)
+        return found if found is not None and found.bias is None else None
+
+    def _awaited(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
+        """Wait for the result with its epilogue instead of a product that nothing else computes."""
+        found = [self.finished(value, a.aval.shape) for value, a in zip(values, equation.invars)]
+        if all(new is old for new, old in zip(found, values)):
+            return None
+        inner = equation.params["jaxpr"]
+        arrays = [value.given() for value in found]
+        return list(map(TracedValue, jax.core.eval_jaxpr(inner.jaxpr, inner.consts, *arrays)))
 
 
-def _plain(value: Value) -> Product | None:
-    """The same of a product without a bias."""
-    found = _unread(value)
-    return found if found is not None and found.bias is None else None
-
-
-def _finished(origin: Product, array: Array, shape: Any) -> Value:
-    found = Value(lax.reshape(array, shape))
+def _finished(origin: Product, array: Array, shape: Any) -> TracedValue:
+    found = TracedValue(lax.reshape(array, shape))
     origin.done.append(found)
     return found
 
 
-def _is_number(value: Value, number: float) -> bool:
-    """Whether a value is a number, of any shape, that is known."""
-    given = value.broadcast[1] if value.broadcast else value.known()
-    return given is not None and np.ndim(given) == 0 and not _is_traced(given) and given == number
+def _is_number(value: TracedValue, number: float) -> bool:
+    """Return True if a value is a known number or the broadcast of one."""
+    given = value.operand if isinstance(value, Broadcast) else value.known()
+    return given is not None and np.ndim(given) == 0 and not isinstance(given, jax.core.Tracer) and given == number
 
 
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
-
-
-def _reshape(equation: Any, values: list[Value]) -> Value | None:
-    """A product keeps its columns: its rows are divided."""
-    origin, shape = _unread(values[0]), equation.params["new_sizes"]
+def _reshape(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Keep a product lazy whose rows are divided."""
+    origin, shape = epilogues.unread(values[0]), equation.params["new_sizes"]
     before = equation.invars[0].aval.shape
     if origin is None or equation.params["dimensions"] or shape[-1:] != before[-1:]:
         return None
-    return _lazy(lambda: lax.reshape(values[0].given(), shape), replace(origin))
+    return epilogues.lazy(lambda: lax.reshape(values[0].given(), shape), replace(origin))
 
 
-def _transpose(equation: Any, values: list[Value]) -> Value | None:
-    """`jax.vjp` gives the gradient of a weight as that of its transpose."""
-    origin, value = _plain(values[0]), values[0]
+def _transpose(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Exchange the factors of a product: `jax.vjp` transposes the gradient of a weight."""
+    origin, value = epilogues.plain(values[0]), values[0]
     if origin is None or equation.params["permutation"] != TURNED:
         return None
     x, y, over = origin.y, origin.x, origin.over[::-1]
     if not matmul_dispatch.is_machine_code(x, y, over):
         return None
-    found = Value(make=lambda turned: value.given() if turned else value.laid(TURNED))
-    found.origin = replace(origin, x=x, y=y, over=over)
+    found = TracedValue(make=lambda: value.laid(TURNED), make_laid=(TURNED, value.given))
+    epilogues.origins[found] = replace(origin, x=x, y=y, over=over)
     return found
 
 
-def _add(equation: Any, values: list[Value]) -> Value | None:
-    """A layer adds its bias to each row of a product."""
-    which = next((i for i, value in enumerate(values) if _plain(value)), None)
+def _add(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Add the bias of a layer to each row of a product."""
+    which = next((i for i, value in enumerate(values) if epilogues.plain(value)), None)
     if which is None:
         return None
-    origin, other, out = _plain(values[which]), values[1 - which], equation.outvars[0].aval
-    bias = other.broadcast[1] if other.broadcast else other.given()
-    if other.broadcast and other.broadcast[0]["broadcast_dimensions"][-1:] != (out.ndim - 1,):
+    origin, other, out = epilogues.plain(values[which]), values[1 - which], equation.outvars[0].aval
+    bias = other.operand if isinstance(other, Broadcast) else other.given()
+    if isinstance(other, Broadcast) and other.dimensions[-1:] != (out.ndim - 1,):
         return None
     width = out.shape[-1]
     if other.order is not None or bias.dtype != np.float32:
@@ -190,66 +223,65 @@ def _add(equation: Any, values: list[Value]) -> Value | None:
         return None
     assert origin is not None  # `which` says so
     found = replace(origin, bias=lax.reshape(bias, (width,)))
-    return _lazy(lambda: _layer(found, "identity", out.shape), found)
+    return epilogues.lazy(lambda: _layer(found, "identity", out.shape), found)
 
 
 def _layer(origin: Product, activation: str, shape: Any) -> Array:
-    from jfluid.machine_code import direct_product  # LLVM, which not all programs need
+    from jfluid.machine_code import direct_product  # LLVM, which few programs need
 
     assert origin.bias is not None  # it is a layer's
     found = direct_product.layer(origin.x, origin.y, origin.bias, activation, origin.over)
     return lax.reshape(found, shape)
 
 
-def _activated(equation: Any, value: Value, activation: str) -> Value | None:
-    origin = value.origin
+def _activated(epilogues: MatmulEpilogues, equation: Any, value: TracedValue, activation: str) -> TracedValue | None:
+    origin = epilogues.origins.get(value)
     if not isinstance(origin, Product) or origin.bias is None or origin.finished is not None:
         return None
     array = _layer(origin, activation, equation.outvars[0].aval.shape)
     return _finished(origin, array, array.shape)
 
 
-def _tanh(equation: Any, values: list[Value]) -> Value | None:
-    return _activated(equation, values[0], "tanh") if len(values[0].readers) == 1 else None
+def _tanh(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    return _activated(epilogues, equation, values[0], "tanh") if len(values[0].readers) == 1 else None
 
 
-def _maximum(equation: Any, values: list[Value]) -> Value | None:
-    """Apply relu. Its gradient looks where its input is above zero, which is where its output is."""
+def _maximum(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Apply relu. Its gradient tests `input > 0`, for which `output > 0` stands in."""
     value = values[0]
     others = [r for r in value.readers if r is None or r.primitive.name != "gt"]
     tests = [r for r in value.readers if r is not None and r.primitive.name == "gt"]
     if len(others) != 1 or not _is_number(values[1], 0.0) or not all(map(_is_sign, tests)):
         return None
-    return _activated(equation, value, "relu")
+    return _activated(epilogues, equation, value, "relu")
 
 
 def _is_sign(equation: Any) -> bool:
-    """Whether it says where its first operand is above zero."""
+    """Return True if an equation compares its first operand with zero."""
     number = getattr(equation.invars[1], "val", None)
     return number is not None and np.ndim(number) == 0 and number == 0.0
 
 
-def _greater(equation: Any, values: list[Value]) -> Value | None:
+def _greater(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
     if not _is_number(values[1], 0.0):
         return None
     shape = equation.outvars[0].aval.shape
-    value = awaited(values[0], shape)
+    value = epilogues.finished(values[0], shape)
     if value.order is not None or equation.invars[0].aval.dtype != np.float32:
         return None
-    return _lazy(lambda: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)), Positive(value))
+    return epilogues.lazy(lambda: lax.gt(value.given(), lax.full(shape, 0.0, np.float32)), Positive(value))
 
 
-def _select(equation: Any, values: list[Value]) -> Value | None:
-    """The gradient of relu is that of its output where it is above zero, and zero elsewhere."""
-    if len(values) != 3 or not isinstance(values[0].origin, Positive):
+def _select(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Apply the gradient of relu: the gradient of its output where the output is positive, zero elsewhere."""
+    test = epilogues.origins.get(values[0])
+    if len(values) != 3 or not isinstance(test, Positive) or not _is_number(values[1], 0.0):
         return None
-    origin, out = _plain(values[2]), values[0].origin.of
-    if origin is None or not _is_number(values[1], 0.0):
-        return None
-    return _slope(equation, origin, out, "relu")
+    origin = epilogues.plain(values[2])
+    return None if origin is None else _slope(equation, origin, test.of, "relu")
 
 
-def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value | None:
+def _slope(equation: Any, origin: Product, out: TracedValue, activation: str) -> TracedValue | None:
     from jfluid.machine_code import direct_product  # as above
 
     aval = equation.outvars[0].aval
@@ -259,14 +291,14 @@ def _slope(equation: Any, origin: Product, out: Value, activation: str) -> Value
     return _finished(origin, array, aval.shape)
 
 
-def _subtract(equation: Any, values: list[Value]) -> Value | None:
-    """One less the output of tanh; or a parameter less its change."""
+def _subtract(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Record `1 - output` of tanh, or apply the update of a parameter."""
     value, other = values
     if _is_number(value, 1.0) and other.order is None:
         if equation.outvars[0].aval.dtype != np.float32:
             return None
-        return _lazy(lambda: lax.sub(np.float32(1.0), other.given()), Complement(other))
-    change = other.origin
+        return epilogues.lazy(lambda: lax.sub(np.float32(1.0), other.given()), Complement(other))
+    change = epilogues.origins.get(other)
     if not isinstance(change, Change) or len(other.readers) != 1 or value.order is not None:
         return None
     from jfluid.machine_code import direct_product  # as above
@@ -277,45 +309,46 @@ def _subtract(equation: Any, values: list[Value]) -> Value | None:
     return _finished(origin, array, array.shape)
 
 
-def _one_minus_square(equation: Any, values: list[Value]) -> Value | None:
+def _one_minus_square(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
     (of,), params = values, equation.params
     if of.order is not None or equation.outvars[0].aval.dtype != np.float32:
         return None
-    return _lazy(lambda: equation.primitive.bind(of.given(), **params), SlopeOfTanh(of))
+    return epilogues.lazy(lambda: equation.primitive.bind(of.given(), **params), SlopeOfTanh(of))
 
 
-def _multiply(equation: Any, values: list[Value]) -> Value | None:
-    """A step on the way to the gradient of tanh, or to an update."""
+def _multiply(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Apply or record a part of the gradient of tanh, or record the change of a parameter."""
     value, other = values
+    left, right = map(epilogues.origins.get, values)
 
     def make() -> Array:
         return lax.mul(value.given(), other.given())
 
-    if isinstance(other.origin, SlopeOfTanh) and (origin := _plain(value)):
-        return _slope(equation, origin, other.origin.of, "tanh")
-    if isinstance(other.origin, Complement) and (origin := _plain(value)):
-        return _lazy(make, Sloped(origin, other.origin.of))
-    if isinstance(value.origin, Sloped) and value.origin.out is other:
-        return _lazy(make, OtherHalf(value))
-    origin = _plain(other)
-    rate = equation.invars[0].aval
+    if isinstance(right, SlopeOfTanh) and (origin := epilogues.plain(value)):
+        return _slope(equation, origin, right.of, "tanh")
+    if isinstance(right, Complement) and (origin := epilogues.plain(value)):
+        return epilogues.lazy(make, Sloped(origin, right.of))
+    if isinstance(left, Sloped) and left.out is other:
+        return epilogues.lazy(make, OtherHalf(value))
+    origin, rate = epilogues.plain(other), equation.invars[0].aval
     if origin is not None and rate.shape == () and rate.dtype == np.float32:
         if origin.over == (0, 0) and equation.outvars[0].aval.ndim == len(TURNED):
-            return _lazy(make, Change(value.given(), origin))
+            return epilogues.lazy(make, Change(value.given(), origin))
     return None
 
 
-def _add_any(equation: Any, values: list[Value]) -> Value | None:
-    """The two halves of the gradient of tanh."""
+def _add_any(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
+    """Apply the gradient of tanh, the sum of two halves."""
     one, other = values
-    if not isinstance(one.origin, Sloped) or not isinstance(other.origin, OtherHalf):
+    half, rest = map(epilogues.origins.get, values)
+    if not isinstance(half, Sloped) or not isinstance(rest, OtherHalf):
         return None
-    if other.origin.of is not one or len(one.readers) != 2 or len(other.readers) != 1:
+    if rest.of is not one or len(one.readers) != 2 or len(other.readers) != 1:
         return None
-    return _slope(equation, one.origin.product, one.origin.out, "tanh")
+    return _slope(equation, half.product, half.out, "tanh")
 
 
-_RULES: dict[str, Callable[[Any, list[Value]], Value | None]] = {
+_RULES: dict[str, Callable[[MatmulEpilogues, Any, Sequence[TracedValue]], TracedValue | None]] = {
     "reshape": _reshape,
     "transpose": _transpose,
     "add": _add,
