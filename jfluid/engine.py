@@ -234,9 +234,7 @@ class Engine:
                     "fluid_pipeline",
                     self.donate,
                 )
-            placement = (
-                of_device(planned, self.device) if parallel is None else parallel.placement(planned, check_finite)
-            )
+            placement = of_device(planned, self.device) if parallel is None else parallel.placement(planned)
             if exact:
                 placement.pads, placement.exact_because = False, _OF_SERVERS
             count = 1 if parallel is None else len(parallel.devices)

@@ -25,7 +25,6 @@ from jfluid.parallel.devices import devices_of
 from jfluid.parallel.joined_replicas import JoinedReplicas
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
-from jfluid.parallel.shared_replicas import SharedReplicas
 from jfluid.places import CPUPlace
 
 _MAX_STEPS = 32
@@ -176,10 +175,8 @@ class DataParallel:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
-    def placement(self, planned: Plan, check_finite: bool) -> Placement:
-        """Return the placement of a plan of the rewritten program; its plan may be divided further,
-        if not the whole step is to be refused for one value that is not finite.
-        """
+    def placement(self, planned: Plan) -> Placement:
+        """Return the placement of a plan of the rewritten program."""
         repeats = self.build._passes.num_repeats
         if self.build.reduce_strategy == self.build.ReduceStrategy.Reduce and len(self.devices) > 1:
             _refuse_own_sums(planned)
@@ -189,11 +186,6 @@ class DataParallel:
             joined = JoinedReplicas.of(planned, first, count, self._sums)
             if joined is not None:
                 return joined
-        reduces = self.build.reduce_strategy == self.build.ReduceStrategy.Reduce
-        if self._in_one_memory and len(self.devices) > 1 and reduces and not check_finite:
-            shared = SharedReplicas.of(planned, self.devices, repeats, self._sums)
-            if shared is not None:
-                return shared
         sharding = ReplicaSharding(
             Mesh(np.array(self.devices), (AXIS,)),
             self._shares(planned),

@@ -6,8 +6,7 @@ role Optimize) are traced once, over whole arrays, which XLA's partitioner distr
 devices according to their shardings.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +15,11 @@ from jax import lax
 
 from jfluid import errors
 from jfluid.compile import trace
-from jfluid.compile.plan import Plan, Segment, joined
+from jfluid.compile.plan import Item, Plan
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
-from jfluid.ir.types import np_dtype
-from jfluid.ir.variable import EMPTY_NAME, Variable
+from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops.collective import AXIS
-from jfluid.ops.definition import OpDef
-
-Item = tuple[int, Operator, OpDef]
 
 
 @dataclass
@@ -97,44 +92,6 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
             given = []
     _wire([phase for phases in found for phase in phases], plan, gradients)
     return found
-
-
-def divided(plan: Plan, most: int, sums: Sequence[str] = ()) -> Plan | None:
-    """Return the plan with a segment of its own for each phase, and several for updates that read
-    gradients of more than `most` bytes; None where the host computes gradients, which the next
-    phase all-reduces. Raises as `split`.
-    """
-    found = split(plan, sums)
-    if any(phase.given for group in found for phase in group):
-        return None
-    items = [item for segment in plan.segments for item in segment.ops]
-    sizes = {grad: size_of(plan.block.var_recursive(param)) for grad, param in gradients_of(items).items()}
-    segments = [
-        Segment(part, segment.host)
-        for segment, group in zip(plan.segments, found)
-        for phase in group
-        for part in ([phase.items] if phase.per_replica or phase.host else _cut(phase.items, sizes, most))
-    ]
-    return joined(plan.block, segments, plan.feeds, plan.fetches)
-
-
-def size_of(param: Variable) -> int:
-    """Return bytes of a parameter, and so of its gradient."""
-    return math.prod(param.shape) * np_dtype(param.dtype).itemsize
-
-
-def _cut(items: list[Item], sizes: Mapping[str, int], most: int) -> list[list[Item]]:
-    """Updates in order, cut before the gradients that a part reads exceed `most` bytes."""
-    parts: list[list[Item]] = [[]]
-    read: set[str] = set()
-    for item in items:
-        new = reads_of(item[1]) & set(sizes) - read
-        if new and parts[-1] and sum(sizes[n] for n in read | new) > most:
-            parts.append([])
-            read = set()
-        parts[-1].append(item)
-        read |= new
-    return parts
 
 
 def _updates(op: Operator) -> bool:

@@ -1,7 +1,7 @@
 """A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -107,14 +107,12 @@ class Replicas(Placement):
 
     def compiled(self, at: int, function: Function) -> Function:
         everywhere = NamedSharding(self.sharding.mesh, PartitionSpec())
-        return self._jitted(function, lambda ended: lax.with_sharding_constraint(ended, everywhere))
 
-    def _jitted(self, function: Function, settled: Callable[[Any], Any]) -> Function:
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
             # It is ready when the program has ended; the values themselves may have been donated to
             # the next one by then.
-            return found, settled(jnp.zeros((), jnp.int32))
+            return found, lax.with_sharding_constraint(jnp.zeros((), jnp.int32), everywhere)
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
@@ -126,13 +124,9 @@ class Replicas(Placement):
             return None
         sums = [[phase.reduced for phase in group] for group in self._phases]
         shares, fused = sorted(self.sharding.shares.items()), self.sharding.fuse
-        own = type(self).__name__, self._repeats, sums, shares, fused
-        identity, devices = (*map(list, names), *own), self._devices_of(at)
+        own = self._repeats, sums, shares, fused
+        identity, devices = (*map(list, names), *own), self._devices
         return executable_cache.entry(self.plan, at, identity, devices, options(devices[0]), beside)
-
-    def _devices_of(self, at: int) -> list[jax.Device]:
-        """The devices that a segment runs on."""
-        return self._devices
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         for name, value in zip(segment.kept, kept):
@@ -258,13 +252,13 @@ class Replicas(Placement):
             gradients, gives, own_values, finite = run(phase, alike, mine, own, checks, known, first)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
-                self._brought_together(gradients),
+                summed(gradients, self.sharding),
                 gives,
                 stacked,
                 finite if watch is None else lax.pmin(finite, AXIS),
             )
 
-        specs = {n: self._spec(n) for n in phase.reduced}
+        specs = {n: self.sharding.spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
         reduced, gives, stacked, finite = jax.shard_map(
             replica,
@@ -278,18 +272,6 @@ class Replicas(Placement):
         per_replica.update(stacked)
         if watch is not None:
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
-
-    def _brought_together(self, gradients: Env) -> Env:
-        """The sums of gradients, or each replica's share of them. Called within a replica."""
-        return summed(gradients, self.sharding)
-
-    def _spec(self, gradient: str) -> PartitionSpec:
-        """The partition spec of what `_brought_together` returns."""
-        return self.sharding.spec(gradient)
-
-    def _gradient(self, name: str, env: Env) -> Any:
-        """One replica's gradient for `_brought_together`, of the values of its phase."""
-        return env[name]
 
     def _at_once(
         self,
@@ -310,7 +292,7 @@ class Replicas(Placement):
             env = trace.lower_first(first, env, key, known)
         names = phase.shared_outputs, phase.per_replica_outputs
         gives, own = ({n: env[n] for n in group if n in env} for group in names)
-        gradients = {n: self._gradient(n, env) for n in phase.reduced if n in env}
+        gradients = {n: env[n] for n in phase.reduced if n in env}
         if watched is not None:
             watched[:] = [(op, name) for op, name, _ in watch or ()]
         return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)
