@@ -120,7 +120,7 @@ class Lowering:
         return env
 
     def _refuse(self, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-        """Add what the rules of an operator find to the table of refusals. The first time counts."""
+        """Add the values that an operator's rules refuse to the table of refusals. The first refusal counts."""
         first, rules = self.refusals[id(op)]
         inputs = {s.name: _gather(op, s, env) for s in definition.ins}
         attrs = {n: op.attrs.get(n, a.default) for n, a in definition.attrs.items()}
@@ -133,7 +133,7 @@ class Lowering:
         return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
-        """The values for an operator. An update waits for what is computed from its parameter."""
+        """Return the environment for an operator. An update waits for gradients computed from its parameter."""
         rates = op.inputs.get(update_dependencies.RATE, ())
         if at not in self.awaited and self.shared_rates.isdisjoint(rates):
             return env
@@ -201,11 +201,11 @@ class Lowering:
         return self._repeated.call(self._function(at, definition, kwargs), definition, inputs, kwargs)
 
     def _key(self, uid: int) -> Any:
-        """The random key of an operator."""
+        """Return the random key of an operator."""
         return jax.random.fold_in(self.key, np.uint32(uid))
 
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
-        """Put what is known of the current operator's inputs into `env`."""
+        """Put the known numbers of the current operator's inputs into `env`."""
         env.update(
             (n, with_known(env[n], v, name != n))
             for name, v in known.items()
@@ -216,11 +216,11 @@ class Lowering:
         return lambda *values: self._call(at, definition, list(values), kwargs)
 
     def _call(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Run an operator whose gradient nobody wants."""
+        """Run an operator without a gradient."""
         return ragged_dispatch.call(definition, inputs, kwargs)
 
     def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else None."""
+        """Return the outputs as NumPy arrays if all inputs are static and the outputs are small; None otherwise."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
@@ -287,7 +287,7 @@ class Lowering:
         self.closures[at] = backward
 
     def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...]:
-        """Run a gradient operator through the closure of its forward operator."""
+        """Run a gradient operator through the `jax.vjp` closure of the forward operator."""
         forward = definition.forward
         assert forward is not None
         cotangents = [
@@ -298,7 +298,7 @@ class Lowering:
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
 
     def _cotangents(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> list[Any]:
-        """The gradients of its forward operator's outputs that a gradient operator reads."""
+        """Return the gradients of the forward operator's outputs that a gradient operator reads."""
         assert definition.forward is not None
         outs = definition.ins[len(definition.ins) - len(definition.forward.outs) :]
         return [_gather(op, s, env) for s in outs]
@@ -331,17 +331,19 @@ class Lowering:
                     ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
-        """The value, without a gradient if an inner block's variable stops it (outside, there is no
-        gradient operator then)."""
+        """Return a value, without its gradient if it is an inner block's variable that stops gradients.
+
+        Outside of inner blocks there is no gradient operator for such a variable.
+        """
         if not self.inner:
             return value
         var = op.block.find_var_recursive(name)
         return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
 
     def block(self, block: Block, env: dict[str, Any], key: Any = None, ops: slice = slice(None)) -> dict[str, Any]:
-        """Lower an inner block, or some of its operators, over a copy of `env`; returns that copy.
+        """Lower an inner block, or a slice of the block's operators, over a copy of `env`; return the copy.
 
-        It may run conditionally: nothing is watched.
+        The block may run conditionally: its outputs are not checked for finite values.
         """
         inner = Lowering(live_ops(block)[ops], self.key if key is None else key)
         inner.inner, inner.reversible = True, self.reversible
@@ -365,7 +367,7 @@ class Reached(Exception):  # no error
 
 
 class _Seeded:
-    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed have none."""
+    """Flags of an operator's outputs: True for names in `names`, False for outputs that are not listed."""
 
     def __init__(self, seeded: set[str], written: list[str]):
         self.flags = [n in seeded for n in written]
@@ -381,7 +383,7 @@ def _stop(leaf: Any) -> Any:
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
-    """The value of an output before the operator; None if it had none."""
+    """Return the value of an output before the operator, or None without a value."""
     names = op.outputs.get(slot)
     return env.get(names[0]) if names else None
 
@@ -407,7 +409,7 @@ def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> An
 
 
 def pairs_of(items: list[Item]) -> dict[int, int]:
-    """For each derived gradient operator the position of its forward operator, where both are in `items`."""
+    """Return the position of the forward operator of each derived gradient operator, if `items` has both."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     wanted = {definition.forward.type for _, _, definition in items if definition.forward is not None}
@@ -434,7 +436,7 @@ def _last_matching(
     op: Operator,
     forward: OpDef,
 ) -> int | None:
-    """The position of the last forward operator, that has no gradient operator yet, of a gradient operator."""
+    """Return the position of the last unpaired forward operator that matches a gradient operator, or None."""
     named = [
         having.get((forward.type, slot.name, tuple(names)), [])
         for slot in forward.ins + forward.outs
@@ -450,7 +452,7 @@ def _last_matching(
 
 
 def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
-    """Whether every slot and attribute that the gradient operator names agrees with the forward operator."""
+    """Return True if the slots and attributes of a gradient operator agree with a forward operator."""
     seen = False
     for name in forward.attrs:
         if name in op.attrs and name in grad_op.attrs and op.attrs[name] != grad_op.attrs[name]:
@@ -465,23 +467,25 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
 
 
 def known_part(value: Any) -> Any:
-    """The part of a variable's value that an operator may have to know."""
+    """Return the part of a variable's value that an operator may need while it is traced."""
     if isinstance(value, TensorArray):
         return value.length
     return value.values if isinstance(value, Ragged) else value
 
 
 def needed(name: str, env: Mapping[str, Any]) -> Any:
-    """What must be known, by the name of `static_values.Unknown`: the `known_part` of a variable, or
-    the length of its longest sequence.
+    """Return the value for a name of `static_values.Unknown`.
+
+    The value is the `known_part` of a variable, or the length of its longest sequence.
     """
     value = env[name.removeprefix(LONGEST)]
     return value.last.steps() if name.startswith(LONGEST) else known_part(value)
 
 
 def with_known(value: Any, number: Any, longest: bool = False) -> Any:
-    """The value with its `known_part` known, or the length of its `longest` sequence; unchanged where
-    that has another shape, as in a part of a batch.
+    """Return a value with a known number as its `known_part`, or as the length of the `longest` sequence.
+
+    A value of another shape, as in a part of a batch, is returned unchanged.
     """
     if longest:
         if not isinstance(value, Ragged) or not value.levels:
@@ -497,7 +501,7 @@ def with_known(value: Any, number: Any, longest: bool = False) -> Any:
 def _traced_back(
     here: Path, op: Operator, env: Mapping[str, Any], error: static_values.Unknown
 ) -> static_values.Unknown:
-    """The error with the operator that asked, and the variable that holds the value; the outermost that does."""
+    """Return the error with the outermost operator that asked, and with the variable that holds the value."""
     found = _located(here[-1], op, env, error)
     assert isinstance(found, static_values.Unknown)  # `_located` keeps the class
     found.value, found.path, found.name = error.value, error.path or here, error.name
@@ -518,9 +522,9 @@ def _traced_back(
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
-    """The error with the operator, its shapes, and the user's line that made it.
+    """Return the error with the operator, the shapes, and the user's line that made the operator.
 
-    An inner operator's error stays as it is.
+    An inner operator's error stays unchanged.
     """
     if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
         return error

@@ -1,8 +1,7 @@
-"""Gradients of tables that nothing but an update by gradient descent reads: rows take their place, so that a
-step needs no second table.
+"""Sparse gradients of tables: rows replace a dense gradient that only an SGD update reads.
 
-Each row of such a gradient is the sum of its occurrences, in their order, and all other rows are zero, which
-leaves the table as it is: the numbers are those of the whole gradient.
+A step then needs no second table. Each row of a dense gradient is the sum of its occurrences, in order. All other rows
+are zero and leave the table unchanged: the numbers are those of the dense gradient.
 """
 
 from collections.abc import Container, Iterable, Set

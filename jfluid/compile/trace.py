@@ -1,4 +1,4 @@
-"""Operators as a pure function of values: the only place that lowers them for XLA."""
+"""Tracing of operators as a pure function of values: the only place that lowers operators for XLA."""
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ Watched = tuple[Any, str, Any]
 
 
 def random_key(data: Any) -> Any:
-    """The JAX key of a step's uint32 [2]; None for a step that draws nothing."""
+    """Return the JAX key of a step's uint32 [2], or None for a step that draws nothing."""
     return None if data is None else jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
@@ -85,7 +85,7 @@ def recorded(
     key: Any = None,
     keys: Mapping[int, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Trace operators over values by name as they stand, for a trace that is evaluated at other sizes.
+    """Trace operators over values by name without rewrites, for a trace that is evaluated at other sizes.
 
     The name stack of each operation ends with the operator's type, "@" and its position. Arguments are those of
     `lower`.
@@ -126,11 +126,11 @@ def part(
     known: Known,
     awaited: Mapping[int, list[str]],
 ) -> None:
-    """Trace operators that are part of what `laid_out` traces; adds their outputs to `env`.
+    """Trace a part of the operators that `laid_out` traces; add their outputs to `env`.
 
     Args:
-        awaited: what an update, by its place in `items`, waits for; see `update_dependencies.awaited`.
-            Others are those of `lower`.
+        awaited: the gradients that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
+            Other arguments are those of `lower`.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.awaited = awaited

@@ -1,8 +1,8 @@
-"""Parameters are updated after all that reads them, so that XLA updates them in place.
+"""Data dependencies of updates: a parameter is updated after all its readers, so that XLA updates it in place.
 
-A gradient operator reads a parameter for the gradient of its input, which the parameter's update does
-not wait for. XLA does not know which of both comes first, and copies the parameter: each step, all of
-them. Here the learning rate of the update depends on that gradient.
+A gradient operator reads a parameter for the gradient of its input, and the parameter's update does not wait for that
+gradient. XLA does not know which comes first, and copies each parameter in each step. Here the learning rate of the
+update depends on that gradient.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,13 @@ MOST = 16
 
 
 def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[str]]:
-    """Return, by the place of each update of a parameter, the gradients of other variables that were
-    computed from that parameter.
+    """Return the gradients computed from the parameter of each update, by the update's place.
+
+    The gradients are those of other variables.
 
     Args:
-        of_filters: only those of convolutions, which are arrays in any case. XLA:GPU copies few other
-            parameters, and a gradient that somebody else reads does not become part of a kernel.
+        of_filters: only gradients of convolutions, which are arrays in any case. XLA:GPU copies few other
+            parameters, and a gradient with a second reader does not become part of a kernel.
     """
     found: dict[int, list[str]] = {}
     beside: dict[str, list[str]] = {}  # parameter -> those gradients, so far
@@ -61,7 +62,7 @@ def after(rate: Array, values: Iterable[Any]) -> Array:
 
 
 def _zero(value: Array) -> Array:
-    """Return zero, of which XLA does not find out that it depends on no number of the value."""
+    """Return a zero that XLA cannot simplify: it depends on an element of the value."""
     first = lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
     half = first.dtype.itemsize * 4
     bits = lax.bitcast_convert_type(first, jnp.dtype(f"uint{2 * half}"))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfluid.compile import trace, update_dependencies
-from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
 from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
 from jfluid.compile.plan import Plan
 from jfluid.compile.runtime import filter_layouts, padding
@@ -52,7 +52,6 @@ class JoinedReplicas(OneDevice):
         own: the state that each replica has for itself.
     """
 
-    divides = True
     _joins_slots = False  # the batch of a loader is not divided
 
     def __init__(
@@ -175,6 +174,9 @@ class JoinedReplicas(OneDevice):
         return np.asarray(value)
 
     # ---- batches of every shape ----
+
+    def feed_shares(self) -> FeedShares:
+        return self
 
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         return replica_feeds.opened(value)

@@ -96,8 +96,8 @@ class Segment(Protocol):
         """
 
 
-class Replicas(Protocol):
-    """How feeds and results of replicas are divided."""
+class FeedShares(Protocol):
+    """Division of feeds and results among replicas."""
 
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         """Return the array that each replica has of a feed; None for a feed that is no dense array."""
@@ -214,7 +214,7 @@ class ShapeStream:
         exact: Any,
         state: Sequence[str],
         platform: str,
-        replicas: Replicas | None = None,
+        replicas: FeedShares | None = None,
     ):
         self._segment = weakref.ref(segment)  # which has this stream
         self._exact_call, self._platform = exact, platform

@@ -1,6 +1,6 @@
-"""One XLA program of all processes that train together, each on one device with its own values.
+"""XLA programs across all processes that train together, each process with one device.
 
-Each process keeps its whole state on its own device. During the call the values of all processes
+Each process keeps its whole state on its device. During the call the values of all processes
 form one array, of which each process holds its part of the first dimension: nothing is copied.
 """
 
@@ -22,11 +22,11 @@ from jfluid.ops.collective import AXIS
 
 
 class CollectiveJit:
-    """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
+    """`jax.jit(function)` with collectives across all processes. Each process calls it with local arrays.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
-        device: this process's.
+        device: the device of this process.
     """
 
     def __init__(self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device):
@@ -46,7 +46,7 @@ class CollectiveJit:
         return self._programs[scalars](jax.tree.map(self._lifted, arguments))
 
     def _lifted(self, own: Any) -> jax.Array:
-        """The array of all processes of which this process's array is a part."""
+        """Return the global array that has the local array as its part."""
         seen = self._seen.get(id(own))
         if seen is not None and seen[0] is own:
             return seen[1]
@@ -57,7 +57,7 @@ class CollectiveJit:
         return jax.make_array_from_single_device_arrays(shape, self._divided, [own])
 
     def _own(self, whole: jax.Array, scalar: bool) -> jax.Array:
-        """This process's part of a result."""
+        """Return the local part of a result."""
         own = whole.addressable_data(0)
         if scalar:
             return own.reshape(())
@@ -65,7 +65,7 @@ class CollectiveJit:
         return own
 
     def _compiled(self, scalars: tuple[tuple[bool, ...], ...]) -> Callable[..., Any]:
-        """The program for arguments of which some leaves are scalars."""
+        """Return the program for arguments with scalars at given places."""
         results: list[bool] = []
 
         def part(*arguments: Any) -> Any:
@@ -95,7 +95,7 @@ class CollectiveJit:
 
 
 def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
-    """The tree, with leaves that are scalars without the dimension that they were given."""
+    """Return the tree with scalars in place of the scalars that got a dimension of 1."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(
         structure,
@@ -104,7 +104,8 @@ def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
 
 
 def fused(items: Sequence[Item]) -> list[Item]:
-    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use."""
+    """Return the operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use.
+    """
     found: list[Item] = []
     waiting: list[Item] = []
 

@@ -1,4 +1,4 @@
-"""Copies of batches to a device before the step that uses them, with ragged rows padded already."""
+"""Copies of batches to a device ahead of the step, with ragged rows already padded."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -30,7 +30,7 @@ class PlacedBatch:
         self._opened: Mapping[str, Any] | None = None
 
     def value(self, name: str) -> Any:
-        """An array or a `Ragged` of one tensor."""
+        """Return the array or `Ragged` of one tensor."""
         if self._opened is None:
             divide = opened if reads_host_memory(self.device) else _opened_there
             with jax.enable_x64(True):
@@ -39,9 +39,7 @@ class PlacedBatch:
 
 
 class DeviceTensor(LoDTensor):
-    """A tensor on the host, as users see it, and in a batch on a device, as a step uses it: rows in
-    sequences are padded.
-    """
+    """Tensor of a placed batch: unpadded on the host for users, padded on a device for the step."""
 
     def __init__(self, name: str, tensor: LoDTensor, batch: PlacedBatch):
         super().__init__(tensor.value)
@@ -50,22 +48,22 @@ class DeviceTensor(LoDTensor):
         self._batch: PlacedBatch | None = batch
 
     def set(self, array: Any, place: Any = None) -> None:
-        """As LoDTensor.set; discards the value on the device."""
+        """Set the array, as LoDTensor.set; discard the value on the device."""
         super().set(array, place)
         self._batch = None
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        """As LoDTensor.set_lod; discards the value on the device."""
+        """Set the lod, as LoDTensor.set_lod; discard the value on the device."""
         super().set_lod(lod)
         self._batch = None
 
     @property
     def form(self) -> tuple[Any, ...] | None:
-        """What a compiled step relies on of its value on the device; None once the tensor was set."""
+        """The form of the value on the device that a compiled step relies on; None after the tensor was set."""
         return None if self._batch is None else self._batch.forms[self._name]
 
     def device_value(self) -> Any:
-        """An array or a `Ragged` on the device; None once the tensor was set."""
+        """Return the array or `Ragged` on the device, or None after the tensor was set."""
         return None if self._batch is None else self._batch.value(self._name)
 
 
@@ -94,7 +92,7 @@ class FeedPlacer:
         self._forms: Forms = {}
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
-        """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
+        """Return the batch with its values on the device. The caller must not keep the arrays of `batch`."""
         given = {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
         values = self._buckets.join(given)
         if not reads_host_memory(device):
@@ -113,12 +111,12 @@ def _form(tensor: LoDTensor) -> tuple[Any, ...]:
 
 
 def reads_host_memory(device: jax.Device) -> bool:
-    """Whether the device's programs read NumPy arrays in place."""
+    """Return True if the device's programs read NumPy arrays in place."""
     return bool(device.platform == "cpu")
 
 
 def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str, Any]:
-    """Checked feeds for a step on `device`: the device values of tensors that have one.
+    """Return checked feeds for a step on `device`: the device values of tensors that have one.
 
     A step that needs `exact` rows gets the host's values.
     """

@@ -1,8 +1,7 @@
-"""Executables of segments and of steps of imperative mode, kept on disk: a later process runs them without
-tracing anything.
+"""Cache of executables on disk, for segments and for steps of imperative mode: a hit needs no tracing.
 
-JAX's own cache is keyed by what tracing gives, and for most programs tracing takes longer than
-loading. These files are keyed by all that tracing depends on: the operators, the inputs and
+JAX's own cache is keyed by the traced program, and for most programs tracing takes longer than
+loading. The files here are keyed by all that tracing depends on: the operators, the inputs and
 outputs with shapes and dtypes, the source files of this package, the versions of JAX and jaxlib,
 JAX's configuration, flags, XLA's options and the processors.
 """
@@ -51,17 +50,17 @@ _ENABLED = "jax_enable_compilation_cache"
 
 
 class Beside(Protocol):
-    """What tracing finds out beside an executable, which lies in the same file."""
+    """Results of tracing besides the executable, stored in the same file."""
 
     def noted(self) -> Any:
-        """Return it after tracing, to be pickled."""
+        """Return the results after tracing, to be pickled."""
 
     def learn(self, noted: Any) -> None:
-        """Take it, in place of tracing."""
+        """Take the results from a file, in place of tracing."""
 
 
 class Together:
-    """What several find out beside one executable."""
+    """Results of several objects besides one executable."""
 
     def __init__(self, parts: Sequence[Beside]):
         self._parts = parts
@@ -77,13 +76,13 @@ class Together:
 
 
 class Entry:
-    """A function's executable on disk, whether it is there or not.
+    """Cache entry of a function, which may have a file or not.
 
     Args:
-        identity: what the function is, beside the values that it is called with: what repr tells apart.
-        devices: that it runs on.
-        options: XLA's.
-        beside: what else lies in the file.
+        identity: values with a `repr` that identifies the function, besides its arguments.
+        devices: devices that the function runs on.
+        options: XLA's options.
+        beside: further contents of the file.
     """
 
     def __init__(
@@ -98,27 +97,28 @@ class Entry:
         self._identity, self._beside = tuple(identity), beside
 
     def of(self, *more: Any, beside: Beside | None = None) -> "Entry":
-        """Return the entry of another function of the same operators.
+        """Return the entry of a different function of the same operators.
 
         Args:
-            more: which one.
+            more: values that identify the function among the functions of the operators.
         """
         identity = (*self._identity, *more)
         return Entry(self._folder, identity, self._devices, self._options, beside)
 
     def same(self, *more: Any) -> "Entry":
-        """Return the entry of another form of the same function, which has the same beside it."""
+        """Return the entry of a different form of the same function, with the same results besides the executable."""
         return self.of(*more, beside=self._beside)
 
     def load_or_compile(
         self, fresh: Callable[[], Any], arguments: Sequence[Any]
     ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return the executable of the file, or a new one, and what is to be told the results of its first run: then
-        it is written to the file. None for arguments that no text tells from others.
+        """Return the executable, and a function to call with the results of the first run, or None without a cache key.
+
+        A new executable is written to the file after its first run. Arguments without a textual form have no cache key.
 
         Args:
-            fresh: gives the jitted function anew, which goes with what was traced.
-            arguments: of the function; the first ones are donated.
+            fresh: returns the jitted function anew; the traces go away together with the function.
+            arguments: arguments of the function; the first tuple is donated.
         """
         path = self._path(arguments)
         if path is None:
@@ -140,7 +140,7 @@ class Entry:
         return compiled, lambda results: _save_after(results, file, compiled)
 
     def load(self, arguments: Sequence[Any]) -> Any:
-        """Return the executable of the file; None where there is none."""
+        """Return the executable of the file, or None without a file."""
         path = self._path(arguments)
         return None if path is None else self._loaded(path, arguments)
 
@@ -157,7 +157,7 @@ class Entry:
         return found.run
 
     def _path(self, arguments: Sequence[Any]) -> Path | None:
-        """Return the file for arguments; None where no text says what they are."""
+        """Return the file for arguments, or None for arguments without a textual form."""
         leaves, structure = jax.tree.flatten(tuple(arguments))
         forms = [_form(v) for v in leaves]
         devices = [(d.platform, d.device_kind, d.id) for d in self._devices]
@@ -183,10 +183,10 @@ def entry(
     options: Any,
     beside: Beside | None = None,
 ) -> Entry | None:
-    """Return the entry of segment `at` of a plan; None where none is kept.
+    """Return the entry of segment `at` of a plan, or None if the segment is not cached.
 
     Args:
-        identity: what tells its function from others of the segment.
+        identity: values that identify the function among the functions of the segment.
         beside: as of `Entry`.
     """
     folder = kept_files.folder()
@@ -208,10 +208,10 @@ def entry_of_items(
     options: Mapping[str, Any],
     beside: Beside | None = None,
 ) -> Entry | None:
-    """Return the entry of operators that stand in no program; None where none is kept.
+    """Return the entry of operators outside of any program, or None if the operators are not cached.
 
     Args:
-        identity: what tells their function from others, beside their names and attributes.
+        identity: values that identify the function, besides the operators' names and attributes.
         beside: as of `Entry`.
     """
     folder = kept_files.folder()
@@ -227,7 +227,7 @@ def entry_of_items(
 
 
 class _JaxCache:
-    """JAX's own cache, which spends a tenth of a second to write what is written here."""
+    """Switch of JAX's own cache, which takes 0.1 seconds to write an executable that is written here."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._was = threading.Lock(), 0, True
@@ -253,7 +253,7 @@ _JAX_CACHE = _JaxCache()
 
 
 def _form(value: Any) -> Any:
-    """What an executable depends on of an array; None for another value."""
+    """Return the properties of an array that an executable depends on, or None for any other value."""
     if isinstance(value, jax.Array):
         where = str(value.sharding) if value.committed and len(value.devices()) > 1 else ""
         return value.shape, str(value.dtype), bool(value.aval.weak_type), value.committed, where
@@ -261,13 +261,13 @@ def _form(value: Any) -> Any:
 
 
 def _settings() -> tuple[Any, ...]:
-    """What tracing and compiling depends on beside the program."""
+    """Return the settings that tracing and compiling depend on, besides the program."""
     return kept_files.settings(), environment.text("XLA_FLAGS", ""), _machine()
 
 
 @functools.cache
 def _machine() -> tuple[Any, ...]:
-    """The versions of what compiles, and the processors it compiles for."""
+    """Return the versions of Python and jaxlib, and the processors."""
     lines: set[str] = set()
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         lines = {line for line in file if line.startswith(("model name", "flags", "Features"))}
@@ -281,14 +281,14 @@ def _machine() -> tuple[Any, ...]:
 
 
 class Kept(NamedTuple):
-    """What a file has: an executable, and what lies beside it."""
+    """Contents of a file: an executable, and further results of tracing."""
 
     run: Any
     noted: Any
 
 
 def _load(path: Path, devices: Sequence[jax.Device]) -> Kept | None:
-    """What a file has; None if there is none, or it is damaged."""
+    """Read a file; return None if it does not exist or is damaged."""
     if (writing := _WRITING.get(path)) is not None:
         writing.join()
     body = kept_files.read(path)
@@ -321,12 +321,12 @@ _WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 
 class _File(NamedTuple):
-    """A file that is to be written.
+    """File to be written.
 
     Attributes:
-        devices: numbers of those that the executable is for.
-        arguments: their structure.
-        noted: what lies beside the executable.
+        devices: numbers of the executable's devices.
+        arguments: the structure of the arguments.
+        noted: results of tracing besides the executable.
     """
 
     path: Path
@@ -336,7 +336,7 @@ class _File(NamedTuple):
 
 
 def _save_after(results: Any, file: _File, compiled: Any) -> None:
-    """Have a thread write an executable to a file when it has run. The process ends after that."""
+    """Start a thread that writes an executable to a file after its run. The process ends after the thread."""
 
     def save() -> None:
         try:
@@ -351,7 +351,7 @@ def _save_after(results: Any, file: _File, compiled: Any) -> None:
 
 
 def _save(file: _File, compiled: Any) -> None:
-    """Write an executable to a file, if it can be, with the structures of its arguments and results."""
+    """Write an executable to a file, with the structures of arguments and results, if XLA can serialize it."""
     try:
         payload = serialize_executable.serialize(compiled)[0]
         # Trees of numbers in place of the structures themselves, which cannot be pickled where they

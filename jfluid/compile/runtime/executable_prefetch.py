@@ -1,8 +1,8 @@
-"""The executable that will be wanted next, loaded by a thread while a startup program runs.
+"""Prefetch of the next executable, by a thread, while a startup program runs.
 
-A file beside the executables of startup programs names the one that came after, in the process that
-wrote it. The next process loads that one as soon as it is about to run the startup program: XLA
-takes as long to load a training step as Python to build and check what it is called with.
+A file next to the executable of a startup program names the executable that followed, in the process that
+wrote the file. The next process loads that executable before it runs the startup program: XLA
+takes as long to load a training step as Python to build and check its arguments.
 """
 
 import threading
@@ -21,7 +21,7 @@ Load = Callable[[Path, Devices], Any]
 
 
 class _Load:
-    """An executable on its way from a file."""
+    """Executable that a thread loads from a file."""
 
     def __init__(self, load: Load, path: Path, devices: Devices):
         self._load, self._path, self._devices = load, path, devices
@@ -37,16 +37,16 @@ class _Load:
         return (path, list(devices)) == (self._path, list(self._devices))
 
     def wait(self) -> Any:
-        """Return the executable; None where the file has none."""
+        """Return the executable, or None if the file has none."""
         self._thread.join()
         return self._loaded
 
 
 class LoadedAhead:
-    """What came after the last startup program of this process.
+    """Prefetcher of the executable that follows a startup program.
 
     Args:
-        load: reads the executable of a file, None if there is none.
+        load: reads the executable of a file; returns None without a file.
     """
 
     def __init__(self, load: Load):
@@ -56,7 +56,7 @@ class LoadedAhead:
         self._pending: _Load | None = None
 
     def begin(self, path: Path, devices: Devices) -> None:
-        """Begin to load what came after the startup program whose executable belongs at `path`."""
+        """Start to load the executable that followed the startup program with its executable at `path`."""
         self._note = path.with_name("after-" + path.name.partition("-")[2])
         self._named = kept_files.read(self._note) or b""
         named = path.with_name(self._named.decode()) if self._named else None
@@ -64,9 +64,7 @@ class LoadedAhead:
         self._pending = _Load(self._load, named, devices) if named and there else None
 
     def load(self, path: Path, devices: Devices) -> Any:
-        """Return the executable of a file, None if there is none; and note that it is the first after
-        the startup program, if it is.
-        """
+        """Return the executable of a file, or None without a file; record the first one after the startup program."""
         pending, self._pending = self._pending, None
         note, self._note = self._note, None
         if note is not None and self._named != path.name.encode():

@@ -1,8 +1,8 @@
-"""Executables in memory: a function is compiled for each form of its arguments, and what was used least recently goes
-first when all of them together take more than a number of bytes.
+"""Executables in memory: one for each form of a function's arguments, within a limit of bytes for the process.
 
-`jax.jit` would keep beside each executable what it was traced and lowered to, of a small one seven eighths of its memory
-(1.2 MB). So each is compiled ahead of time, by a jitted function of its own, which goes then.
+The least recently used executables are dropped first. `jax.jit` would keep the trace and the lowered module of each
+executable, seven eighths of a small executable's memory (1.2 MB). So each executable is compiled ahead of time, by a
+jitted function that is dropped afterwards.
 """
 
 import threading
@@ -40,32 +40,34 @@ Place = tuple[int, int]  # of a value: which argument, and which of its values; 
 
 
 class Entry(Protocol):
-    """Where executables of a function are kept longer than in memory."""
+    """Storage of a function's executables beyond the memory of the process."""
 
     def load_or_compile(
         self, fresh: Callable[[], Any], arguments: Arguments
     ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return an executable, and what takes the results of its first run; None for arguments for which none is kept."""
+        """Return an executable, and a function to call with the results of the first run, or None for uncacheable arguments.
+        """
 
     def load(self, arguments: Arguments) -> Any:
-        """Return the executable that is kept; None where there is none."""
+        """Return the stored executable, or None."""
 
 
 def most_bytes() -> int:
-    """Return the limit that was set, or a thirty-second of the memory, and 512 MiB where that is no more than a
-    quarter of it.
+    """Return the limit of bytes: the flag's, or a thirty-second of the memory.
+
+    The limit is at least 512 MiB, if that is at most a quarter of the memory.
     """
     memory = heap.memory_bytes()
     return int(flags.get(FLAG)) or max(memory // 32, min(512 << 20, memory // 4))
 
 
 class Executable:
-    """What a function was compiled to for one form of its arguments.
+    """Compiled function for one form of its arguments.
 
     Attributes:
-        run: calls it.
-        bytes: of memory that it takes, about.
-        used: whether it was called again since memory was short.
+        run: calls the executable.
+        bytes: approximate memory of the executable.
+        used: True if it was called again since memory was short.
     """
 
     __slots__ = ("__weakref__", "bytes", "forms", "owner", "places", "run", "used")
@@ -80,7 +82,7 @@ class Executable:
 
 
 class Kept:
-    """All executables of this process. They belong to their functions, and go with them. Safe for threads."""
+    """All executables of this process, by weak references: executables belong to their functions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,16 +90,16 @@ class Kept:
         self._added = 0
 
     def __iter__(self) -> Iterator[Executable]:
-        """Yield those that are there."""
+        """Yield the executables that still exist."""
         return (found for held in self._held if (found := held()) is not None)
 
     @property
     def bytes(self) -> int:
-        """How many they take together."""
+        """Memory of all executables in bytes."""
         return sum(found.bytes for found in self)
 
     def add(self, new: Executable) -> None:
-        """Add one. Those go for which there is no room: the oldest, of those that were called once first."""
+        """Add an executable. If memory is short, drop the oldest executables, first the ones that were called once."""
         with self._lock:
             self._held = [*map(ref, self), ref(new)]
             gone = self._make_room()
@@ -105,7 +107,7 @@ class Kept:
             heap.give_back()
 
     def _make_room(self) -> int:
-        """Return how many bytes have gone: if any, then more than have to, so that this comes seldom."""
+        """Drop executables over the limit, and an eighth of the limit more; return the bytes that were dropped."""
         total, most, gone = self.bytes, most_bytes(), 0
         self._added += 1
         if self._added % _LOOK_AT_MAPPINGS == 0 and _few_mappings_are_left():
@@ -131,11 +133,11 @@ KEPT = Kept()
 
 
 class Executables:
-    """A function, compiled for each form of its arguments, when it is called with the first of that form.
+    """Function that is compiled for each form of its arguments at the first call.
 
     Args:
-        fresh: gives `jax.jit` of the function, anew each time: what it has traced goes with it.
-        entry: where executables are kept longer.
+        fresh: returns `jax.jit` of the function anew; its traces go away together with the jitted function.
+        entry: storage of executables beyond this process.
         interprets: the device on which the function is interpreted until it is compiled; None to wait for its
             compilation.
     """
@@ -172,11 +174,11 @@ class Executables:
         return self._fresh().trace(*arguments)
 
     def lower(self, *arguments: Any) -> Any:
-        """Return the function as it is passed to XLA."""
+        """Return the lowered function, which is passed to XLA."""
         return self.trace(*arguments).lower()
 
     def count(self) -> int:
-        """Return for how many forms of arguments the function is compiled."""
+        """Return the number of executables."""
         return len(self._all)
 
     def forget(self, old: Executable) -> None:
@@ -186,7 +188,7 @@ class Executables:
             self._arrange()
 
     def _run_other(self, arguments: Arguments) -> Any:
-        """Run the executable of arguments that none of `_found` seems to be for, or is for."""
+        """Run the executable for arguments that `_found` does not have, or that it failed for."""
         forms = _forms(arguments)
         found = self._all.get(forms)
         if found is not None:
@@ -211,7 +213,7 @@ class Executables:
         return results
 
     def _compile(self, fresh: Callable[[], Any], arguments: Arguments) -> Any:
-        """Return an executable, and what takes the results of its first run."""
+        """Return an executable, and a function to call with the results of the first run."""
         with jax_caches.not_kept():
             kept = self._entry.load_or_compile(fresh, arguments) if self._entry else None
             if kept:
@@ -219,7 +221,7 @@ class Executables:
             return library_fusions.compiled(fresh().trace(*arguments)), lambda results: None
 
     def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
-        """Return what the interpreter gives; None where the compiled function is to run."""
+        """Return the results of the interpreter, or None to run the compiled function."""
         begun = self._begun.get(forms)
         if begun is None:
             if _bytes(arguments) > _MOST_INTERPRETED:
@@ -234,7 +236,7 @@ class Executables:
         return begun.run(arguments)
 
     def _arrange(self) -> None:
-        """Find what tells the executables from each other."""
+        """Find the places at which the forms of the executables differ."""
         every, found = list(self._all.values()), {}
         if len(every) > 1 and all(one.places == every[0].places for one in every):
             forms = [one.forms for one in every]
@@ -244,7 +246,7 @@ class Executables:
 
 
 class _Traced:
-    """A function that was traced, in place of `jax.jit` of it."""
+    """Traced function in place of its `jax.jit`."""
 
     def __init__(self, traced: Any):
         self.traced = traced
@@ -255,7 +257,7 @@ class _Traced:
 
 
 def _few_mappings_are_left() -> bool:
-    """Whether fewer than a quarter of this process's mappings of memory are left."""
+    """Return True if fewer than a quarter of this process's memory mappings are left."""
     try:
         with open(_MOST_MAPPINGS) as most, open(_MAPPINGS) as there:
             return sum(1 for _ in there) > int(most.read()) * 3 // 4

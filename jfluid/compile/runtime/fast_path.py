@@ -1,4 +1,4 @@
-"""Repeat: a step that is run again as it was, without looking anything up."""
+"""Fast path of `Executor.run`: a step that runs again in the same way, without lookups."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -83,8 +83,9 @@ class Repeat:
         fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
         key: Callable[[Scope], Any],
     ) -> "Repeat | None":
-        """The repetition of a step that has run: one XLA segment, with fetches in a flat list and
-        feeds that have a form. None for any other.
+        """Return the fast path of a step that has run, or None if the step has none.
+
+        A step has a fast path if it is one XLA segment, with fetches in a flat list and feeds that have a form.
         """
         given = feed if fetched is not None else _only(feed)
         plain = (
@@ -152,7 +153,7 @@ class Repeat:
         return found
 
     def _entered(self, feed: dict[str, Any]) -> Mapping[str, Any] | None:
-        """The feed in the form that segments take; None for one that is to be checked."""
+        """Return the feed in the form that segments take, or None for a feed that must be checked."""
         batches = slots.read(self._slots, feed)
         if batches is None:
             return None
@@ -160,7 +161,7 @@ class Repeat:
 
 
 class Repeats:
-    """Table of the repeated steps of an engine: the latest one of each program, fetch list and scope."""
+    """Table of the fast paths of an engine: the latest step of each program, fetch list and scope."""
 
     def __init__(self) -> None:
         # A Repeat holds the program and the fetches of its key, so that their ids stay theirs.
@@ -184,12 +185,12 @@ class Repeats:
 
 
 def _only(feed: Any) -> Any:
-    """The feed in the list that a DataLoader with one place yields."""
+    """Return the feed in the list that a DataLoader with one place yields."""
     return feed[0] if type(feed) is list and len(feed) == 1 else feed
 
 
 def _form(value: Any) -> Form | None:
-    """What must not change of a feed that was checked; None for one that is to be checked each time.
+    """Return the properties that a checked feed must keep, or None for a feed that is checked each time.
 
     A lod that does not describe its rows has no form.
     """

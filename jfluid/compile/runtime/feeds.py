@@ -16,11 +16,11 @@ from jfluid.printable import printable
 
 
 class Owned(dict[str, Any]):
-    """A feed whose arrays nobody will change, so that they need no copy."""
+    """Feed with arrays that nothing else changes: they need no copy."""
 
 
 def named(feed: Any) -> dict[str, Any]:
-    """A feed by names; users may give Variables as keys.
+    """Return a feed by names; users may give Variables as keys.
 
     Raises FeedError for anything but a dict.
     """
@@ -35,7 +35,7 @@ def named(feed: Any) -> dict[str, Any]:
 
 
 def checked(program: Program, feed: Any) -> dict[str, Any]:
-    """The feeds as arrays, each checked against its variable.
+    """Return the feeds as arrays, each checked against its variable.
 
     Raises FeedError; a feed that the program has no variable for warns.
     """
@@ -55,7 +55,7 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
 
 
 def own(value: Any) -> Any:
-    """A copy of an array that users may change."""
+    """Return a copy of an array that users may change."""
     if isinstance(value, DeviceTensor):
         return value
     if isinstance(value, LoDTensor):

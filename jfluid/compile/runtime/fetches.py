@@ -1,4 +1,4 @@
-"""Users' fetches: their names, and their values as users see them."""
+"""Fetches: their names, and their values in the form that users get."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Fetched:
     overwritten: bool = False
 
     def numpy(self, merged: bool = True) -> Any:
-        """A NumPy array (or a list of them, of an array of tensors); with `merged=False` a list of each device's.
+        """Return a NumPy array, a list for an array of tensors; with `merged=False` a list by device.
 
         Raises FetchError for a value that no NumPy array can represent.
         """
@@ -69,7 +69,7 @@ class Fetched:
         return found[0] if merged else found
 
     def tensor(self, merged: bool = True) -> Any:
-        """A LoDTensor, SelectedRows or LoDTensorArray; with `merged=False` a list of each device's."""
+        """Return a LoDTensor, SelectedRows or LoDTensorArray; with `merged=False` a list by device."""
         if not self.divided:
             return to_tensor(self.parts[0], self.overwritten)
         found = self._tensors(merged)
@@ -81,7 +81,7 @@ class Fetched:
 
 
 def to_numpy(name: str, value: Any) -> Any:
-    """A value of a step as NumPy."""
+    """Return a value of a step as NumPy."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return fetched_array(value)
     value = trimmed(value)
@@ -99,7 +99,7 @@ def to_numpy(name: str, value: Any) -> Any:
 
 
 def to_tensor(value: Any, overwritten: bool) -> Any:
-    """A LoDTensor (or an array of them) for users; a copy if the next step overwrites the value."""
+    """Return a LoDTensor, or an array of LoDTensors, for users; a copy if the next step overwrites the value."""
     value = trimmed(value)
     if isinstance(value, LoDTensorArray):
         return LoDTensorArray(to_tensor(v, overwritten) for v in value)

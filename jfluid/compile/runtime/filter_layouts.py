@@ -1,8 +1,8 @@
-"""The filters of convolutions: held between steps in the order that the products of a step want them in.
+"""Layouts of convolution filters between steps: filters keep the kernel's layout (HWIO on CPUs).
 
-A step that takes Fluid's order turns each filter round before its convolution, and its gradient back:
-on CPUs a tenth of a step of YOLOv3, on GPUs two or three kernels for each filter. So a tensor of the
-Scope may be pending on a `Held`: whoever else reads it finds Fluid's order.
+A step with Fluid's layout transposes each filter before its convolution, and its gradient back: a tenth of a step of
+YOLOv3 on CPUs, two or three kernels for each filter on GPUs. So a tensor of the Scope may be pending on a `Held`:
+reading the tensor transposes the filter back.
 """
 
 import re
@@ -30,8 +30,9 @@ _HOPPER = 9.0
 
 
 def of(plan: Plan, device: jax.Device) -> dict[str, Order]:
-    """Return the order of each filter that a plan's convolutions read from the Scope, and of what
-    its optimizer keeps for that filter. Only of a plan of one XLA segment, and of no filter that is fetched.
+    """Return the layout of each filter, and of the filter's optimizer state, that a plan reads from the Scope.
+
+    Only a plan of one XLA segment has layouts, and only filters that are not fetched.
     """
     if len(plan.segments) != 1 or plan.segments[0].host:
         return {}
@@ -52,10 +53,10 @@ def of(plan: Plan, device: jax.Device) -> dict[str, Order]:
 def wanted(
     ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | None], device: jax.Device
 ) -> dict[str, Order]:
-    """Return the order of each filter of convolutions, and of what an optimizer keeps for it.
+    """Return the layout of each filter of convolutions, and of the filter's optimizer state.
 
     Args:
-        shape: gives that of a variable; None where it is not known.
+        shape: returns the shape of a variable, or None for an unknown shape.
     """
     if device.platform == "cpu":
         filters = _on_cpus(ops, shape)
@@ -93,16 +94,16 @@ def _on_gpus(ops: Sequence[Operator], shape: Callable[[str], Sequence[int] | Non
 
 
 def _capability(device: jax.Device) -> float:
-    """Return the compute capability of one of NVIDIA's GPUs, 0 of another device."""
+    """Return the compute capability of an NVIDIA GPU, 0 for any other device."""
     found = str(getattr(device, "compute_capability", ""))
     return float(found) if re.fullmatch(r"\d+\.\d", found) else 0.0
 
 
 class Held:
-    """Holds the value of a tensor in another order, until somebody reads the tensor (see `LoDTensor.expect`).
+    """Pending value of a tensor in another layout. Reading the tensor transposes it (see `LoDTensor.expect`).
 
     Attributes:
-        value: the array in that order.
+        value: the array in that layout.
     """
 
     def __init__(self, tensor: LoDTensor, value: jax.Array, order: Order):
@@ -118,13 +119,13 @@ class Held:
 
 
 class HeldTensors:
-    """The tensors of a step that are held in another order.
+    """Tensors of a step that have a pending value in another layout.
 
     Args:
-        home: gives the sharding of a variable.
+        home: returns the sharding of a variable.
 
     Attributes:
-        holders: one for each of `names`, as of the last `hold`.
+        holders: the `Held` of each of `names`, as of the last `hold`.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class HeldTensors:
         self._values = [vars(tensor) for tensor in self._tensors]
 
     def are_held(self) -> bool:
-        """Return whether nobody has read or set one since the last `hold`."""
+        """Return True if no tensor was read or set since the last `hold`."""
         return (
             len(self.holders) == len(self._tensors)
             and all(map(is_, map(_PENDING, self._tensors), self.holders))
@@ -147,7 +148,7 @@ class HeldTensors:
         )
 
     def open(self) -> list[tuple[str, LoDTensor]]:
-        """Return the tensors that nothing holds in their order, with their names."""
+        """Return the tensors without a pending value in their layout, with their names."""
         return [
             (name, tensor)
             for name, tensor, place in zip(self.names, self._tensors, self._places)
@@ -155,9 +156,9 @@ class HeldTensors:
         ]
 
     def hold(self) -> None:
-        """Hold all tensors, whose values are on their devices.
+        """Make all values pending. The values are already on their devices.
 
-        What another step holds in the same order is shared with it.
+        Steps share pending values of the same layout.
         """
         self.holders = [
             tensor._pending if _holds(tensor, *place) else Held(tensor, tensor.value, place[0])  # type: ignore[misc]
@@ -173,12 +174,12 @@ def _holds(tensor: LoDTensor, order: Order, home: jax.sharding.Sharding) -> bool
 
 
 def turned(value: jax.Array, order: Order) -> jax.Array:
-    """Return an array with its dimensions in another order, by way of the host: nothing is compiled."""
+    """Return an array with its dimensions in another layout, by way of the host: nothing is compiled."""
     array = np.ascontiguousarray(np.asarray(value).transpose(order))
     with jax.enable_x64(True):
         return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]
 
 
 def given(value: jax.Array, order: Order) -> jax.Array:
-    """Return a traced value that is held in an order as the program has it."""
+    """Return a traced value, which has a layout, in the program's layout."""
     return jax.lax.transpose(value, inverse(order))

@@ -80,7 +80,7 @@ class Host:
                     env[name] = padding.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
     def _blocks(self, op: Operator, env: dict[str, Any], key: Any, scope: Any) -> None:
-        """Run a loop, or a condition, whose block contains host operators."""
+        """Run a loop or condition with host operators in its block."""
         if op.type not in ("while", "conditional_block", "conditional_block_infer"):
             raise errors.UnsupportedError(
                 f"{op.type}: its block holds operators that run on the host (print, py_func, "
@@ -103,12 +103,12 @@ class Host:
 
 
 def _fold(key: Any, i: int) -> np.ndarray:
-    """Another random key for each iteration."""
+    """Return the random key of an iteration."""
     return np.array([int(key[0]) ^ (0x9E3779B9 * (i + 1) & 0xFFFFFFFF), key[1]], np.uint32)
 
 
 def _array_operator(op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-    """Run an operator on tensor arrays, whose elements stay in place: nothing is compiled."""
+    """Run an operator on tensor arrays without compiling: the elements stay in place."""
 
     def read(slot: Any, names: list[str]) -> Any:
         found = [None if n == EMPTY_NAME else env.get(n) for n in names]

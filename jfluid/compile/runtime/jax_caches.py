@@ -1,9 +1,9 @@
-"""What JAX keeps of functions with which programs are traced and computed.
+"""Limits of JAX's caches of traced and compiled functions.
 
-It has no bound in bytes, and for traces none at all: so they are forgotten when there are many.
+These caches have no limit in bytes, and the caches of traces have no limit at all: they are cleared when they are long.
 
-JAX traces each function of `jax.numpy` anew for other shapes, and keeps that as long as the function, which is as long as
-the process. Of what operations outside of programs are compiled to it keeps thousands, of 1.4 MB each.
+JAX traces each function of `jax.numpy` anew for each shape, and keeps the trace as long as the function, which lives as
+long as the process. It keeps thousands of executables for operations outside of programs, of 1.4 MB each.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _counts = {_TRACED: 0, _COMPILED: 0}  # since they were forgotten
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """A context in which this thread compiles what JAX does not keep."""
+    """Do not count this thread's compilations inside the context: JAX does not keep them."""
     _ours.compiles = True
     try:
         yield
@@ -45,13 +45,15 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 def traced() -> int:
-    """Return how many functions JAX has traced since they were forgotten."""
+    """Return the number of functions that JAX has traced since the caches were cleared."""
     return _counts[_TRACED]
 
 
 def look() -> None:
-    """Have JAX forget what it has traced if that is much; of what it has compiled for itself that for functions of its
-    own, and of this package. Those of users are compiled again after the former only.
+    """Clear JAX's caches if they are long.
+
+    Many compiled functions clear only the caches of JAX's and this package's functions. Many traces clear all caches, also
+    of users' functions.
     """
     with _lock:
         many = traced() >= MOST_TRACED

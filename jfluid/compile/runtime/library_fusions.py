@@ -21,7 +21,7 @@ _KEEPS = ELEMENTWISE | frozenset(
 
 
 def compiled(traced: Any) -> Any:
-    """Compile what `jax.jit(...).trace` gave, with the options of that function."""
+    """Compile the result of `jax.jit(...).trace`, with the options of that function."""
     lowered = traced.lower()
     if multiplies_by_one_number(traced.jaxpr.jaxpr):
         return lowered.compile(without_library())

@@ -26,7 +26,7 @@ class LruCache(OrderedDict[Hashable, T]):
         self._most, self._size, self._most_size = most, size, most_size
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key; `make` creates it if it is absent."""
+        """Return the value of a key; `make` creates it if it is absent."""
         with contextlib.suppress(KeyError):  # another thread may drop it
             self.move_to_end(key)
             return self[key]

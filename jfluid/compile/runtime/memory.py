@@ -1,4 +1,4 @@
-"""Memory that a step does not get, as a named error."""
+"""Out-of-memory errors of steps, as a named error."""
 
 import math
 import re
@@ -21,12 +21,12 @@ _ASKED = re.compile(r"(\d+ bytes|[\d.]+ [KMGTPE]i?B)")
 
 
 def is_large(values: Iterable[Any]) -> bool:
-    """Return whether one of the values that a step computes is large."""
+    """Return True if a step computes a value of `LARGE` bytes or more."""
     return any(size_of(leaf) >= LARGE for leaf in jax.tree.leaves(list(values)))
 
 
 def size_of(leaf: Any) -> int:
-    """Return the bytes of an array, or of what stands for one while a step is traced; 0 where a size is a symbol."""
+    """Return the bytes of an array or of an abstract array; 0 if a dimension is symbolic."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or not all(isinstance(size, int | np.integer) for size in shape):
         return 0
@@ -34,7 +34,7 @@ def size_of(leaf: Any) -> int:
 
 
 def check(name: str, value: Any) -> None:
-    """Raise OutOfMemoryError for a value that no memory holds and whose size XLA cannot count."""
+    """Raise OutOfMemoryError for a value with more bytes than any memory, which XLA cannot count."""
     for leaf in jax.tree.leaves(value):
         if size_of(leaf) > _MOST:
             raise errors.OutOfMemoryError(
@@ -43,7 +43,7 @@ def check(name: str, value: Any) -> None:
 
 
 def is_lack(error: BaseException) -> bool:
-    """Return whether an error of XLA, NumPy or Python says that there is not enough memory."""
+    """Return True if an error of XLA, NumPy or Python reports a lack of memory."""
     if isinstance(error, errors.JFluidError):
         return False
     return isinstance(error, MemoryError) or (
@@ -52,10 +52,10 @@ def is_lack(error: BaseException) -> bool:
 
 
 def named(error: BaseException, program: Program | None = None) -> errors.OutOfMemoryError | None:
-    """Return what users are told of an error that says so; None for others.
+    """Return the OutOfMemoryError for an error that reports a lack of memory, or None for any other error.
 
     Args:
-        program: that was run; its largest variable is named.
+        program: the program that was run; the error names its largest variable.
     """
     if not is_lack(error):
         return None
@@ -76,5 +76,5 @@ def named(error: BaseException, program: Program | None = None) -> errors.OutOfM
 
 
 def _bytes(var: Variable) -> int:
-    """Bytes of a variable's elements, as far as its shape is known."""
+    """Return the bytes of a variable's elements, as far as its shape is known."""
     return math.prod(abs(d) for d in var.shape)

@@ -68,13 +68,13 @@ def options(
 
 
 def without_library() -> dict[str, str]:
-    """Return the options with which XLA gives nothing to YNNPACK."""
+    """Return the options that disable YNNPACK."""
     return {_LIBRARY: ""} if _understood(_LIBRARY, "") else {}
 
 
 @functools.cache
 def _understood(name: str, value: str | int) -> bool:
-    """Whether XLA has an option. Names change with its versions, and it refuses unknown ones."""
+    """Return True if XLA has an option. Names change with its versions, and it refuses unknown names."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:

@@ -28,7 +28,7 @@ SMALLEST = 8
 
 
 def ladder(n: int, rungs: int = 4, smallest: int = SMALLEST) -> int:
-    """The smallest size >= n of the ladder, which has `rungs` sizes an octave, from `smallest` on."""
+    """Return the smallest size >= n of the ladder, which has `rungs` sizes an octave, from `smallest` on."""
     if n <= smallest:
         return smallest
     octave = 1 << (n - 1).bit_length() - 1  # octave < n <= 2 * octave
@@ -68,7 +68,7 @@ class Size(NamedTuple):
         return Size(ladder(self.rows), numbers, tuple(ladder(n, 2) for n in self.longest))
 
     def fits(self, other: "Size") -> bool:
-        """Whether a batch that needs `self` can be padded to `other`."""
+        """Return True if a batch that needs the size `self` can be padded to `other`."""
         if other.uniform:
             return self == other
         if len(self.numbers) == 1:  # dozens of slots a step are of one level
@@ -82,7 +82,7 @@ class Size(NamedTuple):
         )
 
     def joined(self, other: "Size") -> "Size":
-        """The smallest size that both fit."""
+        """Return the smallest size that both sizes fit."""
         if self.uniform and self == other:
             return self
         a, b = self.plain(), other.plain()
@@ -93,7 +93,7 @@ class Size(NamedTuple):
         )
 
     def roomier(self) -> "Size":
-        """A size one rung larger, so that the next batch that needs more of one feed still fits."""
+        """Return a size one rung larger, so that the next batch that needs more of one feed still fits."""
         if self.uniform:
             return self
         numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
@@ -108,8 +108,10 @@ class Size(NamedTuple):
 
 
 class Measures:
-    """The lods of a batch as int32, and their sizes: click models feed the same sequences to dozens
-    of slots, and each is measured once."""
+    """Lods of a batch as int32, with their sizes.
+
+    Click models feed the same sequences to dozens of slots: each sequence is measured once.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, ...], tuple[list[np.ndarray], Size]] = {}
@@ -128,10 +130,10 @@ Sizes = dict[str, Size]
 
 
 class Buckets:
-    """The sizes that one step was compiled for.
+    """Sizes that one step was compiled for.
 
     Attributes:
-        exact: no padding: an operator of the program does not support it.
+        exact: True disables padding, for an operator that does not support it.
     """
 
     def __init__(self) -> None:
@@ -140,12 +142,14 @@ class Buckets:
         self._known: dict[frozenset[Any], list[tuple[Sizes, int]]] = {}
 
     def pad(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds with every LoDTensor as `Ragged`."""
+        """Return the feeds with every LoDTensor as `Ragged`."""
         return self.pad_beside(feeds, {})[0]
 
     def pad_beside(self, feeds: Mapping[str, Any], beside: Sizes) -> tuple[dict[str, Any], Sizes]:
-        """The feeds with every LoDTensor as `Ragged`, and the sizes of all LoDTensors, others among
-        them that need `beside`.
+        """Return the feeds with every LoDTensor as `Ragged`, and the sizes of all LoDTensors.
+
+        Args:
+            beside: sizes that further feeds need; the returned sizes include them.
         """
         measures, padded = Measures(), dict(feeds)
         found = {n: measures.of(v) for n, v in feeds.items() if isinstance(v, LoDTensor)}
@@ -156,7 +160,7 @@ class Buckets:
         return padded, sizes
 
     def alike(self, need: Sizes) -> list[tuple[Sizes, int]]:
-        """The known sizes of such feeds, and their rows together, the fewest first."""
+        """Return the known sizes of feeds with the same names, and the sum of rows, sorted by rows."""
         names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])
         found = self._known.get(names)
         if found is None:
@@ -166,11 +170,11 @@ class Buckets:
         return found
 
     def suits(self, known: int, most: int, rows: int) -> bool:
-        """Whether one of so many sizes, of `most` rows, is to be used again for fewer `rows`."""
+        """Return True if one of `known` sizes, with `most` rows, suits a batch of fewer `rows`."""
         return known >= MOST or most * (1 - WASTE) <= max(rows, SMALLEST)
 
     def choose(self, need: Sizes) -> Sizes:
-        """The sizes to pad feeds to that need `need`."""
+        """Return the sizes to pad feeds to that need `need`."""
         alike, rows = self.alike(need), sum([s.rows for s in need.values()])
         for sizes, most in alike:
             if most >= rows and all(s.fits(sizes[n]) for n, s in need.items()):
@@ -187,7 +191,7 @@ class Buckets:
 
 
 def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
-    """The rows padded to `size`, with copies of the first row."""
+    """Return the rows padded to `size`, with copies of the first row."""
     if size.uniform:
         return Ragged(values, (Level(None, size.longest[0], size.numbers[0]),), exact=True)
     levels = tuple(
@@ -201,20 +205,20 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
 
 
 def fill_rows(array: np.ndarray, rows: np.ndarray) -> None:
-    """Fill an array with rows, and copies of the first behind them."""
+    """Fill an array with rows, followed by copies of the first row."""
     count = len(rows)
     array[:count] = rows
     array[count:] = rows[0] if count else 0
 
 
 def extended(offsets: np.ndarray, number: int) -> np.ndarray:
-    """Offsets of a level with empty sequences at its end, `number` in all."""
+    """Return the offsets of a level with empty sequences at its end, `number` sequences in all."""
     missing = number + 1 - len(offsets)
     return np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
 
 
 def trimmed(value: Any) -> Any:
-    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
+    """Return an output of a step without padding, in users' types: LoDTensors in place of `Ragged`."""
     if isinstance(value, TensorArray):
         if value.buffer is not None:
             length = int(np.asarray(value.length))
@@ -250,14 +254,14 @@ def trimmed(value: Any) -> Any:
 
 @functools.lru_cache(64)
 def _evenly(number: int, length: int) -> np.ndarray:
-    """The offsets of sequences of one length; click models have the same for dozens of slots."""
+    """Return the offsets of sequences of one length; dozens of slots of a click model share them."""
     offsets = np.arange(number + 1) * length
     offsets.flags.writeable = False
     return offsets
 
 
 def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row once, with the sum of its values."""
+    """Return each row once, with the sum of its values."""
     once, place = np.unique(rows, return_inverse=True)
     total = np.zeros((len(once), *values.shape[1:]), values.dtype)
     np.add.at(total, place, values)
@@ -265,7 +269,7 @@ def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def padded(tensor: LoDTensor) -> Ragged:
-    """The output of a host operator, padded to a bucket, so that later segments are compiled for few sizes."""
+    """Return the output of a host operator, padded to a bucket, so that later segments are compiled for few sizes."""
     values = np.asarray(tensor.value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:
@@ -275,7 +279,7 @@ def padded(tensor: LoDTensor) -> Ragged:
 
 
 def exact(value: Any) -> Any:
-    """A padded `Ragged` without its padding."""
+    """Return a padded `Ragged` without its padding."""
     if not isinstance(value, Ragged) or value.exact:
         return value
     tensor = trimmed(value)

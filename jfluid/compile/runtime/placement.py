@@ -1,4 +1,4 @@
-"""Where a step runs: one device, one device of each process, or (in `parallel`) replicas on several."""
+"""Placements of steps: one device, one device of each process, or (in `parallel`) replicas on several devices."""
 
 import math
 import warnings
@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from jfluid import aligned_memory, collector, errors, processes
 from jfluid.compile import trace
+from jfluid.compile.dynamic_shapes.stream import FeedShares
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Plan
@@ -35,19 +36,43 @@ Function = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
 Computed = Callable[[Env, Any, Any], Env]
 
 
+class Padder(Protocol):
+    """Interface of placements that run segments at padded sizes."""
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        """Return the jaxpr of segment `at`, as one replica runs it, with arguments sorted by name, then the key.
+
+        Args:
+            shapes: shapes by name that replace the shapes of arguments.
+        """
+
+    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
+        """Add the results of `compute`, which stands for segment `at`, to the values by name.
+
+        Args:
+            true: the true sizes of the batch, stacked for replicas.
+        """
+
+
 class Placement(ABC):
-    """Where the values of a plan are, and how its segments are compiled for that.
+    """Places of a plan's values, and the compilation of its segments for these places.
 
     Attributes:
-        hosts: how many times the host runs a host operator in one step, at most.
-        on_gpus: whether its devices are GPUs.
-        replicas: among which batches of slots are divided; None where they stay whole.
-        held: variables of the Scope whose dimensions segments take, and give, in another order.
-        pads: whether batches of dense arrays are padded where their shapes change (`recorded`), and steps that
-            are not compiled yet, of a batch that is not divided, are interpreted: results may differ in their last
-            digits from run to run.
-        exact_because: why they are not padded, as a warning says it; empty where nothing is said.
-        divides: whether each replica has a share of the batch, with sizes of its own (`shares`).
+        hosts: most runs of a host operator in one step.
+        on_gpus: True if the devices are GPUs.
+        replicas: number of replicas that divide batches of slots; None for undivided batches.
+        held: variables of the Scope with another layout in the segments' inputs and outputs.
+        pads: True if batches of dense arrays are padded when their shapes change (see `padder`), and steps of an
+            undivided batch are interpreted until they are compiled. The last digits of results may then differ
+            from run to run.
+        exact_because: the reason for exact shapes, for a warning; empty for no warning.
     """
 
     hosts = 1
@@ -56,14 +81,13 @@ class Placement(ABC):
     held: Mapping[str, Order] = MappingProxyType({})
     pads = False
     exact_because = ""
-    divides = False
 
     def __init__(self, plan: Plan):
         self.plan = plan
 
     @abstractmethod
     def home(self, name: str) -> jax.sharding.Sharding:
-        """The sharding of a variable of the Scope."""
+        """Return the sharding of a variable of the Scope."""
 
     @abstractmethod
     def place(self, values: Env) -> dict[str, jax.Array]:
@@ -71,24 +95,25 @@ class Placement(ABC):
 
     @abstractmethod
     def enter(self, feeds: Any) -> Env:
-        """Checked feeds in the form that segments take."""
+        """Return checked feeds in the form that segments take."""
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
-        """A user's feed of the form that another one had, which was checked, in the form that
-        segments take; None where it is to be prepared as at first.
+        """Return a feed of the same form as a checked feed, in the form that segments take.
+
+        Returns None for a feed that must be prepared as at first.
 
         Args:
-            batches: of slots, which `feeds` does not hold.
+            batches: batches of slots, which `feeds` does not hold.
         """
         return None
 
     def takes(self, batch: PlacedBatch) -> bool:
-        """Whether segments take the values of a batch that a loader has placed on a device."""
+        """Return True if segments take the values of a batch that a loader has placed on a device."""
         return False
 
     @abstractmethod
     def context(self) -> AbstractContextManager[Any]:
-        """The context in which a step runs."""
+        """Return the context in which a step runs."""
 
     @abstractmethod
     def lower(
@@ -100,7 +125,7 @@ class Placement(ABC):
         known: Known = NOTHING,
         first: trace.First | None = None,
     ) -> Env:
-        """Trace segment `at` of the plan over values by name, and add its outputs to them.
+        """Trace segment `at` of the plan over values by name, and add its outputs to the values.
 
         Args:
             key: uint32 [2].
@@ -108,63 +133,35 @@ class Placement(ABC):
             first: lower these operators only.
         """
 
-    def recorded(
-        self,
-        at: int,
-        values: Env,
-        shapes: Mapping[str, tuple[int, ...]],
-        key: Any,
-        gives: Sequence[str],
-    ) -> Any:
-        """Return the jaxpr of segment `at` as it stands, as one replica runs it, from arguments in the
-        order of their names and the key.
+    def padder(self) -> Padder | None:
+        """Return the placement as a `Padder`; None if batches keep exact shapes."""
+        return None
 
-        Args:
-            shapes: by name, instead of those that the arguments have.
-        """
-        raise NotImplementedError
-
-    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
-        """Add to values by name what `compute` makes of them, which does what segment `at` does.
-
-        Args:
-            true: the true sizes of the batch; of replicas stacked.
-        """
-        raise NotImplementedError
-
-    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
-        """See `dynamic_shapes.stream.Replicas`."""
-        raise NotImplementedError
-
-    def together(self, parts: Sequence[np.ndarray]) -> Any:
-        """See `dynamic_shapes.stream.Replicas`."""
-        raise NotImplementedError
-
-    def check_exact(self, values: Mapping[str, Any]) -> None:
-        """See `dynamic_shapes.stream.Replicas`."""
-        raise NotImplementedError
+    def feed_shares(self) -> FeedShares | None:
+        """Return the placement as the divider of its feeds, or None for undivided batches."""
+        return None
 
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
-        """Segment `at`, jitted. The first arguments are donated."""
+        """Return segment `at`, jitted. The first arguments are donated."""
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
-        """Return what calls segment `at`, compiled when it is called.
+        """Return a function that calls segment `at` and compiles it at the first call.
 
         Args:
-            fresh: gives its function, anew each time.
-            entry: its executables on disk.
+            fresh: returns the segment's function anew.
+            entry: cache entry of its executables on disk.
         """
         return Executables(lambda: self.compiled(at, fresh()), entry)
 
     def entry(
         self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
     ) -> executable_cache.Entry | None:
-        """The executable on disk of segment `at`; None where none is kept.
+        """Return the cache entry of segment `at`, or None if the segment is not cached.
 
         Args:
-            names: of the segment's inputs and outputs.
-            beside: what lies in its file, too.
+            names: names of the segment's inputs and outputs.
+            beside: further contents of the file.
         """
         return None
 
@@ -177,48 +174,50 @@ class Placement(ABC):
         return False
 
     def unpacked(self, results: Any) -> Any:
-        """What the function of a compiled segment has returned."""
+        """Return the results of a segment from the results of its compiled function."""
         return results
 
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
-        """A value on which shapes in segment `at` depend, for tracing.
+        """Return the value that shapes in segment `at` depend on, for tracing.
 
-        Raises UnsupportedError if there are several.
+        Raises UnsupportedError if replicas have different values.
 
         Args:
-            value: of a feed or the Scope; if `computed`, of operators that ran before the segment.
+            value: value of a feed or the Scope; if `computed`, of operators that ran before the segment.
         """
         return np.asarray(value)
 
     def everywhere(self, at: int, value: Any) -> np.ndarray:
-        """The values, [parts, ...], that operators which ran before segment `at` gave in each replica, in
-        all processes that run it together.
+        """Return the values, [parts, ...], that operators before segment `at` computed in all replicas.
+
+        The replicas of all processes that run the segment together count.
         """
         return np.asarray(value)[None]
 
     @abstractmethod
     def inner(self, plan: Plan, number: int) -> "Placement":
-        """The placement in which the host runs a block of the program for device `number`."""
+        """Return the placement in which the host runs a block of the program for device `number`."""
 
     @abstractmethod
     def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
-        """Run host segment `at` on values by name, and add its outputs to them."""
+        """Run host segment `at` on values by name, and add its outputs to the values."""
 
     def settled(self, name: str, value: Any) -> Any:
-        """A traced value of the Scope, constrained to its sharding."""
+        """Return a traced value of the Scope, constrained to its sharding."""
         return value
 
     def parts(self, name: str, value: Any) -> list[Any]:
-        """The parts of a fetch on each device of this process."""
+        """Return the parts of a fetch on each device of this process."""
         return [value]
 
     def merged(self, name: str, value: Any) -> np.ndarray | None:
-        """A fetch with the rows of all parts in order, for the user to keep; None where they have to be joined first."""
+        """Return a fetch with the rows of all parts in order, for the user to keep; None if the parts must be joined.
+        """
         return None
 
 
 class OneDevice(Placement):
-    """A device of this process.
+    """Placement on one device of this process.
 
     Sequences are padded to few sizes, unless an operator needs exact rows.
     """
@@ -263,6 +262,9 @@ class OneDevice(Placement):
     def replan(self, plan: Plan) -> bool:
         self.plan, self.held = plan, {}
         return True
+
+    def padder(self) -> Padder | None:
+        return self if self.pads else None
 
     def context(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
@@ -318,11 +320,11 @@ class OneDevice(Placement):
             return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
 
     def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
-        """Trace the operators of segment `at` for `recorded`; returns the values with their outputs."""
+        """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""
         return trace.recorded(self.plan.segments[at].ops, env, key)
 
     def _replicas_of(self, at: int) -> int | None:
-        """How many replicas run segment `at` together, as `recorded` shows them; None without any."""
+        """Return the number of replicas that run segment `at` together, or None without replicas."""
         return None
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
@@ -347,12 +349,12 @@ class OneDevice(Placement):
         return executable_cache.entry(self.plan, at, identity, device, options, beside)
 
     def _identity(self) -> tuple[Any, ...]:
-        """What says, beside the plan and the device, what segments are."""
+        """Return the values that identify the segments, besides the plan and the device."""
         return ()
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         # A startup program gives the same parameters each time, to the last bit.
-        fixed = self.plan.starts_anew or not self.pads or self.divides
+        fixed = self.plan.starts_anew or not self.pads or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 
@@ -392,8 +394,9 @@ class OneDevice(Placement):
 
 
 class Processes(OneDevice):
-    """A device of each process: segments whose operators compute with the values of all are one
-    program of all processes.
+    """Placement on a device of each process.
+
+    Segments with operators that compute with the values of all processes are one program of all processes.
     """
 
     pads = False
@@ -460,7 +463,7 @@ class Processes(OneDevice):
 
 
 def of_device(plan: Plan, device: jax.Device) -> OneDevice:
-    """A device of this process, of which there may be others."""
+    """Return the placement on a device of this process, which may be one of several processes."""
     if processes.count() > 1:
         return Processes(plan, device)
     found = OneDevice(plan, device)
@@ -473,8 +476,9 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
 
 
 def _initialised(plan: Plan) -> int | None:
-    """How many numbers a startup program gives the Scope; None for one that may do more, or whose
-    variables have no fixed shapes.
+    """Return the number of elements that a startup program writes to the Scope.
+
+    Returns None if the program may do more, or if its variables have no fixed shapes.
     """
     shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
     if plan.fetches or len(plan.block.program.blocks) > 1 or any(-1 in s for s in shapes):
@@ -483,7 +487,7 @@ def _initialised(plan: Plan) -> int | None:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The array of a tensor without a lod."""
+    """Return the array of a tensor without a lod."""
     return value.value if type(value) is LoDTensor and not value._lod else value
 
 

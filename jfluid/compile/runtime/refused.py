@@ -1,8 +1,7 @@
-"""What the operators of a segment refuse, evaluated before the segment runs: nothing of a step that is refused
-has been applied.
+"""Checks of operands before a segment runs: a refused step leaves all values unchanged.
 
-The operators that the refusals depend on run by themselves, and XLA leaves out what only other values need: of
-offsets that are fed, or of the LoD that is, hardly anything remains.
+The operators that the checks depend on run by themselves, and XLA removes computations that only other values need:
+hardly anything remains for offsets that are fed, or for a fed LoD.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +19,19 @@ Rows = dict[int, tuple[int, list[Rule]]]
 
 
 def refuses(items: Sequence[Item]) -> bool:
-    """Return whether operators, or those in their blocks, may refuse values."""
+    """Return True if operators, or operators in their blocks, may refuse values."""
     return any(
         rule.applies(op) for item in items for _, op, definition in _with_inner(item) for rule in definition.refuses
     )
 
 
 class Refusals:
-    """What the operators of a segment, and those in their blocks, refuse.
+    """Checks of a segment's operators and of the operators in their blocks.
 
     Attributes:
-        rows: where each has its rows in the table.
-        items: the operators that they depend on.
-        reads: the names that those read.
+        rows: the rows of each operator in the table.
+        items: the operators that the checks depend on.
+        reads: the names that those operators read.
     """
 
     def __init__(self, items: Sequence[Item]):
@@ -60,9 +59,10 @@ class Refusals:
                 self._asked += [(position, op, rule) for rule in rules]
 
     def check(self, tables: np.ndarray) -> None:
-        """Raise OperandError where a table, [refusals, WIDTH] of each of several parts, has a row.
+        """Raise OperandError for the first operator with a row in a table.
 
-        That of the first operator is told.
+        Args:
+            tables: [parts, refusals, WIDTH].
         """
         wrong = tables[:, :, 0].any(axis=0)
         if not wrong.any():

@@ -1,7 +1,7 @@
-"""Slots: feeds in sequences of one level, of which click models have dozens.
+"""Slots: feeds of sequences of one level. Click models have dozens of slots.
 
-Those of one element type and row shape are checked in one pass and go to XLA as one array, which the
-compiled step divides: an argument costs a step microseconds, and so does each call of NumPy.
+Slots of one element type and row shape are checked in one pass and go to XLA as one array, which the
+compiled step divides: each argument costs a step microseconds, and so does each call of NumPy.
 """
 
 import functools
@@ -26,15 +26,15 @@ _SMALL = 1 << 15  # bytes that XLA copies sooner than NumPy says where an array 
 
 @dataclass(eq=False, slots=True)
 class Measured:
-    """The sequences of all slots of a batch.
+    """Sequences of all slots of a batch.
 
     Attributes:
         offsets: int32 [slots, sequences + 1].
-        number: of sequences that each slot has, in each replica.
-        rows: that each slot needs; of replicas, the one that needs most.
-        total: of `rows`.
-        longest: sequence of each slot.
-        cuts: of replicas, where the rows of each begin in each slot, and the end; else nothing.
+        number: sequences of each slot, in each replica.
+        rows: rows that each slot needs; for replicas, the most of any replica.
+        total: sum of `rows`.
+        longest: longest sequence of each slot.
+        cuts: for replicas, the first row of each replica in each slot, and the end; else empty.
     """
 
     offsets: np.ndarray
@@ -45,7 +45,7 @@ class Measured:
     cuts: list[list[int]]
 
     def sizes(self) -> list[Size]:
-        """What each slot needs."""
+        """Return the size that each slot needs."""
         number, sequences = self.number, self.offsets.shape[1] - 1
         ends: Any = self.cuts or zip(self.offsets[:, 0].tolist(), self.rows)
         return [
@@ -60,11 +60,11 @@ class Measured:
 
 
 class Batch(NamedTuple):
-    """What is fed to some slots.
+    """Feeds of some slots.
 
     Attributes:
-        tensors: of each slot, in the order of `names`.
-        values: their arrays.
+        tensors: the tensor of each slot, in the order of `names`.
+        values: the arrays of the tensors.
     """
 
     names: tuple[str, ...]
@@ -74,10 +74,10 @@ class Batch(NamedTuple):
 
 
 class Slots:
-    """Feeds with equally many sequences of one level, of one element type and row shape.
+    """Feeds with the same number of sequences of one level, of one element type and row shape.
 
     Args:
-        replicas: among which batches are divided, each getting as many sequences; None for one device.
+        replicas: number of replicas that divide batches, with the same number of sequences each; None for one device.
     """
 
     def __init__(
@@ -92,9 +92,7 @@ class Slots:
         self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
     def read(self, feed: Mapping[str, Any]) -> Batch | None:
-        """Return what a feed has for the slots; None where something is not as they are, or a lod does
-        not describe its rows.
-        """
+        """Return the slots' batch in a feed, or None if a slot has another form or a lod does not describe its rows."""
         dtype, row, values, lods, rows = self._dtype, self._row, [], [], []
         try:
             tensors = [feed[name] for name in self.names]
@@ -116,7 +114,7 @@ class Slots:
     def _measure(self, lods: list[Any], rows: list[int]) -> Measured | None:
         """Measure sequences.
 
-        None where slots have other rows, or replicas different numbers of sequences. Raises ValueError where
+        Returns None if slots have other rows, or replicas different numbers of sequences. Raises ValueError if
         slots have different numbers of sequences or of levels.
         """
         if list(map(_ROWS, lods)) != rows:
@@ -143,7 +141,7 @@ class Slots:
 
 
 def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
-    """Return the slots among feeds, checked or not: all that are in sequences of one level.
+    """Return the slots among feeds, checked or not: all feeds of sequences of one level.
 
     Args:
         replicas: as of `Slots`.
@@ -159,14 +157,14 @@ def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
 
 
 class Layout:
-    """Where the rows of slots are in one array, one after another.
+    """Places of the rows of slots in one array, slot after slot.
 
     Attributes:
-        sizes: what each of `names` is padded to.
-        replicas: of which each slot has the rows, one after another; None for one device.
-        room: for the rows of all.
-        varied: which slots' sequences differ in length.
-        varies: whether those of all do.
+        sizes: the padded size of each of `names`.
+        replicas: number of replicas, with consecutive rows in each slot; None for one device.
+        room: rows of the array.
+        varied: True for each slot with sequences of different lengths.
+        varies: True if all slots have sequences of different lengths.
     """
 
     def __init__(self, names: tuple[str, ...], sizes: tuple[Size, ...], replicas: int | None = None):
@@ -191,18 +189,18 @@ class Layout:
         return Layout, self._key  # hashes of names are another process's own
 
     def holds(self, measured: Measured) -> bool:
-        """Whether sequences of so many slots, as many in each, fit a layout that `varies`."""
+        """Return True if the sequences of a batch fit a layout that `varies`."""
         return False not in map(le, measured.rows, self.rows) and False not in map(le, measured.longest, self._longest)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["layout"])
 @dataclass(eq=False, slots=True)
 class Joined:
-    """The values of slots in one array.
+    """Values of slots in one array.
 
     Attributes:
-        values: [rows of all, ...].
-        offsets: int32 [slots whose sequences differ in length, sequences + 1]; None if there is none.
+        values: [rows of all slots, ...].
+        offsets: int32 [slots with sequences of different lengths, sequences + 1]; None without such slots.
     """
 
     values: Any
@@ -228,7 +226,7 @@ class Joined:
         return found
 
     def _by_replica(self, replicas: int) -> Any:
-        """The offsets of each, [slots, replicas, number + 1]."""
+        """Return the offsets of each replica, [slots, replicas, number + 1]."""
         if self.offsets is None:
             return None
         each = (self.offsets.shape[1] - 1) // replicas
@@ -256,9 +254,7 @@ def joined(batch: Batch, layout: Layout) -> Joined:
 
 
 def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]) -> list[np.ndarray]:
-    """Return as many rows of each array as are asked for, from each place where some begin: those that
-    follow there, and after the last the first ones again.
-    """
+    """Return `rows` rows of each array from each of its `begins` on, cyclically."""
     found = []
     for array, places, most in zip(arrays, begins, rows):
         count = len(array)
@@ -273,7 +269,7 @@ def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows:
 
 
 class SlotBuckets(Buckets):
-    """Buckets that make one array of slots.
+    """Buckets with the slots in one array.
 
     Args:
         replicas: as of `Layout`.
@@ -289,7 +285,7 @@ class SlotBuckets(Buckets):
         self._latest: tuple[list[Measured], list[Layout]] = [], []
 
     def join(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked feeds with slots as `Joined`, and every other LoDTensor as `Ragged`."""
+        """Return checked feeds with slots as `Joined`, and all further LoDTensors as `Ragged`."""
         batches = read(self._slots, feeds) if self._slots else None
         if batches is None:
             self._slots = of(feeds)
@@ -298,8 +294,9 @@ class SlotBuckets(Buckets):
         return self.pad_with_slots({n: v for n, v in feeds.items() if n not in joined}, batches)
 
     def pad_with_slots(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> dict[str, Any]:
-        """Return other feeds with every LoDTensor as `Ragged`, and batches as `Joined`, each by the
-        name of its first slot.
+        """Return the feeds besides the slots with every LoDTensor as `Ragged`, and batches as `Joined`.
+
+        A batch has the name of its first slot.
         """
         layouts = None
         if not feeds or not any(isinstance(v, LoDTensor) for v in feeds.values()):
@@ -311,9 +308,7 @@ class SlotBuckets(Buckets):
         return {**feeds, **found} if feeds else found
 
     def known_layouts(self, batches: Sequence[Batch]) -> list[Layout] | None:
-        """Return the layouts of batches beside which no other sequences are fed, if all are known that
-        `choose` would have to look at.
-        """
+        """Return the layouts of batches without further sequences, if all sizes that `choose` compares are known."""
         measured, (latest, layouts) = [b.measured for b in batches], self._latest
         if measured == latest:  # the same ones
             return layouts
@@ -331,7 +326,7 @@ class SlotBuckets(Buckets):
         return None
 
     def layouts(self, batches: Sequence[Batch], sizes: Sizes) -> list[Layout]:
-        """Return the layouts of batches whose slots are padded to `sizes`, those of all feeds."""
+        """Return the layouts of batches with slots padded to `sizes`, which holds the sizes of all feeds."""
 
         def layouts(sizes: Sizes) -> list[Layout]:
             return [Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches]
@@ -347,17 +342,17 @@ class SlotBuckets(Buckets):
 
 
 def laid_out(batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Return batches as `Joined`, each by the name of its first slot."""
+    """Return batches as `Joined`, each by the name of the batch's first slot."""
     return {b.names[0]: joined(b, at) for b, at in zip(batches, layouts)}
 
 
 def needed(batches: Sequence[Batch]) -> Sizes:
-    """Return what the slots of batches need."""
+    """Return the sizes that the slots of batches need."""
     return {n: size for b in batches for n, size in zip(b.names, b.measured.sizes())}
 
 
 def read(every: Sequence[Slots], feed: Mapping[str, Any]) -> list[Batch] | None:
-    """Return what a feed has for slots; None where some are not as they are."""
+    """Return the batches of slots in a feed, or None if a slot has another form."""
     found = []
     for each in every:
         batch = each.read(feed)
@@ -368,7 +363,7 @@ def read(every: Sequence[Slots], feed: Mapping[str, Any]) -> list[Batch] | None:
 
 
 def opened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name with each slot for itself."""
+    """Return values by name, with a value for each slot in place of `Joined`."""
     found = dict(values)
     for value in values.values():
         if isinstance(value, Joined):
@@ -377,9 +372,7 @@ def opened(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_by_reads(values: Mapping[str, Any], unread: Sequence[str], reads: Sequence[str]) -> Mapping[str, Any]:
-    """Return values with every `Joined` by the name of a slot that is read, where it has the name of
-    one that is fed and not read.
-    """
+    """Return values with every `Joined` by the name of a slot that is read."""
     found = [v for n in unread if isinstance(v := values.get(n), Joined)]
     if not found:
         return values
@@ -391,7 +384,7 @@ def named_by_reads(values: Mapping[str, Any], unread: Sequence[str], reads: Sequ
 
 
 def opened_arguments(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of these names with each slot for itself."""
+    """Return the arguments of these names, with a value for each slot in place of `Joined`."""
     if not any(isinstance(v, Joined) for v in values):
         return values
     by_name = opened({n: v for n, v in zip(names, values) if v is not None})

@@ -1,10 +1,9 @@
-"""Segments whose shapes follow from values: the values are evaluated first, and the segment is compiled for them.
+"""Segments with shapes that follow from values: the values are evaluated first, then the segment is compiled for them.
 
-Fluid's programs may compute a bound of a slice, a shape, a depth. Where it follows from shapes and
-constants it is known while the segment is traced. Where it is fed or computed from data, tracing
-raises `Unknown`, once for each such value: what computes the value then runs first, by itself, and
-the segment is compiled once for each combination of values, as it is for each combination of
-shapes.
+Fluid's programs may compute a bound of a slice, a shape, a depth. A number that follows from shapes and
+constants is known while the segment is traced. For a number that is fed or computed from data, tracing
+raises `Unknown`: the operators that compute the number then run first, by themselves. The segment is compiled once for
+each combination of values, as for each combination of shapes.
 """
 
 import bisect
@@ -36,11 +35,11 @@ Known = dict[Path, dict[str, Any]]
 
 @dataclass(frozen=True, order=True)
 class Need:
-    """The value of a variable that must be known before an operator, or a loop's iterations.
+    """Value of a variable, or number of a loop's iterations, that must be known before an operator.
 
     Attributes:
-        path: of the operator (see `lower.Path`).
-        name: of the variable; of a loop its `control.counter`.
+        path: path of the operator (see `lower.Path`).
+        name: name of the variable; for a loop its `control.counter`.
     """
 
     path: Path
@@ -48,7 +47,7 @@ class Need:
 
     @property
     def counts(self) -> bool:
-        """Whether it is a loop's number of iterations."""
+        """True if the value is a loop's number of iterations."""
         return self.name.startswith(COUNTER)
 
 
@@ -93,11 +92,11 @@ class Specialized:
 
     @property
     def refuses(self) -> bool:
-        """True if operators refuse values, which are held against their rules before the step."""
+        """True if operators refuse values, which are checked before the step."""
         return self._refusals is not None
 
     def lower(self, *arguments: Any) -> Any:
-        """Return the function as it is passed to XLA. Raises Unknown if shapes depend on values."""
+        """Return the lowered function, which is passed to XLA. Raises Unknown if shapes depend on values."""
         return self.plain.lower(*arguments)  # type: ignore[attr-defined]  # of Executables
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
@@ -151,7 +150,7 @@ class Specialized:
         )
 
     def _evaluated(self, values: tuple[Any, ...], key: Any) -> Known:
-        """The values that must be known, each evaluated for the earlier ones."""
+        """Return the values that must be known, each evaluated for the earlier values."""
         known: Known = {}
         for need in self._needs:
             number = (self._count if need.counts else self._value)(need, known, values, key)
@@ -176,9 +175,9 @@ class Specialized:
         return self._placement.known(self._at, need.name, value, False)
 
     def _count(self, need: Need, known: Known, values: tuple[Any, ...], key: Any) -> int:
-        """A bound of a loop's iterations.
+        """Return a bound of a loop's iterations.
 
-        A loop that writes arrays runs with room for some at first, and again if it was too little.
+        A loop that writes arrays runs with a small capacity first, and again if the capacity was too small.
         """
         loop = self._operator(need.path[0])
         items = [*before(self._items, need.path[0], reads_of(loop[1])), loop]
@@ -222,11 +221,11 @@ class Specialized:
         return self._run_first(first, (need, counting), there, known, key)
 
     def _run_first(self, first: First, kind: Any, given: list[tuple[str, Any]], known: Known, key: Any) -> Any:
-        """Run operators by themselves; returns the value that they compute.
+        """Run operators by themselves; return the value that the operators compute.
 
         Args:
-            kind: by which the compiled function is kept.
-            given: the values that they read, by name.
+            kind: key of the compiled function.
+            given: values by name that the operators read.
         """
         names = tuple([n for n, _ in given])
         earlier = {p: dict(v) for p, v in known.items()}

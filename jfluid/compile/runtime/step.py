@@ -1,4 +1,4 @@
-"""A compiled step: a plan whose XLA segments are jitted for where it runs."""
+"""Compiled steps: a plan with its XLA segments jitted for a placement."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +28,25 @@ _BYTES = 10 << 10  # of Python objects for each operator, half of them of the pr
 
 
 class _Noted:
-    """What tracing a segment finds out beside its executable (see `executable_cache.Beside`)."""
+    """Results of tracing a segment besides its executable (see `executable_cache.Beside`)."""
 
     def __init__(self, segment: "weakref.ref[CompiledSegment]"):
         self._segment = segment
 
     def noted(self) -> Any:
-        """Return whether the segment is waited for."""
+        """Return True if the segment is waited for."""
         segment = self._segment()
         return segment is not None and segment.is_large
 
     def learn(self, noted: Any) -> None:
-        """Take what another process has noted."""
+        """Take the result of another process."""
         segment = self._segment()
         if segment is not None:
             segment.is_large = segment.is_large or noted
 
 
 class CompiledSegment:
-    """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
+    """XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class CompiledSegment:
         self.exact = specialized
         self.call: Function = specialized
         varies = flags.get("FLAGS_dynamic_shapes") and not check_finite and not specialized.refuses
-        if varies and placement.pads:
+        self._padder = placement.padder()
+        if varies and self._padder is not None:
             platform = "gpu" if placement.on_gpus else "cpu"
-            replicas = placement if placement.divides else None
-            self.call = ShapeStream(self, specialized, plan.state, platform, replicas)
+            self.call = ShapeStream(self, specialized, plan.state, platform, placement.feed_shares())
         elif varies and placement.exact_because:
             fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
             self.call = ExactShapes(specialized, fed, placement.exact_because)
@@ -113,7 +113,8 @@ class CompiledSegment:
         shapes: Mapping[int, tuple[int, ...]],
     ) -> Any:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
-        return self._placement.recorded(
+        assert self._padder is not None  # a stream asks
+        return self._padder.recorded(
             self.at,
             dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None},
             {self.kept[i]: shape for i, shape in shapes.items()},
@@ -128,7 +129,8 @@ class CompiledSegment:
         beside: Beside,
     ) -> Function:
         """See `dynamic_shapes.stream.Segment.padded`."""
-        own, at, placement, name = weakref.ref(self), self.at, self._placement, self._name
+        own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
+        assert padder is not None  # a stream asks
 
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
             *kept_values, true = kept
@@ -142,14 +144,14 @@ class CompiledSegment:
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
-                placement.lower_computed(at, env, compute, key, true)
+                padder.lower_computed(at, env, compute, key, true)
 
             return segment._trace(donated, tuple(kept_values), key, lower)
 
         run.__name__ = run.__qualname__ = f"{name}_padded"
         together = Together([_Noted(own), beside])
         entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        return placement.executables(at, lambda: run, entry)
+        return self._placement.executables(at, lambda: run, entry)
 
     def _trace(
         self,
@@ -193,16 +195,15 @@ class CompiledSegment:
 
 
 class Step:
-    """Runs a plan against a Scope. Only this class moves values between a Scope and XLA.
+    """Compiled step: runs a plan against a Scope. Only this class moves values between a Scope and XLA.
 
     Args:
-        placement: where it runs; of this step only.
-        place: the Executor's, for host operators.
-        donate: donate the values that the step overwrites; otherwise others may keep reading the
-            old ones.
+        placement: placement of this step alone.
+        place: the Executor's place, for host operators.
+        donate: donate the values that the step overwrites; otherwise the old values may still be read.
 
     Attributes:
-        bytes: of the Python objects of its program, and of its own, about.
+        bytes: approximate size of the Python objects of the program and the step.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ class Step:
 
 
 def _last_refusing(plan: Plan) -> int:
-    """Return the number of the last segment whose operators may refuse values; 0 where there is none."""
+    """Return the number of the last segment with operators that may refuse values, or 0."""
     return max((at for at, s in enumerate(plan.segments) if refuses(s.ops)), default=0)
 
 

@@ -86,7 +86,7 @@ class StepState:
         return [gives[i] for i in fetches]
 
     def _wire(self, segment: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Positions of the segment's inputs, of its outputs, and of the fetches."""
+        """Find the positions of the segment's inputs, of its outputs, and of the fetches."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
         names = [*(name for name, _ in self.reads), *self._held.names]
@@ -118,7 +118,7 @@ class StepState:
         env.update((name, tensor.value) for name, tensor in self.reads)
 
     def _hold(self) -> None:
-        """Have all of `_held` held in their order, with their values checked and on their devices."""
+        """Make all values of `_held` pending in their layouts, checked and on their devices."""
         found = self._held.open()
         absent = [n for n, t in found if t.value is None]
         if absent:
@@ -135,7 +135,7 @@ class StepState:
             tensor.value = placed[name]
 
     def _admit(self, new: list[int]) -> None:
-        """Check the values that the last step did not write, and move them to their devices, all at once."""
+        """Check the values that the last step did not write, and move the values to their devices in one call."""
         strange = [self.reads[i] for i in new if self._is_strange(*self.reads[i])]
         if strange:
             self._place(strange)
@@ -143,7 +143,7 @@ class StepState:
             self.seen[i] = self.reads[i][1].value
 
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
-        """Whether a value is on the wrong device.
+        """Return True if a value is on the wrong device.
 
         Raises ProgramError for a value of another shape than the variable's.
         """
@@ -164,7 +164,7 @@ class StepState:
         )
 
     def values(self) -> list[tuple[LoDTensor, Any]]:
-        """Return the tensors that the plan writes and their values, those that have one."""
+        """Return the tensors that the plan writes, with their values, if they have one."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
         found = [scope.find_var(name) for name in self.plan.updated]
