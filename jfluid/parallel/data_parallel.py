@@ -85,12 +85,12 @@ class DataParallel:
 
     @property
     def repeats(self) -> int:
-        """How many times `Executor.run` runs the program."""
+        """Number of times that `Executor.run` runs the program."""
         return int(self.execution.num_iteration_per_run)
 
     @property
     def alone(self) -> bool:
-        """Whether there is one replica, and it does what the program itself does on one device."""
+        """True if there is one replica, and it runs the program unchanged on one device."""
         build = self.build
         return (
             len(self.devices) == 1
@@ -100,7 +100,11 @@ class DataParallel:
         )
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Return another program on these devices, with the same settings; `sums` are its gradients to be all-reduced."""
+        """Return a further program on the same devices, with the same settings.
+
+        Args:
+            sums: gradients of the program to be all-reduced.
+        """
         found = self._others.get_or_make(
             (program.fingerprint, *sums),
             lambda: DataParallel(program, self.build, self.execution, self.places, sums),
@@ -110,9 +114,9 @@ class DataParallel:
         return found
 
     def for_feed(self, feed: Any) -> "DataParallel":
-        """Return this; or, for a feed of fewer batches or rows than there are replicas, the first
-        replicas alone, if the program only infers: then none waits for another. A test's last
-        batches may be such a feed.
+        """Return this object, or the first replicas alone for a feed of fewer batches or rows than replicas.
+
+        Only a program that infers runs on fewer replicas: no replica waits. The last batches of a test may be such feeds.
         """
         if isinstance(feed, (list, tuple)):
             count = len(feed)
@@ -131,8 +135,9 @@ class DataParallel:
         return found
 
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
-        """Return the program without reader operators, and the feed; each replica takes the next
-        batch of the program's reader.
+        """Return the program without reader operators, and the feed.
+
+        Each replica takes the next batch of the program's reader.
         """
         if not reader_feeds.reads(program):
             return program, feed
@@ -195,11 +200,11 @@ class DataParallel:
 
     @property
     def _in_one_memory(self) -> bool:
-        """Whether replicas are CPU devices of this process."""
+        """True if replicas are CPU devices of this process."""
         return len(self.devices) == len(self._own) and self._own[0].platform == "cpu"
 
     def _shares(self, planned: Plan) -> dict[str, int]:
-        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that is divided."""
+        """Return the divided dimension of gradients, and of optimizer state of the same shape, for Reduce."""
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
@@ -239,7 +244,7 @@ def _trains(program: Program) -> bool:
 
 
 def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Feeds as arrays, and LoDTensors where they have a lod."""
+    """Return feeds as arrays; feeds with a lod stay LoDTensors."""
     return {n: v if not isinstance(v, LoDTensor) or v._lod else v.value for n, v in feeds.items()}
 
 
@@ -253,11 +258,10 @@ def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Pla
 
 
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
-    """Return the program that each replica runs on one of the `shares` of a batch, and the
-    gradients that are to be fed.
+    """Return the program of a replica, and the gradients that are to be fed.
 
-    Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans
-    replicas if the settings say so.
+    The replica runs on one of `shares` parts of a batch. Gradients begin with the replica's share of the loss, or with fed
+    gradients; batch norm spans replicas if the settings say so.
     """
     program = program.clone()
     block = program.global_block()

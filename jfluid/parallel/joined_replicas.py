@@ -45,11 +45,11 @@ class _OwnValues:
 
 
 class JoinedReplicas(OneDevice):
-    """Replicas of one process as one program. See `of` for those that can be.
+    """Placement of the replicas of one process as one program. See `of` for its conditions.
 
     Args:
         groups: the phases of each segment.
-        own: the state that each replica has for itself.
+        own: the state with a value for each replica.
     """
 
     _joins_slots = False  # the batch of a loader is not divided
@@ -74,9 +74,10 @@ class JoinedReplicas(OneDevice):
 
     @classmethod
     def of(cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]) -> "JoinedReplicas | None":
-        """Return the placement of a plan; None where replicas have to run apart: operators of the
-        host, blocks inside operators, collective operators, gradients that something else than
-        their sum is made of. Raises as `phases.split`.
+        """Return the placement of a plan, or None if replicas need devices of their own.
+
+        Replicas need devices for host operators, blocks inside operators, collective operators, and gradients that are read
+        before they are summed. Raises as `phases.split`.
         """
         groups = phases.split(plan, sums)
         if any(phase.host for group in groups for phase in group):
@@ -111,7 +112,7 @@ class JoinedReplicas(OneDevice):
         return placed
 
     def _of_replicas(self, name: str, value: Any) -> Any:
-        """What replicas that ran on devices of their own have each, if they differ."""
+        """Return the values of replicas that ran on devices of their own, stacked, or None if all values are equal."""
         known = PER_REPLICA.get(value)
         if (
             known is not None
@@ -308,13 +309,13 @@ class JoinedReplicas(OneDevice):
         return env
 
     def _opened(self, at: int, env: Env) -> set[str]:
-        """Have what replicas own stacked in `env`; returns the names of all that is stacked there."""
+        """Stack the per-replica state in `env`; return the names of all stacked values."""
         own = {n for n, v in env.items() if isinstance(v, _OwnValues)}
         env.update((n, env[n].stacked) for n in own)
         return (own | self._per_replica[at]) & set(env)
 
     def _keep_first(self, env: Env, apart_after: set[str]) -> None:
-        """Have the first replica's state in `env`, and that of all, of which `apart_after` are stacked, for `settled`."""
+        """Put the first replica's state into `env`, and keep the stacked state of `apart_after` for `settled`."""
         self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
 
@@ -327,7 +328,7 @@ class JoinedReplicas(OneDevice):
         watch: list[trace.Watched] | None,
         known: Known,
     ) -> set[str]:
-        """Run the phases of a segment; returns the names that are stacked after them."""
+        """Run the phases of a segment; return the names of the stacked values after the segment."""
         every = [item for phase in self._phases[at] for item in phase.items]
         awaited = update_dependencies.awaited(every)
         start = 0
@@ -349,7 +350,7 @@ class JoinedReplicas(OneDevice):
         watch: list[trace.Watched] | None,
         known: Known,
     ) -> set[str]:
-        """Run a phase; returns the names that are stacked after it."""
+        """Run a phase; return the names of the stacked values after the phase."""
         kinds = vmapped_lowering.run(phase.items, env, key, watch, known, self._replicas, stacked)
         for name in phase.reduced:
             if name in env:

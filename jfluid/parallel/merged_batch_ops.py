@@ -1,8 +1,8 @@
-"""Operators that are run once for the rows of all replicas, as for one batch.
+"""Operators that run once on the rows of all replicas, as on one batch.
 
-A replica's rows do not depend on another's, so that most operators may have them in one array, one
-replica after the other. That is what one device computes: XLA makes the same kernels of it, whereas a
-dimension for the replicas keeps it from joining some and from sharing what several read.
+A replica's rows do not depend on the rows of other replicas, so most operators may have the rows of all replicas in one
+array, replica after replica. XLA then makes the kernels of one device. A dimension for the replicas would keep XLA from
+fusing some of the kernels, and from sharing values with several readers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from jfluid.ops.static_values import Unknown, is_static
 
 
 def sums_examples(definition: OpDef) -> bool:
-    """Return whether it is a gradient, of what all examples share."""
+    """Return True for the gradient of a value that all examples share."""
     return bool(definition.examples) and definition.type.endswith("_grad")
 
 
@@ -29,12 +29,11 @@ def outputs(
     flags: Sequence[bool],
     replicas: int,
 ) -> tuple[Any, ...] | None:
-    """Return an operator's outputs in each replica, stacked, or the sums over examples; None where it
-    has to be run for each replica.
+    """Return an operator's stacked outputs, or the sums over examples; None if it must run for each replica.
 
     Args:
         inputs: by slot.
-        flags: of the inputs' leaves, which are stacked: [replicas, rows, ...].
+        flags: True for each leaf of the inputs that is stacked: [replicas, rows, ...].
     """
     given = _flattened(inputs, flags, replicas)
     if given is None or definition.rng:
@@ -64,8 +63,9 @@ def stacked(rows: Any, replicas: int) -> Any:
 
 
 def _flattened(inputs: Sequence[Any], flags: Sequence[bool], replicas: int) -> list[Any] | None:
-    """The inputs, with the rows of all replicas as `Ragged` in place of stacked ones; None where a
-    stacked one has no rows, or rows in sequences.
+    """Return the inputs with the rows of all replicas as `Ragged` in place of stacked inputs.
+
+    Returns None if a stacked input has no rows, or rows in sequences.
     """
     found: list[Any] = []
     at = 0
@@ -86,8 +86,9 @@ def _flattened(inputs: Sequence[Any], flags: Sequence[bool], replicas: int) -> l
 
 
 def _by_example(definition: OpDef, ins: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
-    """Whether its examples do not depend on each other with these attributes, and the replicas share
-    what is not by example.
+    """Return True if the operator's examples are independent with these attributes.
+
+    The replicas must share all inputs that are not by example.
     """
     examples, rule = definition.examples, definition.rows
     if callable(examples):
@@ -105,7 +106,7 @@ def _parts(value: Any) -> list[Any]:
 def _grouped(
     definition: OpDef, ins: Mapping[str, Any], kwargs: Mapping[str, Any], replicas: int
 ) -> tuple[Any, ...] | None:
-    """The outputs of an operator that takes the rows of several replicas, with values that each has for itself."""
+    """Return the outputs of an operator that takes the rows of several replicas, with per-replica values."""
     state = set(definition.inplace.values())
     own = {n for n, v in ins.items() if _is_own(v)}
     if not {"X"} <= own <= {"X"} | state:

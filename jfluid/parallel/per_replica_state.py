@@ -1,6 +1,6 @@
-"""Values of a Scope that each replica of a device has for itself, as batch norm's running statistics.
+"""State of the Scope with a value for each replica of a device, such as batch norm's running statistics.
 
-The Scope holds the first replica's, which is what users read and save.
+The Scope holds the first replica's value, which users read and save.
 """
 
 import functools
@@ -11,7 +11,7 @@ import jax
 
 
 class PerReplicaState:
-    """The values of all replicas by the first one's, for as long as that lives."""
+    """Values of all replicas, by the first replica's value, for as long as that value lives."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -25,7 +25,7 @@ class PerReplicaState:
         self._found[number] = weakref.ref(first, functools.partial(self._drop, number)), stacked
 
     def get(self, first: Any) -> Any:
-        """Return the values of all replicas; None where nothing is kept: they are alike."""
+        """Return the values of all replicas, or None if all replicas have the same value."""
         reference, stacked = self._found.get(id(first), (None, None))
         return stacked if reference is not None and reference() is first else None
 

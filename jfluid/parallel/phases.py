@@ -1,5 +1,4 @@
-"""Phases of a data-parallel step: the computation of each replica on its share of the batch, and
-that done once for all.
+"""Phases of a data-parallel step: computations of each replica on its share of the batch, and common updates.
 
 Replicas compute forward and backward. Then gradients are all-reduced, and updates (operators of the
 role Optimize) are traced once, over whole arrays, which XLA's partitioner distributes over the
@@ -64,11 +63,13 @@ def summed_by(item: Item) -> set[str]:
 
 
 def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
-    """Return the phases of each segment of a plan; `sums` are gradients to be all-reduced beside
-    those that updates read.
+    """Return the phases of each segment of a plan.
 
     Raises UnsupportedError for updates of values that differ by replica, and for programs that
     all-reduce gradients themselves.
+
+    Args:
+        sums: gradients to be all-reduced besides the gradients that updates read.
     """
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
@@ -164,7 +165,7 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """Return the names whose values differ by replica, before each segment and after the last; `fed` at first."""
+    """Return the names of values that differ by replica, before each segment and after the last; `fed` at first."""
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])
@@ -180,8 +181,9 @@ def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> li
 
 
 def recorded(group: Sequence[Phase], env: dict[str, Any], key: Any) -> dict[str, Any]:
-    """Trace the phases of a segment as they stand, as one replica runs them, over values by name; returns
-    these with the outputs. Raises NoRule.
+    """Trace the phases of a segment without rewrites, as one replica runs the phases; return the values by name.
+
+    Raises NoRule.
     """
     own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
     for phase in group:

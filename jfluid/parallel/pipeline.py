@@ -41,7 +41,7 @@ def _role(item: Item) -> int:
 
 
 def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, int]:
-    """The section of each forward operator, by its place in `items`.
+    """Return the section of each forward operator, by its place in `items`.
 
     Raises ProgramError where an operator reads what a later section computes.
     """
@@ -63,7 +63,7 @@ def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, 
 
 
 def _by_cuts(items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Sequence[str]]) -> dict[int, int]:
-    """What each cut needs, and no earlier one does."""
+    """Return the section of each operator that a cut needs and no earlier cut does."""
     found: dict[int, int] = {}
     for stage, cut in enumerate(cuts):
         needed = set(cut)
@@ -76,7 +76,7 @@ def _by_cuts(items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Seque
 
 
 def _by_devices(items: Sequence[Item], forward: Sequence[int]) -> dict[int, int]:
-    """Of operators that name a device: devices in the order in which they are named."""
+    """Return the section of each operator that names a device, with devices in the order of their first use."""
     named = {at: d for at in forward if (d := items[at][1].attrs.get("op_device", ""))}
     order = list(dict.fromkeys(named.values()))
     return {at: order.index(device) for at, device in named.items()}
@@ -137,7 +137,7 @@ class Sections:
 
     @staticmethod
     def _of_update(op: Any, made_in: Mapping[str, int]) -> int:
-        """An update is where its parameter is; another operator where most that it reads is."""
+        """Return the section of an update's parameter; any other operator is in the section of most inputs."""
         pair = op.attrs.get("op_role_var", ())
         if pair and pair[0] in made_in:
             return made_in[pair[0]]
@@ -220,7 +220,7 @@ class PipelineDevices(OneDevice):
         return executable_cache.entry(self.plan, at, identity, [device], options(device), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Call a section's program; what it reads is brought to its device."""
+        """Call a section's program on inputs copied to the section's device."""
         device = self.devices[segment.at]
         donated, kept = jax.device_put((donated, kept), device)
         return super().call(segment, donated, kept, key)
@@ -304,8 +304,9 @@ class PipelineStep(Step):
                 own[name] = value
 
     def _parts(self, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The feeds of each part: as many parts as are wanted, or fewer where they do not divide the
-        batch; one where rows are in sequences.
+        """Return the feeds of each part of the batch.
+
+        There are fewer parts than wanted if the wanted number does not divide the batch, and one if rows are in sequences.
         """
         block = self.plan.block
         fed = {n: env[n] for n in self.plan.feeds if not block.vars[n].persistable}
@@ -322,7 +323,7 @@ class PipelineStep(Step):
 
 
 def _folded(key: Any, part: int) -> Any:
-    """Another random key for each part."""
+    """Return the random key of a part."""
     if key is None or not part:
         return key
     return np.array([int(key[0]) ^ (0x9E3779B9 * part & 0xFFFFFFFF), int(key[1])], np.uint32)
@@ -335,7 +336,7 @@ def _mean(values: list[Any]) -> Any:
 
 
 def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> Any:
-    """A fetch of all parts: rows one after the other; else the mean of numbers, the sum of integers."""
+    """Return a fetch of all parts: rows in order, or the mean of floats, or the sum of integers."""
     if len(values) == 1 or any(v is None for v in values):
         return values[0]
     moved = jax.device_put(values, device)
@@ -346,8 +347,10 @@ def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> An
 
 
 def placement_of(planned: Plan, wanted: PipelineOptions, place: Any) -> PipelineDevices:
-    """The sections of a plan on their devices: those of the places, GPUs of this host where the
-    Executor's place is one, else the CPU's devices in turn. Raises PlaceError and UnsupportedError.
+    """Return the sections of a plan on their devices.
+
+    The devices are those of the places; the default is GPUs of this host, or the CPU's devices in turn. Raises PlaceError
+    and UnsupportedError.
     """
     sections = Sections(planned, wanted)
     if wanted.places and len(wanted.places) < sections.number:

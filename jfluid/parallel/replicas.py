@@ -31,11 +31,11 @@ from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
 class Replicas(Placement):
-    """The devices of a sharding. Values that differ by replica are stacked along a first dimension.
+    """Placement of replicas on the devices of a sharding. Per-replica values are stacked along a first dimension.
 
     Args:
         repeats: the number of parts into which each replica divides its rows.
-        sums: gradients to be all-reduced beside those that updates read.
+        sums: gradients to be all-reduced besides the gradients that updates read.
 
         Raises UnsupportedError for programs that replicas cannot run; see `phases.split`.
     """
@@ -165,7 +165,7 @@ class Replicas(Placement):
         return replica_feeds.the_same(name, everywhere.reshape(-1, *mine.shape[1:]))
 
     def lowered(self) -> Any:
-        """Return the first segment as passed to XLA, for the shapes of its first run."""
+        """Return the first segment as passed to XLA, for the shapes of the first run."""
         segment, shapes = self._shapes
         with jax.enable_x64(True):
             return segment.exact.lower(*shapes)
@@ -283,7 +283,7 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
+        """Return one replica's gradients, values of the Scope, per-replica values, and finite flags of `watched`."""
         watch: list[trace.Watched] | None = None if watched is None else []
         env = alike | mine
         if first is None:
@@ -307,9 +307,9 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """As `_at_once`, for one part of the replica's rows after the other.
+        """Return the results of `_at_once`, computed for the parts of the replica's rows in turn.
 
-        Each part reads the previous one's outputs; gradients are summed, values of its own are concatenated.
+        Each part reads the previous part's outputs; gradients are summed, per-replica values are concatenated.
         """
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
@@ -361,18 +361,16 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
 
 
 class _Apart(list[Any]):
-    """A value that stays with the host, for each replica of this process: arrays of tensors and the
-    like, which a host operator gave.
-    """
+    """Values of a host operator for each replica of this process that stay on the host, such as arrays of tensors."""
 
 
 def _stackable(value: Any) -> bool:
-    """Whether the output of a host operator in one replica can be stacked with those of others."""
+    """Return True if the output of a host operator can be stacked over replicas."""
     return isinstance(value, (Ragged, LoDTensor, np.ndarray, jax.Array))
 
 
 def _fed(value: Any) -> Any:
-    """The output of a host operator in one replica, to be stacked."""
+    """Return the output of a host operator in one replica, to be stacked."""
     value = padding.trimmed(value)
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
@@ -384,7 +382,7 @@ def _shape(value: Any) -> Any:
 
 
 def _divided(value: Any, count: int) -> list[Any]:
-    """The parts of a stacked value on each of the `count` replicas of this process."""
+    """Return the parts of a stacked value on each of the `count` replicas of this process."""
     if isinstance(value, _Apart):
         return list(value)
     own = jax.tree.map(_shards, value)
@@ -392,7 +390,7 @@ def _divided(value: Any, count: int) -> list[Any]:
 
 
 class _Shards(list[Any]):
-    """One array for each replica of this process."""
+    """Arrays of a value, one for each replica of this process."""
 
 
 def _shards(value: jax.Array) -> "_Shards":
@@ -405,5 +403,5 @@ def _is_shards(value: Any) -> bool:
 
 
 def _folded(key: Any, number: int) -> Any:
-    """Another random key for each replica."""
+    """Return the random key of a replica."""
     return None if key is None else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))

@@ -1,9 +1,8 @@
-"""Replicas as one computation: the operators of all replicas of a device, each run once for all.
+"""Lowering of all replicas of a device as one computation, by `jax.vmap`.
 
-Values that differ by replica are stacked along a first dimension, and an operator that reads one is
-mapped over it (`jax.vmap`), so each replica has the results that it would have alone. Gradients are
-taken of the mapped operator: that of a value which all replicas share is the sum over replicas, from
-one product over the whole batch.
+Values that differ by replica are stacked along a first dimension, and an operator that reads a stacked value is
+mapped over it (`jax.vmap`): each replica has the results of a run alone. Gradients are taken of the mapped operator: the
+gradient of a value that all replicas share is the sum over replicas, from one product over the whole batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ from jfluid.parallel import merged_batch_ops
 
 
 class NotJoined(Exception):  # no error: replicas run apart then
-    """An operator whose results in each replica cannot be told from one computation."""
+    """Operator with per-replica results that one computation does not give."""
 
 
 class Kind(Enum):
@@ -63,7 +62,7 @@ class Kinds:
         self._known[name] = kind
 
     def mapped(self, at: int) -> bool:
-        """Whether the operator at a position, which has been followed, is mapped over replicas."""
+        """Return True if the operator at a position, which was followed, is mapped over replicas."""
         return self._before[at][0]
 
     def follow(self, at: int) -> dict[str, Kind]:
@@ -107,12 +106,12 @@ class Kinds:
 
 
 def _linear(op: Operator) -> bool:
-    """Whether the sum of what an operator gives for several inputs is what it gives for their sum."""
+    """Return True if an operator is linear: f(a) + f(b) = f(a + b)."""
     return op.type in ("sum", "assign") or (op.type == "scale" and not op.attrs.get("bias"))
 
 
 def total(value: Any, kind: Kind, replicas: int) -> Any:
-    """The sum over replicas of a value of any kind."""
+    """Return the sum of a value over replicas."""
     if kind is Kind.SUMMED:
         return value
     if isinstance(value, SelectedRows):
@@ -126,7 +125,7 @@ def total(value: Any, kind: Kind, replicas: int) -> Any:
 
 
 def apart(value: Any, replicas: int) -> Any:
-    """A value that is alike, stacked."""
+    """Return a value that all replicas share, stacked."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (replicas, *jnp.shape(leaf))), value)
 
 
@@ -155,7 +154,7 @@ class JoinedLowering(Lowering):
         self._repeated = Repeated(())  # which inputs are stacked differs, too
 
     def _draw(self) -> None:
-        """Each replica draws its own numbers, with the operator that needs them."""
+        """Draw nothing ahead: each replica draws its numbers with the operator that needs the numbers."""
 
     def _key(self, uid: int) -> Any:
         def own(number: Any) -> Any:
@@ -180,7 +179,7 @@ class JoinedLowering(Lowering):
         return super()._apply(at, op, definition, env)
 
     def _refused(self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any) -> Any:
-        """What the first replica that refuses something does, for each rule."""
+        """Return the values that the first refusing replica refuses, for each rule."""
         own = {n for n in op.input_arg_names if self.kinds[n] is Kind.PER_REPLICA}
         axes = {
             slot: [0 if n in own else None for n in op.input(slot)]
@@ -221,7 +220,7 @@ class JoinedLowering(Lowering):
         kwargs: Mapping[str, Any],
         flags: Sequence[bool],
     ) -> tuple[Any, ...]:
-        """The outputs of the operator in each replica, stacked."""
+        """Return the outputs of the operator in each replica, stacked."""
         leaves, tree = jax.tree.flatten(list(inputs))
         structure: Any = tree
         moving = [v for v, own in zip(leaves, flags) if own]
@@ -250,9 +249,9 @@ class JoinedLowering(Lowering):
         return tuple(self._whole(place, found, static) for place in places)
 
     def _whole(self, places: Any, found: Sequence[Any], static: Mapping[int, Any]) -> Any:
-        """The value of a slot, or of each variable of a slot.
+        """Return the value of a slot, or of each variable of a slot.
 
-        One of which only a part is known while tracing is stacked.
+        A value that is known while tracing in part only is stacked.
         """
         if isinstance(places, list):
             return [self._whole(p, found, static) for p in places]
@@ -302,9 +301,12 @@ def run(
     stacked: Iterable[str],
     refusals: Mapping[int, Any] = MappingProxyType({}),
 ) -> Kinds:
-    """Trace the operators of all replicas over values by name, of which some are `stacked`; adds
-    their outputs, and returns the kinds of all. Other arguments are those of `trace.lower` and
-    `trace.First`.
+    """Trace the operators of all replicas over values by name; return the kinds of all values.
+
+    The outputs are added to the values. Further arguments are those of `trace.lower` and `trace.First`.
+
+    Args:
+        stacked: names of the values that are stacked.
     """
     lowering = JoinedLowering(items, key, watch, known, replicas=replicas, apart=stacked)
     lowering.refusals = refusals

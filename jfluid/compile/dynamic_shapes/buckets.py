@@ -39,7 +39,7 @@ class Buckets:
         self._refined = 0
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
-        """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
+        """Return the sizes to pad a batch to: the sizes of a known bucket, or of a new bucket."""
         said = self._given(need)
         fitting = [b for b in self._alike(said) if all(n <= b[s] for s, n in need.items())]
         if not fitting:
@@ -57,7 +57,7 @@ class Buckets:
         return self._add(fine, said)
 
     def _given(self, need: Mapping[str, int]) -> Sizes:
-        """Return the size that the user has given for each symbol, if one of these is enough."""
+        """Return the user's size of each symbol that has a sufficient size."""
         found = {n: next((s for s in own if s >= need[n]), 0) for n, own in self._said.items()}
         return {n: size for n, size in found.items() if size}
 

@@ -1,4 +1,4 @@
-"""Which sizes of a segment's feeds vary, and which vary together, from the shapes that have come."""
+"""Symbols of a segment's feeds: sizes that vary, alone or together, found from observed shapes."""
 
 import functools
 import itertools
@@ -186,12 +186,12 @@ def symbols_in(fed: Iterable[Sequence[Dim]]) -> list[Symbol]:
 
 
 def is_large(sizes: Mapping[str, int] | None) -> bool:
-    """True for sizes that are symbols': programs treat those of 0 and 1 in another way."""
+    """Return True if symbols can have these sizes: programs treat sizes of 0 and 1 differently."""
     return sizes is not None and all(size >= SMALLEST for size in sizes.values())
 
 
 def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
-    """Return the symbols of batches of these shapes, without those that have sizes of 0 and 1; None for too few.
+    """Return the symbols of observed batches, without batches of sizes 0 and 1; None for too few batches.
 
     Raises NoRule if ranks differ.
     """
@@ -206,7 +206,7 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield the least and the most sizes between which to trace: wide ones, and those that have come."""
+    """Yield the lowest and highest sizes between which to trace: wide ranges first, then the observed range."""
     yield (
         {name: max(SMALLEST, size // 2) for name, size in symbols.low.items()},
         {name: 2 * size for name, size in symbols.high.items()},
@@ -251,7 +251,7 @@ def _longer(samples: tuple[int, ...], known: _Known) -> Longer | None:
 
 
 def _product(samples: tuple[int, ...], known: _Known) -> tuple[str, ...] | None:
-    """Return two symbols whose product a size is in each batch."""
+    """Return two symbols that have a size as their product in each batch."""
     single = _single(known)
     for (a, names), (b, others) in itertools.permutations(single, 2):
         if len(samples) > 2 and all(x * y == s for x, y, s in zip(a, b, samples)):

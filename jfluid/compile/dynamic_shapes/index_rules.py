@@ -110,7 +110,7 @@ def _scatter(fill: Any) -> Any:
 
 
 def _dropped(run: Interpreter, operation: Operation, updates: Padded, places: Array, batch: Sequence[int]) -> Array:
-    """Return places for updates, with those of padding beyond the operand's end."""
+    """Return places for updates; the places of padding are beyond the operand's end."""
     for column, i in enumerate(batch):
         if not is_constant(updates.dims[i]):
             if operation.params["mode"] != _DROPS:

@@ -1,8 +1,8 @@
-"""A segment whose feeds change shape: a few executables for a stream of many shapes.
+"""Segment for a stream of feeds with many shapes: a few executables serve all shapes.
 
-The first shapes are compiled as they are. From the third on the segment is traced at three samples of the
+The first shapes are compiled without padding. From the third on the segment is traced at three samples of the
 sizes that vary, and batches are padded to buckets: one executable for each bucket, in which padding is
-masked. A segment for which that is not possible is compiled for each shape, and says so once.
+masked. A segment that cannot be padded is compiled for each shape, and warns once.
 """
 
 import functools
@@ -87,12 +87,13 @@ class Segment(Protocol):
         identity: Sequence[Any],
         beside: Beside,
     ) -> Call:
-        """Return the jitted segment whose results `evaluate` computes, from arguments by name, the key,
-        and the true sizes, which follow the other arguments.
+        """Return the jitted segment that `evaluate` computes at padded sizes.
+
+        `evaluate` takes arguments by name, the key, and the true sizes, which follow the other arguments.
 
         Args:
-            identity: what tells it from others that are padded.
-            beside: what is kept on disk with its executable.
+            identity: values that identify the padded segment among the segment's padded forms.
+            beside: further contents of the executable's file.
         """
 
 
@@ -103,7 +104,7 @@ class FeedShares(Protocol):
         """Return the array that each replica has of a feed; None for a feed that is no dense array."""
 
     def together(self, parts: Sequence[np.ndarray]) -> Any:
-        """Return the result of all replicas, of those of each."""
+        """Return the joined result from the result of each replica."""
 
     def check_exact(self, values: Mapping[str, Any]) -> None:
         """Raise FeedError for feeds, by name, that only run padded."""
@@ -136,10 +137,10 @@ class Traced(Sampled):
         self._record = record
 
     def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return what tells the segment at the sizes of a bucket from others, in all processes.
+        """Return the values that identify the segment at the sizes of a bucket, in all processes.
 
         Args:
-            batch: sizes of the first one that it is for.
+            batch: sizes of the first batch in the bucket.
         """
         symbols = self.symbols
         return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
@@ -241,7 +242,7 @@ class ShapeStream:
         return self._exact_call(donated, kept, key)
 
     def padded(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Return what a run at padded sizes gives; None for shapes that run as they are."""
+        """Return the results of a run at padded sizes, or None for shapes that run without padding."""
         if not self._pads:
             return None
         shares = self._shares(kept)
@@ -276,7 +277,7 @@ class ShapeStream:
         return segment
 
     def _are_arrays(self, shares: Sequence[Sequence[Any]]) -> bool:
-        """True if all feeds are arrays without sequences."""
+        """Return True if all feeds are arrays without sequences."""
         return all(isinstance(v, np.ndarray | jax.Array) for own in shares for v in own)
 
     def _ways(
@@ -381,7 +382,7 @@ class ShapeStream:
         kept: tuple[Any, ...],
         key: Any,
     ) -> Record:
-        """Return what traces the segment, as one replica runs it, for shapes of its feeds."""
+        """Return a function that traces the segment, as one replica runs it, for shapes of the feeds."""
         own: list[Any] = list(kept)
         for i, value in zip(self._fed, shares[0]):
             own[i] = value
@@ -427,12 +428,12 @@ class ShapeStream:
 
 
 class ExactShapes:
-    """Runs a segment compiled for each shape of its feeds; warns of the third one.
+    """Segment that is compiled for each shape of the feeds; it warns at the third shape.
 
     Args:
         exact: runs the segment.
-        fed: which of its arguments beside the donated ones are feeds.
-        because: why nothing is padded.
+        fed: numbers of the arguments that are feeds, without the donated arguments.
+        because: the reason for exact shapes.
     """
 
     def __init__(self, exact: Call, fed: Sequence[int], because: str):
@@ -465,10 +466,10 @@ def _warn(because: str) -> None:
 
 
 def _run_together(batch: Batch) -> bool:
-    """Return whether shares of a batch differ in their rows alone: then they run without padding."""
+    """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
     return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
 
 
 def _shapes_of(value: Any) -> Any:
-    """What tracing needs of an argument."""
+    """Return the abstract arrays of an argument."""
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), value)

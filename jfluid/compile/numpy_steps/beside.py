@@ -21,21 +21,21 @@ _one_at_a_time = threading.Lock()
 
 
 def device_of_interpreter(device: jax.Device) -> jax.Device | None:
-    """Return the device if steps on it are interpreted until they are compiled; None if they wait."""
+    """Return the device if steps are interpreted during their compilation; None if steps wait for it."""
     fixed = flags.get("FLAGS_cudnn_deterministic") or processes.count() > 1
     wanted = flags.get("FLAGS_interpret_first_steps") and device.platform == "cpu"
     return device if wanted and not fixed else None
 
 
 class Beside:
-    """A traced function that is compiled in another thread, and interpreted meanwhile.
+    """Traced function that is interpreted while a thread compiles it.
 
     The compilation begins with the second call, or when the first takes long: many functions are called once.
 
     Args:
-        traced: what `jax.jit(...).trace` gives.
-        compile: returns the executable for arguments. These are held only while it compiles.
-        device: where results are put.
+        traced: result of `jax.jit(...).trace`.
+        compile: returns the executable for arguments. The arguments are held only while it compiles.
+        device: device of the results.
     """
 
     def __init__(self, traced: Any, compile: Callable[[Sequence[Any]], Any], device: jax.Device):
@@ -77,7 +77,7 @@ class Beside:
         return jax.tree.unflatten(self._results, placed)
 
     def compiled(self, arguments: Sequence[Any]) -> Any:
-        """Wait for the executable. Raises what its compilation raises."""
+        """Wait for the executable. Raises the errors of the compilation."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -43,7 +43,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class _Operation(NamedTuple):
-    """One equation: what computes it, places of its operands and results, and of values that it was the last to read."""
+    """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
 
     run: Callable[..., Any]
     operands: list[int]
@@ -165,7 +165,7 @@ class _Alone:
 
 
 def is_key(aval: Any) -> bool:
-    """True if a value is a random key, or an array of them: its numbers are along one dimension more."""
+    """Return True if a value is an array of random keys, which has a further dimension for the numbers of a key."""
     return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 

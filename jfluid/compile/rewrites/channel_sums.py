@@ -14,7 +14,7 @@ class ChannelSums(Rewrite):
     """Rewrite of the jitted functions of `jfluid/ops/norm.py` that sum over images for each channel."""
 
     def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
-        """Return the sums, or None for another function or images channels first."""
+        """Return the sums, or None for any other function and for images channels first."""
         name = equation.params.get("name")
         if name not in (CHANNEL_MOMENTS, CHANNEL_PRODUCTS) or len(equation.outvars) != 2:  # JAX's own derivative
             return None

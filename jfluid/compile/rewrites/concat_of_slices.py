@@ -18,8 +18,9 @@ FEWEST = 4  # parts; XLA copies fewer as fast
 
 
 class Columns(NamedTuple):
-    """A part of a matrix: `width` columns from `start` on, whatever dimensions of 1 it has, and however its
-    rows are divided among replicas.
+    """Slice of a matrix: `width` columns from `start` on.
+
+    The value may have further dimensions of 1, and rows that are divided among replicas.
     """
 
     matrix: Array
@@ -28,7 +29,7 @@ class Columns(NamedTuple):
 
 
 class ConcatOfSlices(Rewrite):
-    """Rewrite of concatenations of slices, and of machine code that reads the slices where they are."""
+    """Rewrite of concatenations of slices, and of machine code that reads the slices inside the matrix."""
 
     def __init__(self) -> None:
         self._columns: dict[TracedValue, Columns] = {}
@@ -89,7 +90,7 @@ def matrix_of(array: Array) -> Array:
 
 
 class Strips(NamedTuple):
-    """`number` parts of a matrix below one another, each of `width` columns, neighbours from `start` on."""
+    """Concatenation of `number` adjacent slices of a matrix along the rows, each of `width` columns from `start` on."""
 
     matrix: Array
     start: int
@@ -112,7 +113,7 @@ class Strips(NamedTuple):
         return -self.width if self.backwards else self.width
 
     def array(self) -> Array:
-        """Return them below one another."""
+        """Return the concatenation."""
         (matrix, start, width, number, backwards), rows = self, self.matrix.shape[0]
         cut = lax.slice(matrix, (0, start), (rows, start + number * width))
         turned = lax.transpose(lax.reshape(cut, (rows, number, width)), (1, 0, 2))
@@ -121,7 +122,7 @@ class Strips(NamedTuple):
 
 
 def stacked(parts: Sequence[Columns | None]) -> Strips | None:
-    """Return parts below one another; None where they are not neighbours of one width in one matrix."""
+    """Return the concatenation of slices as `Strips`, or None if the slices are not adjacent or differ in width."""
     known = [p for p in parts if p is not None]
     if len(known) < max(len(parts), FEWEST):
         return None

@@ -1,6 +1,4 @@
-"""Convolutions of images with channels last on CPUs, and their gradients: for each shape the form
-that XLA runs fastest there.
-"""
+"""Convolutions of images with channels last on CPUs, and their gradients, in the fastest form for each shape."""
 
 import functools
 import math
@@ -54,12 +52,11 @@ class Filter:
 
 
 def expect(filters: Sequence[Sequence[int]], weights: Sequence[Sequence[int]] = ()) -> None:
-    """Have a thread make what convolutions with these filters may want, while they are recorded, and the
-    layers beside them.
+    """Start a thread that compiles machine code for convolutions and layers while the step is traced.
 
     Args:
-        filters: the shape of each, [out, in, *kernel].
-        weights: the shape of each, [in, out].
+        filters: the shape of each filter, [out, in, *kernel].
+        weights: the shape of each layer's weight, [in, out].
     """
 
     def prepare() -> None:
@@ -121,7 +118,7 @@ def _filter(value: TracedValue) -> Filter:
 
 
 def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:
-    """Apply a convolution with the parameters of one whose images have channels first.
+    """Apply a convolution to images channels last, with the parameters of a convolution of images channels first.
 
     Args:
         x: [batch, ..., channels].
@@ -192,12 +189,12 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
 
 
 def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -> Array:
-    """Return the gradient of a filter, [out, in, *kernel], or [*kernel, in, out] as it is `held`,
-    with the parameters of the convolution that gives it for images with channels first.
+    """Return the gradient of a filter, [out, in, *kernel], or [*kernel, in, out] if `held`.
 
     Args:
         x: [batch, ..., in].
         grad: [batch, ..., out].
+        params: the parameters of the convolution that computes the gradient for images channels first.
     """
     axes = tuple(range(1, x.ndim - 1))
     out, pads = grad.shape[1:-1], params["padding"]
@@ -308,8 +305,9 @@ def _is_plain(params: dict[str, Any]) -> bool:
 
 
 def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict[str, Any]) -> bool:
-    """Return whether there are more filters than positions: then copies of the windows, for a matrix
-    product with the filters as they are, cost less than turning the filters round.
+    """Return True if there are more filters than positions.
+
+    Copies of the windows, for a matrix product with the untransposed filters, then cost less than transposed filters.
     """
     return (
         _is_plain(params)
@@ -320,8 +318,10 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
 
 
 def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> bool:
-    """Return whether windows reach over borders so often that products of each position with all
-    places of its window, and the sum of what overlaps, cost less than a convolution.
+    """Return True if windows mostly overlap borders.
+
+    The product of each position with all places of its window, and the sum of overlapping windows, then cost less than a
+    convolution.
 
     Args:
         grad: [batch, ..., out].
@@ -335,7 +335,7 @@ def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> b
 
 
 def _bands(grad: Array, kernel: Sequence[int], params: dict[str, Any]) -> int:
-    """Return in how many bands of rows to divide images, so that there is a multiple of a vector of them."""
+    """Return the number of bands of rows to divide images into, so that the number of bands fills vectors."""
     bands = _VECTOR // math.gcd(_VECTOR, grad.shape[0])
     usable = (
         _is_plain(params)
@@ -373,10 +373,10 @@ def _folds(x: Array, w: Filter, params: dict[str, Any]) -> int:
 
 
 def _folded(x: Array, w: Array, params: dict[str, Any], folds: int) -> Array:
-    """Convolve with the output's columns side by side: `folds` of them are the channels of one, and
-    so are the columns of the image that they begin at.
+    """Convolve with `folds` adjacent columns of the output as channels.
 
-    The filter that gives output column j of a block is `w` at j strides from the block's beginning.
+    The columns of the image are channels, too. The filter that gives output column j of a block is `w` at j strides from the
+    block's beginning.
 
     Args:
         w: [out, in, height, width].

@@ -74,7 +74,7 @@ def _order(values: list[TracedValue]) -> Order:
 
 
 def _broadcast(equation: Any, values: list[TracedValue]) -> list[TracedValue] | None:
-    """Repeat images, also along new dimensions: these stay behind the ones that they follow."""
+    """Broadcast images, also along new dimensions, which follow the preceding dimension."""
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
     order = _order(values)
     if places[0] != 0:
@@ -96,8 +96,9 @@ def _reduction(equation: Any, values: list[TracedValue]) -> list[TracedValue]:
 
 
 def _reshape(equation: Any, values: list[TracedValue]) -> list[TracedValue] | None:
-    """Divide dimensions, as the examples of images among replicas, or join those that are neighbours however they
-    are held, as windows and what is inside them.
+    """Reshape images if each dimension is divided, or merged with dimensions that are adjacent in the layout.
+
+    Replicas divide the examples of images so, and windows are merged with their elements.
     """
     order, sizes = _order(values), equation.params["new_sizes"]
     groups = _divided(equation.invars[0].aval.shape, sizes)
@@ -119,8 +120,9 @@ def _reshape(equation: Any, values: list[TracedValue]) -> list[TracedValue] | No
 
 
 def _divided(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Which dimensions of a shape become which ones of another, each time as few as have one size, and those of 1
-    that only one shape has, with what is before them; None where that cannot be said.
+    """Return the groups of old dimensions and the new dimensions that each group becomes; None if there are none.
+
+    Groups are as small as possible. A dimension of 1 that only one shape has belongs to the group before it.
     """
     found, i, j = [], 0, 0
 

@@ -134,7 +134,7 @@ class _Interpreter:
         return results
 
     def _inside(self, equation: Any, values: list[TracedValue]) -> Sequence[TracedValue] | None:
-        """Return the results of a call or of a branch for CPUs, or None for another equation."""
+        """Return the results of a call or of a branch for CPUs, or None for any other equation."""
         name, params = equation.primitive.name, equation.params
         if name in CALLS:
             inner = params[CALLS[name]]

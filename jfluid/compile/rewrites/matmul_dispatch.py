@@ -15,13 +15,13 @@ _MOST_JOINED = 2
 
 
 class MatmulDispatch(Rewrite):
-    """Rewrite of products of two float32 matrices: computed lazily, as they are or transposed.
+    """Rewrite of products of two float32 matrices: computed lazily, directly or transposed.
 
     `jax.vjp` computes the gradient of a weight from the gradient and the input, and transposes it.
     """
 
     def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
-        """Return a lazy product, the transpose of one, or None for another equation and for XLA's library."""
+        """Return a lazy product, or the transpose of a matrix; None for any other equation and for XLA's library."""
         name = equation.primitive.name
         if name == "transpose" and values[0].order is None and equation.params["permutation"] == TURNED:
             return [TracedValue(values[0].laid(TURNED))]
@@ -47,14 +47,16 @@ def contracted(equation: Any) -> tuple[int, int] | None:
 
 
 def is_own(x: Array, y: Array, over: tuple[int, int]) -> bool:
-    """Return whether a product of two matrices in single precision, summed over dimension `over[0]` of x and
-    `over[1]` of y, is computed in another way than by XLA's library.
+    """Return True if a float32 matrix product is not computed by XLA's library.
+
+    Args:
+        over: the contracted dimension of x and of y.
     """
     return _is_joined(x, over) or is_machine_code(x, y, over)
 
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
-    """Return such a product."""
+    """Return a product of two matrices in the fastest form."""
     if _is_joined(x, over):
         return _joined(x, y, over)
     if is_machine_code(x, y, over):
@@ -65,7 +67,7 @@ def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
 
 
 def is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
-    """Return whether machine code of our own computes such a product."""
+    """Return True if machine code computes a product."""
     if _is_joined(x, over):
         return False
     if x.size * y.shape[1 - over[1]] < _FEWEST:
@@ -76,7 +78,7 @@ def is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
 
 
 def _is_joined(x: Array, over: tuple[int, int]) -> bool:
-    """Whether so few numbers are added up that XLA computes them in the loop that reads the result."""
+    """Return True if the contracted dimension is so small that XLA fuses the product into its reader."""
     return 0 < x.shape[over[0]] <= _MOST_JOINED
 
 

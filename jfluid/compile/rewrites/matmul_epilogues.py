@@ -25,7 +25,7 @@ _overwriting = contextvars.ContextVar("overwriting", default=True)
 
 @contextlib.contextmanager
 def overwriting(parameters: bool) -> Iterator[None]:
-    """A context in which a step is traced that writes over its parameters, or gives new ones."""
+    """Set whether the step traced inside the context overwrites its parameters."""
     token = _overwriting.set(parameters)
     try:
         yield
@@ -186,7 +186,7 @@ def _is_number(value: TracedValue, number: float) -> bool:
 
 
 def _reshape(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
-    """Keep a product lazy whose rows are divided."""
+    """Keep a product lazy through a reshape that divides rows."""
     origin, shape = epilogues.unread(values[0]), equation.params["new_sizes"]
     before = equation.invars[0].aval.shape
     if origin is None or equation.params["dimensions"] or shape[-1:] != before[-1:]:
@@ -273,7 +273,7 @@ def _greater(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedV
 
 
 def _select(epilogues: MatmulEpilogues, equation: Any, values: Sequence[TracedValue]) -> TracedValue | None:
-    """Apply the gradient of relu: the gradient of its output where the output is positive, zero elsewhere."""
+    """Apply the gradient of relu: the output's gradient where the output is positive, zero elsewhere."""
     test = epilogues.origins.get(values[0])
     if len(values) != 3 or not isinstance(test, Positive) or not _is_number(values[1], 0.0):
         return None

@@ -27,5 +27,5 @@ class Rewrite:
         """Record facts about the results of an equation that any rewrite or none has applied."""
 
     def scope(self, values: Sequence[TracedValue]) -> str | None:
-        """Return the name scope of an equation, or None for the scope that it was traced in."""
+        """Return the name scope for an equation's work, or None to keep the traced scope."""
         return None

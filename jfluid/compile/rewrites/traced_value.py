@@ -1,4 +1,4 @@
-"""Values of a traced step while its jaxpr is rewritten: arrays in the program's layout, in another layout or lazy."""
+"""Values of a traced step during rewrites: arrays in the program's layout, in a kernel's layout, or lazy."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def channels_last(rank: int) -> Order:
 
 
 class TracedValue:
-    """Array of a traced step, in the program's layout (`given`), in another layout (`laid`), or in both.
+    """Array of a traced step, in the program's layout (`given`), in a kernel's layout (`laid`), or in both.
 
     Args:
         laid: the array in the layout `order`.
@@ -91,7 +91,7 @@ class TracedValue:
 
 
 class Broadcast(TracedValue):
-    """Result of `broadcast_in_dim`: broadcasts its operand again for another layout.
+    """Result of `broadcast_in_dim`, which repeats the broadcast for a kernel's layout.
 
     XLA fuses a broadcast into its readers, but writes the transpose of a broadcast to memory.
 

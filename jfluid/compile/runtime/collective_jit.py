@@ -104,8 +104,7 @@ def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
 
 
 def fused(items: Sequence[Item]) -> list[Item]:
-    """Return the operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use.
-    """
+    """Return the operators with runs of in-place all-reduces (of gradients) fused, placed before their first use."""
     found: list[Item] = []
     waiting: list[Item] = []
 

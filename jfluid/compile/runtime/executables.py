@@ -45,8 +45,7 @@ class Entry(Protocol):
     def load_or_compile(
         self, fresh: Callable[[], Any], arguments: Arguments
     ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return an executable, and a function to call with the results of the first run, or None for uncacheable arguments.
-        """
+        """Return an executable and a consumer of the first run's results, or None for uncacheable arguments."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -62,7 +61,7 @@ def most_bytes() -> int:
 
 
 class Executable:
-    """Compiled function for one form of its arguments.
+    """Compiled function for arguments of one form.
 
     Attributes:
         run: calls the executable.
@@ -133,7 +132,7 @@ KEPT = Kept()
 
 
 class Executables:
-    """Function that is compiled for each form of its arguments at the first call.
+    """Function that is compiled for each form of arguments, at the first call with the form.
 
     Args:
         fresh: returns `jax.jit` of the function anew; its traces go away together with the jitted function.
@@ -246,7 +245,7 @@ class Executables:
 
 
 class _Traced:
-    """Traced function in place of its `jax.jit`."""
+    """Traced function in place of the jitted function."""
 
     def __init__(self, traced: Any):
         self.traced = traced

@@ -16,7 +16,7 @@ from jfluid.printable import printable
 
 
 class Owned(dict[str, Any]):
-    """Feed with arrays that nothing else changes: they need no copy."""
+    """Feed with arrays that nothing else changes: no copy is needed."""
 
 
 def named(feed: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _capability(device: jax.Device) -> float:
 
 
 class Held:
-    """Pending value of a tensor in another layout. Reading the tensor transposes it (see `LoDTensor.expect`).
+    """Pending value of a tensor in the kernel's layout. Reading the tensor transposes it (see `LoDTensor.expect`).
 
     Attributes:
         value: the array in that layout.
@@ -119,7 +119,7 @@ class Held:
 
 
 class HeldTensors:
-    """Tensors of a step that have a pending value in another layout.
+    """Tensors of a step that have a pending value in the kernel's layout.
 
     Args:
         home: returns the sharding of a variable.
@@ -174,7 +174,7 @@ def _holds(tensor: LoDTensor, order: Order, home: jax.sharding.Sharding) -> bool
 
 
 def turned(value: jax.Array, order: Order) -> jax.Array:
-    """Return an array with its dimensions in another layout, by way of the host: nothing is compiled."""
+    """Return an array transposed to a layout, by way of the host: nothing is compiled."""
     array = np.ascontiguousarray(np.asarray(value).transpose(order))
     with jax.enable_x64(True):
         return jax.device_put(array, value.sharding, may_alias=True)  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ _counts = {_TRACED: 0, _COMPILED: 0}  # since they were forgotten
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Do not count this thread's compilations inside the context: JAX does not keep them."""
+    """Exclude this thread's compilations inside the context from the count: JAX does not keep the executables."""
     _ours.compiles = True
     try:
         yield
@@ -50,7 +50,7 @@ def traced() -> int:
 
 
 def look() -> None:
-    """Clear JAX's caches if they are long.
+    """Clear JAX's caches if the caches are long.
 
     Many compiled functions clear only the caches of JAX's and this package's functions. Many traces clear all caches, also
     of users' functions.

@@ -170,7 +170,7 @@ class Buckets:
         return found
 
     def suits(self, known: int, most: int, rows: int) -> bool:
-        """Return True if one of `known` sizes, with `most` rows, suits a batch of fewer `rows`."""
+        """Return True if a known size of `most` rows, among `known` sizes, suits a batch of fewer `rows`."""
         return known >= MOST or most * (1 - WASTE) <= max(rows, SMALLEST)
 
     def choose(self, need: Sizes) -> Sizes:
@@ -254,14 +254,14 @@ def trimmed(value: Any) -> Any:
 
 @functools.lru_cache(64)
 def _evenly(number: int, length: int) -> np.ndarray:
-    """Return the offsets of sequences of one length; dozens of slots of a click model share them."""
+    """Return the offsets of sequences of one length, cached: dozens of slots of a click model have the same offsets."""
     offsets = np.arange(number + 1) * length
     offsets.flags.writeable = False
     return offsets
 
 
 def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row once, with the sum of its values."""
+    """Return each row once, with the sum of the row's values."""
     once, place = np.unique(rows, return_inverse=True)
     total = np.zeros((len(once), *values.shape[1:]), values.dtype)
     np.add.at(total, place, values)

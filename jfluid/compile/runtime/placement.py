@@ -62,7 +62,7 @@ class Padder(Protocol):
 
 
 class Placement(ABC):
-    """Places of a plan's values, and the compilation of its segments for these places.
+    """Places of a plan's values, and the compilation of the plan's segments for these places.
 
     Attributes:
         hosts: most runs of a host operator in one step.
@@ -138,7 +138,7 @@ class Placement(ABC):
         return None
 
     def feed_shares(self) -> FeedShares | None:
-        """Return the placement as the divider of its feeds, or None for undivided batches."""
+        """Return the placement as the divider of feeds, or None for undivided batches."""
         return None
 
     @abstractmethod
@@ -174,7 +174,7 @@ class Placement(ABC):
         return False
 
     def unpacked(self, results: Any) -> Any:
-        """Return the results of a segment from the results of its compiled function."""
+        """Return the results of a segment from the results of the compiled function."""
         return results
 
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
@@ -211,8 +211,7 @@ class Placement(ABC):
         return [value]
 
     def merged(self, name: str, value: Any) -> np.ndarray | None:
-        """Return a fetch with the rows of all parts in order, for the user to keep; None if the parts must be joined.
-        """
+        """Return a fetch with the rows of all parts in order, as the user's array; None if the parts must be joined."""
         return None
 
 
@@ -463,7 +462,7 @@ class Processes(OneDevice):
 
 
 def of_device(plan: Plan, device: jax.Device) -> OneDevice:
-    """Return the placement on a device of this process, which may be one of several processes."""
+    """Return the placement on a device of this process, alone or among several processes."""
     if processes.count() > 1:
         return Processes(plan, device)
     found = OneDevice(plan, device)
@@ -492,7 +491,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
-    """Move values to their devices. NumPy arrays are copied, since users may change them."""
+    """Move values to their devices. NumPy arrays are copied, since users may change the arrays."""
     # JAX takes an array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
     own = {n: aligned_memory.copied(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
     return jax.device_put(own, dict(homes))  # type: ignore[no-any-return]

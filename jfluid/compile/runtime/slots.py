@@ -92,7 +92,7 @@ class Slots:
         self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
     def read(self, feed: Mapping[str, Any]) -> Batch | None:
-        """Return the slots' batch in a feed, or None if a slot has another form or a lod does not describe its rows."""
+        """Return the slots' batch in a feed, or None if a slot's form differs or a lod does not describe the rows."""
         dtype, row, values, lods, rows = self._dtype, self._row, [], [], []
         try:
             tensors = [feed[name] for name in self.names]
@@ -254,7 +254,7 @@ def joined(batch: Batch, layout: Layout) -> Joined:
 
 
 def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]) -> list[np.ndarray]:
-    """Return `rows` rows of each array from each of its `begins` on, cyclically."""
+    """Return `rows` rows of each array from each place in `begins` on, cyclically."""
     found = []
     for array, places, most in zip(arrays, begins, rows):
         count = len(array)
@@ -352,7 +352,7 @@ def needed(batches: Sequence[Batch]) -> Sizes:
 
 
 def read(every: Sequence[Slots], feed: Mapping[str, Any]) -> list[Batch] | None:
-    """Return the batches of slots in a feed, or None if a slot has another form."""
+    """Return the batches of slots in a feed, or None if a slot's form differs."""
     found = []
     for each in every:
         batch = each.read(feed)

@@ -1,4 +1,4 @@
-"""Segments with shapes that follow from values: the values are evaluated first, then the segment is compiled for them.
+"""Segments with shapes that follow from values: the values are evaluated, then the segment is compiled.
 
 Fluid's programs may compute a bound of a slice, a shape, a depth. A number that follows from shapes and
 constants is known while the segment is traced. For a number that is fed or computed from data, tracing

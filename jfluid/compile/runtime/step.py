@@ -39,7 +39,7 @@ class _Noted:
         return segment is not None and segment.is_large
 
     def learn(self, noted: Any) -> None:
-        """Take the result of another process."""
+        """Take the result that a file has."""
         segment = self._segment()
         if segment is not None:
             segment.is_large = segment.is_large or noted

@@ -86,7 +86,7 @@ class StepState:
         return [gives[i] for i in fetches]
 
     def _wire(self, segment: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Find the positions of the segment's inputs, of its outputs, and of the fetches."""
+        """Find the positions of the segment's inputs and outputs, and of the fetches."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
         names = [*(name for name, _ in self.reads), *self._held.names]
@@ -164,7 +164,7 @@ class StepState:
         )
 
     def values(self) -> list[tuple[LoDTensor, Any]]:
-        """Return the tensors that the plan writes, with their values, if they have one."""
+        """Return the tensors that the plan writes and their values, without absent values."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
         found = [scope.find_var(name) for name in self.plan.updated]
