@@ -17,7 +17,7 @@ from jfluid.compile.plan import plan
 from jfluid.compile.runtime import feeds as feeding
 from jfluid.compile.runtime import memory
 from jfluid.compile.runtime.executables import most_bytes
-from jfluid.compile.runtime.fast_path import Repeat, Repeats
+from jfluid.compile.runtime.fast_path import FastPath, FastPaths
 from jfluid.compile.runtime.feeds import Owned
 from jfluid.compile.runtime.fetches import Fetched
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -112,7 +112,7 @@ class Engine:
 
     Attributes:
         says_goodbye: whoever uses it tells when it is done with parameter servers, by `close`.
-        repeats: steps that can be run again without preparing them.
+        fast_paths: steps that can run again without preparation.
     """
 
     says_goodbye = True
@@ -130,7 +130,7 @@ class Engine:
         self._entropy = secrets.randbits(31) | 1
         self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
-        self.repeats = Repeats()
+        self.fast_paths = FastPaths()
         kept_files.use()
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class Engine:
         """Forget all compiled steps, and give their memory back."""
         self._steps.clear()
         self._pruned.clear()
-        self.repeats.clear()
+        self.fast_paths.clear()
 
     def start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas, once. Raises PlaceError."""
@@ -266,7 +266,7 @@ class Engine:
             raise
         return values
 
-    def repeat(
+    def keep_fast_path(
         self,
         program: Any,
         inner: Program,
@@ -275,10 +275,10 @@ class Engine:
         fetch_list: Any,
         prepared: Prepared,
     ) -> None:
-        """Keep a prepared program, which has run, in `repeats`, unless its feeds must be prepared at each step.
+        """Keep the fast path of a prepared program that has run, unless its feeds must be prepared at each step.
 
         Args:
-            program: what the user runs: `inner`, or a CompiledProgram of it.
+            program: the user's program: `inner`, or a CompiledProgram of `inner`.
         """
         parallel = getattr(program, "_parallel", None)
         runs = inner if parallel is None else parallel.rewritten()
@@ -287,7 +287,7 @@ class Engine:
         if parallel is not None and prepared.step.plan.rng:
             return  # the seed of the replicas' program is that of the user's when it is prepared
         own, step = weakref.proxy(self), prepared.step
-        found = Repeat.of(
+        found = FastPath.of(
             program,
             inner,
             scope,
@@ -298,7 +298,7 @@ class Engine:
             lambda scope: own._key(runs, scope, step),
         )
         if found is not None:
-            self.repeats.add(found, scope)
+            self.fast_paths.add(found, scope)
 
     def _read(
         self,

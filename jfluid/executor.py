@@ -91,9 +91,9 @@ class Executor:
             return outputs
         try:
             if return_numpy and not use_prune:
-                repeat = self.engine.repeats.find(program, fetch_list, scope)
-                if repeat is not None:
-                    values = repeat.run(program, feed, fetch_list, scope, return_merged)
+                path = self.engine.fast_paths.find(program, fetch_list, scope)
+                if path is not None:
+                    values = path.run(program, feed, fetch_list, scope, return_merged)
                     if values is not None:
                         return values
             given, parallel = resolved(program)
@@ -106,7 +106,7 @@ class Executor:
                 )
                 found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
                 if return_numpy and not use_prune and prepared.repeats == 1:
-                    self.engine.repeat(program, given, feed, scope, fetch_list, prepared)
+                    self.engine.keep_fast_path(program, given, feed, scope, fetch_list, prepared)
             return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error, resolved(program)[0])) is not None:

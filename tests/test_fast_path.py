@@ -294,5 +294,5 @@ def test_the_table_is_bounded_and_keeps_no_scope():
         scopes.append(weakref.ref(scope))
         del scope
     gc.collect()
-    assert len(exe.engine.repeats._all) <= fast_path._MOST
+    assert len(exe.engine.fast_paths._all) <= fast_path._MOST
     assert not any(scope() for scope in scopes)

@@ -23,7 +23,7 @@ from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
-UNROLLED = 4  # a loop of at most so many iterations, if known while tracing, is unrolled
+UNROLLED = 4  # most iterations of a loop of known length that is unrolled
 # The same where shapes in its body differ by iteration.
 UNROLLED_FOR_SHAPES = 64
 _WRITTEN_FOR_SHAPES = 4096  # the same, of loops within loops, all together
@@ -92,8 +92,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
     if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
         if all(bool(np.all(c)) for c in conditions):
             return _chosen(lowering.block(block, env), writes)
-        # The branch of `layers.cond` that is not taken: select_input, whose index is known too, is
-        # given something for it, and does not look.
+        # The branch of `layers.cond` that is not taken: select_input does not read it, since the index is known, too.
         return {
             n: jnp.zeros((), block.find_var_recursive(n).np_dtype)
             for n in writes
@@ -354,7 +353,7 @@ def _loop(
             return step(values, i), None
         active = jnp.all(rows_of(values[condition]))
         after = step(values, i, active)
-        # Arrays are not selected, which would copy them: they were written only where active.
+        # Arrays are not selected, which would copy the buffers: the body writes them if `active` only.
         return {
             n: a if n in arrays else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
             for n, a in after.items()
@@ -491,7 +490,7 @@ def run_program(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     return _chosen(found, names)
 
 
-# What lowers each operator that is declared without a function (jfluid/ops/structure.py).
+# The lowering of each operator that is declared without a function (jfluid/ops/structure.py).
 STRUCTURES = {
     "conditional_block": conditional_block,
     "conditional_block_infer": conditional_block,

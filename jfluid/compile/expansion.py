@@ -5,7 +5,7 @@ import sys
 from jfluid import errors
 from jfluid.ir.operator import Operator
 
-# operators of one trace: so many for each of the program's, and what the smallest program may have
+# most operators of a trace: for each operator of the program, and for the smallest program
 _FACTOR, _LEAST = 256, 20_000
 _FRAMES = 60  # of Python, for tracing a block in a block
 _WRITTEN_OUT = 16  # bodies of loops within loops that are written out, all together

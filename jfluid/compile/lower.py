@@ -33,7 +33,7 @@ from jfluid.ops.repeated import Repeated
 from jfluid.ops.tensor_array import TensorArray
 
 Item = tuple[int, Operator, OpDef]
-# The position of an operator, after those of the operators in whose blocks it stands.
+# Positions of the operators around an operator, from the outermost on, then the operator's position.
 Path = tuple[int, ...]
 Known = Mapping[Path, Mapping[str, Any]]
 NOTHING: Known = MappingProxyType({})
@@ -71,20 +71,20 @@ class Lowering:
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
         # by place in `items`: the random numbers of operators, or keys of their own
         self.drawn: dict[int, Any] = {}
-        self.inner = False  # whether this is a block inside another
-        self.reversible = False  # whether gradients are taken through what is being lowered
-        self.path: Path = ()  # of the operator in whose block this is
+        self.inner = False  # True for an inner block
+        self.reversible = False  # True while gradients are taken through the operators
+        self.path: Path = ()  # path of the operator that has this block
         self.here: Path = ()  # of the current operator
-        self.loops: Mapping[str, Any] = {}  # what is known of the loops in the current operator
+        self.loops: Mapping[str, Any] = {}  # known bounds of the loops in the current operator
         self.counting = control.NOT_COUNTING
         # by the identity of an operator: its first row in the table of refusals, and its rules
         self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
-        self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_dependencies`)
+        self.awaited: Mapping[int, list[str]] = {}  # gradients that updates wait for (see `update_dependencies`)
         # places of gradients of tables that are rows (`table_gradients`)
         self.of_rows: Set[int] = frozenset()
-        # what the operations of an operator are called in the trace
+        # name scope of an operator in the trace
         self.scope: Callable[[int, Operator], str] = lambda position, op: op.type
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
         self._parts: dict[str, tuple[Any, Any]] = {}  # their values, and as parts
@@ -143,7 +143,7 @@ class Lowering:
             if self._parts.get(name, (None,))[0] is not rate:
                 self._parts[name] = rate, scalars.part(rate)
             rate = self._parts[name][1]
-        # A copied vector costs less than kernels that compute what they wait for once more.
+        # A copy of a vector costs less than kernels that compute the awaited gradients again.
         waits = jnp.ndim(env[op.input("Param")[0]]) > 1
         values = [env[n] for n in self.awaited.get(at, ()) if n in env and waits]
         return env | {name: update_dependencies.after(rate, values)}

@@ -200,7 +200,7 @@ def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
             continue
         found.append(item)
         if not op.sub_blocks() and not definition.carries:
-            wanted -= written  # it does not matter what they held before
+            wanted -= written  # their earlier values are overwritten
         wanted |= (reads_of(op) | set(op.input_arg_names)) - {EMPTY_NAME}
     return found[::-1]
 

@@ -75,7 +75,7 @@ def lower(
     on_cpu = on_gpus is False
     if on_cpu:
         lowering.awaited = update_dependencies.awaited(items)
-    # What is watched belongs to the trace that it was found in.
+    # Watched values belong to the trace of the operators.
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
 
 

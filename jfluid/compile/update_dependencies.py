@@ -33,7 +33,7 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
             parameters, and a gradient with a second reader does not become part of a kernel.
     """
     found: dict[int, list[str]] = {}
-    beside: dict[str, list[str]] = {}  # parameter -> those gradients, so far
+    beside: dict[str, list[str]] = {}  # parameter -> the gradients found so far
     for at, (_, op, definition) in enumerate(items):
         if definition.forward is not None:
             if of_filters and not definition.forward.convolves:

@@ -66,7 +66,7 @@ class DataParallel:
 
                 endpoints = (
                     self.build.trainers_endpoints
-                    or self.program._trainers_endpoints  # what transpile was given
+                    or self.program._trainers_endpoints  # the argument of transpile
                     or processes.endpoints()
                     or RoleVariables.from_env().trainer_endpoints
                 )
@@ -110,7 +110,7 @@ class DataParallel:
             lambda: DataParallel(program, self.build, self.execution, self.places, sums),
         )
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
-        found.program = program  # which may be an equal one with another seed
+        found.program = program  # an equal program may have a different seed
         return found
 
     def for_feed(self, feed: Any) -> "DataParallel":

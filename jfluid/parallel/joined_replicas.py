@@ -85,7 +85,7 @@ class JoinedReplicas(OneDevice):
         every = [phase for group in groups for phase in group]
         ops = [op for p in every if not p.per_replica for _, op, _ in p.items]
         by_updates = {n for op in ops for n in [*op.input_arg_names, *op.output_arg_names]}
-        # what the replicas of another program may have for themselves
+        # values that may differ by replica in a different program
         others = {n for n in plan.state if not isinstance(plan.block.vars.get(n), Parameter)}
         others -= by_updates
         try:
@@ -261,7 +261,7 @@ class JoinedReplicas(OneDevice):
             return value
         stacked = PER_REPLICA.get(value)
         if stacked is None and name in self._own:
-            # on its device, as what a step gives: XLA compiles once for both
+            # on its device, as a step's results: XLA compiles once for both
             stacked = jax.device_put(np.stack([np.asarray(value)] * self._replicas), self.device)
         return value if stacked is None else _OwnValues(None, stacked)
 

@@ -47,7 +47,7 @@ def outputs(
     plain = [jax.tree.map(_values, v, is_leaf=_is_own) for v in given]
     try:
         outs = ragged_dispatch.call(definition, plain, kwargs)
-    except Unknown:  # of the rows of all: a replica asks for its own
+    except Unknown:  # the operator asks for values, which differ by replica
         return None
     if sums_examples(definition):
         return outs

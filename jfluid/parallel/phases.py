@@ -103,7 +103,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
     """Move operators that do not depend on an update before it, so that there are few phases."""
     phases = [Phase([], True)]
     updated: set[str] = set()  # names that phases over whole arrays have written so far
-    touched: set[str] = set()  # names that they have read
+    touched: set[str] = set()  # names that phases over whole arrays have read
     for item in items:
         op = item[1]
         reads, writes = reads_of(op), writes_of(op)
@@ -124,7 +124,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
 
 
 def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
-    # Names whose values differ by replica: they depend on the feeds or on random numbers.
+    # Names of values that differ by replica: the values depend on feeds or on random numbers.
     differ = {n for n in plan.feeds if not plan.block.vars[n].persistable}
     known = set(plan.feeds) | set(plan.state)
     written: list[set[str]] = []

@@ -251,7 +251,7 @@ class PipelineStep(Step):
         parts = self._parts(env)
         runs: dict[str, list[CompiledSegment]] = {}
         for kind, segment in zip(sections.kinds, self.segments):
-            assert isinstance(segment, CompiledSegment)  # sections refuse those of the host
+            assert isinstance(segment, CompiledSegment)  # sections refuse host operators
             runs.setdefault(kind, []).append(segment)
         for segment in runs.get("once", []):
             env.update(zip(segment.gives, self._call(segment, env, key)))

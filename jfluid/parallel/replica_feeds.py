@@ -114,7 +114,7 @@ class Stacker:
         self._buckets = SlotBuckets(joins)
         self._uneven = uneven  # whether arrays of different shapes are left `Uneven`, or refused
         self._agree = agree  # whether all processes must pad alike
-        self._joins = joins  # replicas of which slots are joined; None where they are not
+        self._joins = joins  # number of replicas with joined slots; None without joined slots
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...].

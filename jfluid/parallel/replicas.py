@@ -63,7 +63,7 @@ class Replicas(Placement):
         self.on_gpus = self._devices[0].platform != "cpu"
         # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
         # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
-        # they only exchange gradients, whose shapes are equal.
+        # processes exchange gradients only, and these have equal shapes.
         self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or self.on_gpus))
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
@@ -130,14 +130,13 @@ class Replicas(Placement):
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         for name, value in zip(segment.kept, kept):
-            if isinstance(value, _Apart):
+            if isinstance(value, _HostParts):
                 raise errors.UnsupportedError(
                     f"{name}: an operator of the host gives a {type(value[0]).__name__} in each "
                     "replica, which only operators of the host may read then: run the program on "
                     "one device"
                 )
-        # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a
-        # time.
+        # Replicas wait for each other in XLA's thread pool: two programs at a time can deadlock it.
         jax.block_until_ready(Replicas._running)
         self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
         try:
@@ -194,7 +193,7 @@ class Replicas(Placement):
         if stacked:
             parts = [{n: _fed(own[n]) for n in stacked} for own in found]
             env.update(self.sharding.spread(self._host_stacker.stack(parts)))
-        env.update((n, _Apart(own[n] for own in found)) for n in per_replica if n not in stacked)
+        env.update((n, _HostParts(own[n] for own in found)) for n in per_replica if n not in stacked)
         env.update(self.sharding.place({n: found[0][n] for n in gives if n not in per_replica}))
 
     # ---- tracing ----
@@ -360,7 +359,7 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
     return value.reshape(repeats, -1, *value.shape[1:])
 
 
-class _Apart(list[Any]):
+class _HostParts(list[Any]):
     """Values of a host operator for each replica of this process that stay on the host, such as arrays of tensors."""
 
 
@@ -383,7 +382,7 @@ def _shape(value: Any) -> Any:
 
 def _divided(value: Any, count: int) -> list[Any]:
     """Return the parts of a stacked value on each of the `count` replicas of this process."""
-    if isinstance(value, _Apart):
+    if isinstance(value, _HostParts):
         return list(value)
     own = jax.tree.map(_shards, value)
     return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]

@@ -129,7 +129,7 @@ def apart(value: Any, replicas: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (replicas, *jnp.shape(leaf))), value)
 
 
-class JoinedLowering(Lowering):
+class VmappedLowering(Lowering):
     """Traces the operators of all replicas.
 
     Args:
@@ -170,7 +170,7 @@ class JoinedLowering(Lowering):
                 env[name], self.kinds[name] = number, Kind.REPLICATED
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
-        # a copy: an operator may overwrite what it reads
+        # a copy: an operator may overwrite its inputs
         self._reads = {n: self.kinds[n] for n in op.input_arg_names}
         self._followed = self.kinds.follow(at)
         if Kind.SUMMED in self._reads.values() and at not in self.kinds.pairs:
@@ -188,7 +188,7 @@ class JoinedLowering(Lowering):
             for slot, v in inputs.items()
         }
         found = jax.vmap(
-            lambda given: super(JoinedLowering, self)._refused(op, rules, given, attrs),
+            lambda given: super(VmappedLowering, self)._refused(op, rules, given, attrs),
             in_axes=(axes,),
             axis_size=self._replicas,
         )(inputs)
@@ -286,7 +286,7 @@ class JoinedLowering(Lowering):
     def _store(self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]) -> None:
         super()._store(op, definition, outs, env)
         for name, kind in self._followed.items():
-            # what is known while tracing is the same for all
+            # values known while tracing are the same for all replicas
             known = name in env and all(map(is_static, jax.tree.leaves(env[name])))
             self.kinds[name] = Kind.REPLICATED if known and kind is Kind.PER_REPLICA else kind
 
@@ -308,7 +308,7 @@ def run(
     Args:
         stacked: names of the values that are stacked.
     """
-    lowering = JoinedLowering(items, key, watch, known, replicas=replicas, apart=stacked)
+    lowering = VmappedLowering(items, key, watch, known, replicas=replicas, apart=stacked)
     lowering.refusals = refusals
     lowering.run(env)
     return lowering.kinds

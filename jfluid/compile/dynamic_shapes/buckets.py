@@ -8,8 +8,8 @@ from jfluid.compile.runtime.padding import ladder
 Sizes = dict[str, int]
 _MOST = 9
 _COARSE, _FINE = 2, 4  # sizes of an octave
-# Batches that could have been as much smaller as they are, until a finer bucket is compiled for them;
-# twice as many for each one that there is already.
+# Waste, in whole batches, after which a finer bucket is compiled;
+# doubled by each finer bucket that exists.
 _PATIENCE = 16
 
 

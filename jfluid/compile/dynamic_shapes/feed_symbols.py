@@ -31,11 +31,11 @@ class Longer:
     by: int
 
 
-# A fed dimension: a constant size, names of symbols whose product it is, or one that is longer.
+# A fed dimension: a constant size, the names of the factors of a product, or a `Longer`.
 FedDim = int | tuple[str, ...] | Longer
 _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
-SMALLEST = 2  # programs treat a size of 1 in another way: it is broadcast
+SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ def same_params(operation: Operation) -> bool:
     ) and not any(hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr")
 
 
-_SHORT = 16  # elements of an array, each of which may follow from the sizes
+_SHORT = 16  # most elements of an array that may follow from the sizes, element by element
 _FLOATS: tuple[Callable[[Any], Any], ...] = (
     lambda n: n,
     lambda n: 1 / n,

@@ -46,14 +46,14 @@ from jfluid.compile.runtime.executable_cache import Beside
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.ops.ragged import Ragged
 
-_RULES = (rules, index_rules, loop_rules, window_rules)  # to import them registers their rules
-_EXACT_FIRST = 2  # shapes that are compiled as they are before any is padded
+_RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
+_EXACT_FIRST = 2  # shapes that are compiled without padding at first
 _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
-_NOT_LOWERED = "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
-_MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
+_NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
+_MOST_EXACT = 1024  # most remembered shapes without padding
 
 # `(donated, kept, key) -> (results, flags)`
 Call = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
@@ -403,7 +403,7 @@ class ShapeStream:
                 return traced.evaluate(bucket, true, arguments, self._platform, witness)
             except NoRule:
                 raise
-            except Exception as error:  # a size of 1 at a sample that is none at others, for one
+            except Exception as error:  # for example a size that is 1 at one sample only
                 text = f"its operators do not take padded sizes ({first_line(error)})"
                 raise NoRule(text) from error
 
@@ -446,7 +446,7 @@ class ExactShapes:
         return self._exact(donated, kept, key)
 
     def _note(self, feeds: Sequence[Any]) -> None:
-        # Replicas whose shares differ in their rows have rows without levels.
+        # The rows of replicas with uneven shares have no levels.
         arrays = [v.values if isinstance(v, Ragged) and not v.levels else v for v in feeds]
         if self._seen is None or not all(isinstance(v, np.ndarray | jax.Array) for v in arrays):
             self._seen = None  # sequences have buckets of their own

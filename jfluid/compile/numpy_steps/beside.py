@@ -14,7 +14,7 @@ from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
 from jfluid.compile.runtime import jax_caches
 
-_RULES = (elementwise, shapes, sums, indexing)  # to import them registers their rules
+_RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
 _PATIENCE = 0.1  # seconds for which a first step is interpreted before its compilation begins, too
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
@@ -71,8 +71,8 @@ class Beside:
         except NoRule:
             self._listing = None
             return None
-        # Results may share memory with arguments and with each other. JAX takes NumPy arrays as they lie, and XLA may
-        # overwrite them: each gets memory of its own.
+        # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
+        # overwrite the memory: each result is copied.
         placed = jax.device_put([np.array(v) for v in found], self._device)
         return jax.tree.unflatten(self._results, placed)
 

@@ -10,7 +10,7 @@ from jfluid.compile.numpy_steps.interpreter import RULES, rule
 from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
-_FEW_TAPS = 32  # a depthwise window of at most so many elements is a loop over them
+_FEW_TAPS = 32  # most elements of a depthwise window that a loop computes
 
 
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:

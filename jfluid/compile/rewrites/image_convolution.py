@@ -14,13 +14,13 @@ from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TracedValue, channels_last
 from jfluid.ops import windows
 
-# Images of up to so many channels are convolved several columns at a time: XLA gathers the windows
+# Images of few channels are convolved several columns at a time: XLA gathers the windows
 # of an image row by row, and slowly where a row of a window is short.
 _FEW_CHANNELS = 4
 # The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
-# fast where they are a multiple of a vector.
+# fast if the number of examples is a multiple of a vector.
 _VECTOR = 8
-# An image so many times as large as its convolution is mostly borders to what goes back through it.
+# From this ratio of an image's size to its convolution's, a gradient mostly reads borders.
 _BORDER = 1.75
 _MOST_PARTS = 8 << 20  # float32 that farther caches hold
 # The order that XLA's products want filters in, by their rank: windows, in, out. No other is used but
@@ -145,7 +145,7 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
     kernel, pads = w.shape[2:], params["padding"]
     sizes = [n + low + high - k + 1 for n, k, (low, high) in zip(grad.shape[1:], kernel, pads)]
     axes, channels = range(1, grad.ndim - 1), grad.ndim - 1  # of the parts
-    # What each position gives to each place of its window; the result is the sum of all that overlap.
+    # The products of each position with each place of its window; overlapping products are summed.
     if _many_filters(grad, w.shape[0], kernel, params):
         if w.held:
             # [*kernel, in, batch, ...]: a product of the filter as it is held
@@ -228,7 +228,7 @@ def _product_of_windows(x: Array, grad: Array, kernel: Sequence[int], held: bool
     if given:
         columns = jnp.stack(taps, axis=-1)  # [batch, ..., in, kernel]
         return _dot(grad, columns, (positions, positions), params).reshape(filters, channels, *kernel)
-    columns = jnp.stack(taps)  # [kernel, in, batch, ...]: what the product wants to read
+    columns = jnp.stack(taps)  # [kernel, in, batch, ...]: the layout that the product reads
     return _dot(columns, grad, (tuple(range(2, columns.ndim)), positions), params).reshape(*kernel, channels, filters)
 
 

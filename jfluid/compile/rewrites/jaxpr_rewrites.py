@@ -22,7 +22,7 @@ from jfluid.compile.rewrites.primitives import AWAITED, CALLS
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import Broadcast, Order, TracedValue, inverse, permuted
 
-# The rewrites in the order in which they are asked. Each can be left out alone.
+# The rewrites, in order of precedence. Each can be left out alone.
 REWRITES: tuple[type[Rewrite], ...] = (
     ChannelSums,
     MatmulEpilogues,

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.slots import SlotBuckets, opened
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 
-Forms = dict[str, tuple[Any, ...]]
+Signatures = dict[str, FeedSignature | None]
 # one program, where each slot would be one
 _opened_there = Executables(lambda: jax.jit(lambda values: opened(values)))
 
@@ -22,11 +23,11 @@ class PlacedBatch:
 
     Attributes:
         values: by name, as segments take them (see `SlotBuckets.join`).
-        forms: what a compiled step relies on of each tensor.
+        signatures: the signature of each tensor.
     """
 
-    def __init__(self, values: Mapping[str, Any], forms: Forms, device: jax.Device):
-        self.values, self.forms, self.device = values, forms, device
+    def __init__(self, values: Mapping[str, Any], signatures: Signatures, device: jax.Device):
+        self.values, self.signatures, self.device = values, signatures, device
         self._opened: Mapping[str, Any] | None = None
 
     def value(self, name: str) -> Any:
@@ -58,9 +59,9 @@ class DeviceTensor(LoDTensor):
         self._batch = None
 
     @property
-    def form(self) -> tuple[Any, ...] | None:
-        """The form of the value on the device that a compiled step relies on; None after the tensor was set."""
-        return None if self._batch is None else self._batch.forms[self._name]
+    def signature(self) -> FeedSignature | None:
+        """The signature of the value on the device; None after the tensor was set."""
+        return None if self._batch is None else self._batch.signatures[self._name]
 
     def device_value(self) -> Any:
         """Return the array or `Ragged` on the device, or None after the tensor was set."""
@@ -76,7 +77,7 @@ def batch_of(feed: Mapping[str, Any]) -> PlacedBatch | None:
     if set(map(type, values)) != {DeviceTensor}:
         return None
     (batch, *others) = set(map(_BATCH, values))
-    if others or batch is None or len(feed) != len(batch.forms):
+    if others or batch is None or len(feed) != len(batch.signatures):
         return None
     return batch if list(map(_NAME, values)) == list(feed) else None
 
@@ -89,7 +90,7 @@ class FeedPlacer:
 
     def __init__(self) -> None:
         self._buckets = SlotBuckets()
-        self._forms: Forms = {}
+        self._signatures: Signatures = {}
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """Return the batch with its values on the device. The caller must not keep the arrays of `batch`."""
@@ -98,16 +99,15 @@ class FeedPlacer:
         if not reads_host_memory(device):
             with jax.enable_x64(True):
                 values = jax.device_put(values, device)
-        forms = {name: _form(tensor) for name, tensor in batch.items()}
-        if forms != self._forms:
-            self._forms = forms
-        found = PlacedBatch(values, self._forms, device)
+        signatures = {name: _on_device(signature_of(tensor)) for name, tensor in batch.items()}
+        if signatures != self._signatures:
+            self._signatures = signatures
+        found = PlacedBatch(values, self._signatures, device)
         return {name: DeviceTensor(name, tensor, found) for name, tensor in batch.items()}
 
 
-def _form(tensor: LoDTensor) -> tuple[Any, ...]:
-    shape = tensor.value.shape
-    return tensor.value.dtype, shape[1:] if tensor._lod else shape, len(tensor._lod)
+def _on_device(signature: FeedSignature | None) -> FeedSignature | None:
+    return signature and signature._replace(kind=DeviceTensor)
 
 
 def reads_host_memory(device: jax.Device) -> bool:

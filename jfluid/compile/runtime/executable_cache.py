@@ -26,14 +26,14 @@ from jax.experimental import serialize_executable
 from jfluid import collector, environment, heap, kept_files
 from jfluid.compile.plan import Item, Plan
 from jfluid.compile.runtime import library_fusions
-from jfluid.compile.runtime.executable_prefetch import LoadedAhead
+from jfluid.compile.runtime.executable_prefetch import ExecutablePrefetch
 from jfluid.ir import schema
 from jfluid.ir.program import named
 from jfluid.ops import registry
 
 _LONG = 0.15  # seconds of tracing and compiling, after which there is memory to be given back
-MOST_FILES = 4096  # those that were read or written last stay
-# How names of machine code begin, and what of `functions.py` makes it known.
+MOST_FILES = 4096  # the most recently used files stay
+# Prefix of machine code's names -> the function of `functions.py` that registers it.
 _MACHINE_CODE = {
     b"jfluid_direct_convolution": "images_registered",
     b"jfluid_direct_channel": "images_registered",
@@ -45,7 +45,7 @@ _MACHINE_CODE = {
     b"jfluid_message": "messages_registered",
 }
 THREAD = "jfluid-keep"
-_ADDRESS = " at 0x"  # what says nothing about an object in another process
+_ADDRESS = " at 0x"  # in the `repr` of an object without an identity beyond the process
 _ENABLED = "jax_enable_compilation_cache"
 
 
@@ -275,19 +275,19 @@ def _machine() -> tuple[Any, ...]:
         platform.python_version(),
         platform.machine(),
         jaxlib.version.__version__,
-        sorted(lines) or platform.processor(),  # which asks a process of its own
+        sorted(lines) or platform.processor(),  # which starts a process
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     )
 
 
-class Kept(NamedTuple):
+class CachedExecutable(NamedTuple):
     """Contents of a file: an executable, and further results of tracing."""
 
     run: Any
     noted: Any
 
 
-def _load(path: Path, devices: Sequence[jax.Device]) -> Kept | None:
+def _load(path: Path, devices: Sequence[jax.Device]) -> CachedExecutable | None:
     """Read a file; return None if it does not exist or is damaged."""
     if (writing := _WRITING.get(path)) is not None:
         writing.join()
@@ -303,7 +303,7 @@ def _load(path: Path, devices: Sequence[jax.Device]) -> Kept | None:
     try:
         numbers, arguments, results, noted, payload = pickle.loads(body)
         if numbers != [device.id for device in devices]:
-            return None  # what comes after a startup program may run on more than it does
+            return None  # the next program may run on more devices than the startup program
         run = serialize_executable.deserialize_and_load(
             payload,
             jax.tree.structure(arguments),
@@ -312,11 +312,11 @@ def _load(path: Path, devices: Sequence[jax.Device]) -> Kept | None:
             execution_devices=devices,
         )
     except (jax.errors.JaxRuntimeError, pickle.UnpicklingError, ValueError):
-        return None  # another XLA wrote it, or for other processors
-    return Kept(run, noted)
+        return None  # written by an XLA of a different version, or for different processors
+    return CachedExecutable(run, noted)
 
 
-_AHEAD = LoadedAhead(_load)
+_AHEAD = ExecutablePrefetch(_load)
 _WRITING: dict[Path, threading.Thread] = {}  # the files that are being written
 
 
@@ -340,11 +340,11 @@ def _save_after(results: Any, file: _File, compiled: Any) -> None:
 
     def save() -> None:
         try:
-            with contextlib.suppress(RuntimeError):  # the next run has taken them, or the run failed
+            with contextlib.suppress(RuntimeError):  # the next run was donated the results, or the run failed
                 jax.block_until_ready(results)
             _save(file, compiled)
         finally:
-            _WRITING.pop(file.path, None)  # another thread may have written the same
+            _WRITING.pop(file.path, None)  # a second thread may have written the file
 
     _WRITING[file.path] = threading.Thread(target=save, name=THREAD)
     _WRITING[file.path].start()
@@ -354,8 +354,7 @@ def _save(file: _File, compiled: Any) -> None:
     """Write an executable to a file, with the structures of arguments and results, if XLA can serialize it."""
     try:
         payload = serialize_executable.serialize(compiled)[0]
-        # Trees of numbers in place of the structures themselves, which cannot be pickled where they
-        # have sequences.
+        # Trees of numbers in place of the structures, which cannot be pickled if they have sequences.
         structures = file.arguments, compiled.out_tree
         trees = [jax.tree.unflatten(s, range(s.num_leaves)) for s in structures]
         body = pickle.dumps((file.devices, *trees, file.noted, payload))

@@ -42,7 +42,7 @@ class _Load:
         return self._loaded
 
 
-class LoadedAhead:
+class ExecutablePrefetch:
     """Prefetcher of the executable that follows a startup program.
 
     Args:
@@ -51,7 +51,7 @@ class LoadedAhead:
 
     def __init__(self, load: Load):
         self._load = load
-        self._note: Path | None = None  # the file that names what comes after the startup program
+        self._note: Path | None = None  # the file that names the executable after the startup program
         self._named = b""
         self._pending: _Load | None = None
 

@@ -24,12 +24,12 @@ FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of
 # code XLA itself knows the size on GPUs only.
 _EACH, _FOR_PLACES = 200 << 10, 300
-_FEW = 8  # the latest ones stay, however large they are: a step needs its own
+_FEW = 8  # number of latest executables that always stay: a running step needs its executables
 _WORTH_GIVING_BACK = 32 << 20
 _MOST_BEGUN = 8  # forms of arguments that are interpreted
-_MOST_INTERPRETED = 256 << 20  # bytes of arguments, of which a few copies are made
-# Code and data of an executable lie in 4 to 200 mappings of memory, of which Linux gives a process 65,530. How many
-# there are is looked up each so many executables.
+_MOST_INTERPRETED = 256 << 20  # most bytes of arguments to interpret: the interpreter copies arguments
+# Code and data of an executable lie in 4 to 200 mappings of memory, and Linux gives a process 65,530. The number
+# in use is looked up after each `_LOOK_AT_MAPPINGS` executables.
 _LOOK_AT_MAPPINGS = 16
 _MAPPINGS, _MOST_MAPPINGS = "/proc/self/maps", "/proc/sys/vm/max_map_count"
 
@@ -151,7 +151,7 @@ class Executables:
         self._begun = LruCache[Beside](_MOST_BEGUN)
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
-        # where the forms of several differ, and each of them by what it has there
+        # the places where the forms differ, and the executables by their forms at these places
         self._differ: list[Place] = []
         self._found: dict[Form, Executable] = {}
 
@@ -163,9 +163,9 @@ class Executables:
             found.used = True
             try:
                 return found.run(*arguments)
-            except (TypeError, ValueError):  # it has not run: the arguments are not its own
+            except (TypeError, ValueError):  # it has not run: the arguments have a different form
                 if found.forms == _forms(arguments):
-                    self.forget(found)  # they lie elsewhere
+                    self.forget(found)  # the arguments are on a different device
         return self._run_other(arguments)
 
     def trace(self, *arguments: Any) -> Any:
@@ -261,7 +261,7 @@ def _few_mappings_are_left() -> bool:
         with open(_MOST_MAPPINGS) as most, open(_MAPPINGS) as there:
             return sum(1 for _ in there) > int(most.read()) * 3 // 4
     except OSError:
-        return False  # another system
+        return False  # not Linux
 
 
 def _bytes(arguments: Arguments) -> int:

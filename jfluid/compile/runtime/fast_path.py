@@ -9,22 +9,19 @@ import numpy as np
 from jfluid import flags
 from jfluid.compile.runtime import slots
 from jfluid.compile.runtime.device_feeds import DeviceTensor, batch_of
+from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.fetches import Fetched, to_numpy
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.step import Step
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
-from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
 
 _MOST = 16  # repeated steps that are kept ready
 
-# What feeds that a step takes alike have in common.
-Form = tuple[Any, ...]
 
-
-class Repeat:
-    """A repeated step: the same program, scope and fetches, feeds of the same names and forms.
+class FastPath:
+    """A repeated step: the same program, scope and fetches, feeds of the same names and signatures.
 
     Everything that a step has to look up is known then. A step of XLA evicts the host's code from
     the core's caches, so that with small steps every function call counts.
@@ -62,9 +59,9 @@ class Repeat:
         self._count = len(feed)
         self._slots = slots.of(feed, step.placement.replicas)
         joined = {name for each in self._slots for name in each.names}
-        self._feeds = [(n, _form(v)) for n, v in feed.items() if n not in joined]
+        self._feeds = [(n, _signature(v)) for n, v in feed.items() if n not in joined]
         batch = batch_of(feed)
-        self._forms = None if batch is None else batch.forms
+        self._signatures = None if batch is None else batch.signatures
         self._as_it_is = fetched is None and all(type(v) is np.ndarray for v in feed.values())
         self._segment, self._placement = step.whole, step.placement
         self._fetched, self._key = fetched, key if step.plan.rng else None
@@ -82,10 +79,10 @@ class Repeat:
         step: Step,
         fetched: Callable[[Sequence[Any]], list[Fetched]] | None,
         key: Callable[[Scope], Any],
-    ) -> "Repeat | None":
+    ) -> "FastPath | None":
         """Return the fast path of a step that has run, or None if the step has none.
 
-        A step has a fast path if it is one XLA segment, with fetches in a flat list and feeds that have a form.
+        A step has a fast path if it is one XLA segment, with fetches in a flat list and feeds that have a signature.
         """
         given = feed if fetched is not None else _only(feed)
         plain = (
@@ -94,7 +91,7 @@ class Repeat:
             and all(isinstance(f, (Variable, str)) for f in fetch_list)
             and type(given) is dict
             and given.keys() == set(step.plan.feeds)
-            and all(_form(v) is not None for v in given.values())
+            and all(_signature(v) is not None for v in given.values())
         )
         if not plain or step.whole is None:
             return None
@@ -120,16 +117,16 @@ class Repeat:
         for fetch, before in zip(fetch_list, self.fetch_list):
             if fetch is not before:
                 return None
-        batch = None if self._forms is None else batch_of(feed)
+        batch = None if self._signatures is None else batch_of(feed)
         if batch is None:
-            for name, form in self._feeds:
+            for name, signature in self._feeds:
                 value = feed.get(name)
                 if type(value) is np.ndarray:
-                    if form != (value.dtype, value.shape):
+                    if signature != (np.ndarray, value.dtype, value.shape, 0):
                         return None
-                elif _form(value) != form:
+                elif _signature(value) != signature:
                     return None
-        elif batch.forms is not self._forms and batch.forms != self._forms:
+        elif batch.signatures is not self._signatures and batch.signatures != self._signatures:
             return None
         state = self._state()
         if state is None or state.scope() is not scope or state.stale() or flags.changes() != self._flags:
@@ -160,24 +157,24 @@ class Repeat:
         return self._placement.enter_again({n: feed[n] for n, _ in self._feeds}, batches)
 
 
-class Repeats:
+class FastPaths:
     """Table of the fast paths of an engine: the latest step of each program, fetch list and scope."""
 
     def __init__(self) -> None:
-        # A Repeat holds the program and the fetches of its key, so that their ids stay theirs.
-        self._all: LruCache[Repeat] = LruCache(_MOST)
+        # A FastPath holds the program and the fetches of its key, so that their ids stay theirs.
+        self._all: LruCache[FastPath] = LruCache(_MOST)
 
-    def find(self, program: Any, fetch_list: Any, scope: Scope) -> Repeat | None:
+    def find(self, program: Any, fetch_list: Any, scope: Scope) -> FastPath | None:
         """Return the repeated step of a program, or None."""
         if type(fetch_list) is not list:
             return None
         return self._all.get((id(program), id(scope), *map(id, fetch_list)))
 
-    def add(self, repeat: Repeat, scope: Scope) -> None:
+    def add(self, path: FastPath, scope: Scope) -> None:
         """Keep a repeated step in place of the one with its program, fetches and scope."""
-        key = (id(repeat.program), id(scope), *map(id, repeat.fetch_list))
+        key = (id(path.program), id(scope), *map(id, path.fetch_list))
         self._all.pop(key, None)
-        self._all.get_or_make(key, lambda: repeat)
+        self._all.get_or_make(key, lambda: path)
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -189,21 +186,5 @@ def _only(feed: Any) -> Any:
     return feed[0] if type(feed) is list and len(feed) == 1 else feed
 
 
-def _form(value: Any) -> Form | None:
-    """Return the properties that a checked feed must keep, or None for a feed that is checked each time.
-
-    A lod that does not describe its rows has no form.
-    """
-    if type(value) is np.ndarray:
-        return value.dtype, value.shape
-    if type(value) is DeviceTensor:
-        return (DeviceTensor, *value.form) if value.form else None
-    if type(value) is not LoDTensor or type(array := value.value) is not np.ndarray:
-        return None
-    if not value._lod:
-        return LoDTensor, array.dtype, array.shape
-    rows, levels = array.shape[0], value._lod
-    plain = len(levels) == 1 and levels[0][-1] == rows
-    if rows >= 2**31 or not (plain or value.has_valid_recursive_sequence_lengths()):
-        return None
-    return LoDTensor, array.dtype, array.shape[1:], len(levels)
+def _signature(value: Any) -> FeedSignature | None:
+    return value.signature if type(value) is DeviceTensor else signature_of(value)

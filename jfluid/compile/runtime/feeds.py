@@ -64,7 +64,7 @@ def own(value: Any) -> Any:
 
 
 def _checked(var: Variable, value: Any) -> Any:
-    if isinstance(value, DeviceTensor) and value.form:
+    if isinstance(value, DeviceTensor) and value.signature:
         _checked_array(var, value.value)
         return value
     if isinstance(value, LoDTensor):
@@ -95,7 +95,7 @@ def _checked_array(var: Variable, value: Any) -> Any:
             f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
             f'convert it with .astype("{var.np_dtype}")'
         )
-    if not var.need_check_feed:  # declared by `layers.data`, whose shape binds no feed
+    if not var.need_check_feed:  # declared by `layers.data`, where the shape does not bind feeds
         return value
     if var._shape is not None and set(var._shape[value.ndim :]) == {1}:
         value = value.reshape([*value.shape, *var._shape[value.ndim :]])

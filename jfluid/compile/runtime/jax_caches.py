@@ -14,14 +14,14 @@ from typing import Any
 
 import jax
 
-MOST_TRACED = 2048  # functions, with those that they call 17 KB each
+MOST_TRACED = 2048  # functions of 17 KB each, called functions included
 MOST_COMPILED = 128
 _TRACED, _COMPILED = "jaxpr_trace_duration", "backend_compile_duration"  # how JAX's events end
 _LIBRARIES = ("jax.", "jfluid.")  # modules
 _JITTED: type[Any] = type(jax.jit(lambda: 0))
 
 _lock, _ours = threading.Lock(), threading.local()
-_counts = {_TRACED: 0, _COMPILED: 0}  # since they were forgotten
+_counts = {_TRACED: 0, _COMPILED: 0}  # since the caches were cleared
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class LruCache(OrderedDict[Hashable, T]):
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key; `make` creates it if it is absent."""
-        with contextlib.suppress(KeyError):  # another thread may drop it
+        with contextlib.suppress(KeyError):  # a second thread may drop it
             self.move_to_end(key)
             return self[key]
         made = self[key] = make()

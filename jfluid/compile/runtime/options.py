@@ -25,14 +25,14 @@ _FEW_NUMBERS = 1 << 20
 # with the square of the program: six times as much for 3000 operators.
 _SMALL: dict[str, str | int] = {"xla_cpu_use_fusion_emitters": False}
 _FEW = 1000  # operators of a small program
-# XLA divides a program into 32 parts for LLVM, each of which costs a millisecond however small it is.
+# XLA divides a program into 32 parts for LLVM. Each part costs a millisecond, however small it is.
 _PARTS = "xla_cpu_parallel_codegen_split_count"
 # Numbers below 1.2e-38 are zero on GPUs, as they are in XLA's programs for CPUs and in additions of CUDA to a
-# place in memory. Where they are not, XLA adds a row to a table by comparing and exchanging each number
-# until nobody else has changed it: for thousands of times the same id, each after the other.
+# place in memory. Otherwise XLA adds a row to a table by compare-and-exchange of each number: thousands of additions to
+# the same id run one after the other.
 _ADDS: dict[str, str | int] = {"xla_gpu_ftz": True}
 _DETERMINISTIC = "FLAGS_cudnn_deterministic"  # its steps on GPUs give the same bits each time
-_KNOWN = (0, 12)  # the last version of JAX of whose XLA it is known that it has these
+_KNOWN = (0, 12)  # the last version of JAX with an XLA that is known to have these options
 _ONLY_EMITTERS = (0, 11)  # from this version on XLA has no other way
 
 
@@ -48,7 +48,7 @@ def options(
     """
     given = environment.text("XLA_FLAGS", "")
     if device.platform != "cpu":
-        # No others: steps that were compiled for an H200 with and without XLA's latency hiding
+        # No further options: steps compiled for an H200 with and without XLA's latency hiding
         # had the same schedule, and gradients come in buckets that no threshold combines further.
         found: dict[str, str | int] = dict(_ADDS)
         if flags.get_flags(_DETERMINISTIC)[_DETERMINISTIC]:

@@ -32,7 +32,7 @@ from jfluid.ops.ragged import Ragged
 Env = dict[str, Any]
 # A segment's pure function `(donated, kept, key) -> (gives, flags)`.
 Function = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
-# `(values by name, key, true sizes) -> the values with those that a segment gives`, of one replica.
+# `(values by name, key, true sizes) -> the values with the segment's outputs`, of one replica.
 Computed = Callable[[Env, Any, Any], Env]
 
 
@@ -400,7 +400,7 @@ class Processes(OneDevice):
 
     pads = False
     exact_because = "processes of a collective job keep exact shapes"
-    _joins_slots = False  # each process has slots of its own sizes
+    _joins_slots = False  # the sizes of slots differ by process
 
     def lower(
         self,
@@ -448,7 +448,7 @@ class Processes(OneDevice):
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         if self.plan.segments[at].collective:
-            return self.compiled(at, fresh())  # which does the same for what all processes run
+            return self.compiled(at, fresh())  # CollectiveJit compiles ahead of time, too
         return super().executables(at, fresh, entry)
 
     def entry(
@@ -468,7 +468,7 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
     found = OneDevice(plan, device)
     found.held = filter_layouts.of(plan, device)
     if device.platform == "cpu" and plan.starts_anew:
-        # a startup program: what its filters will be convolved by is made while XLA compiles it
+        # a startup program: machine code for its filters is made while XLA compiles the program
         shapes = [plan.block.var_recursive(name).shape for name in plan.updated]
         image_convolution.expect(*([s for s in shapes if len(s) == rank] for rank in (4, 2)))
     return found
@@ -492,6 +492,6 @@ def _unwrapped(value: Any) -> Any:
 
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
     """Move values to their devices. NumPy arrays are copied, since users may change the arrays."""
-    # JAX takes an array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
+    # JAX does not copy an array at an address divisible by 64, even with `may_alias=False`.
     own = {n: aligned_memory.copied(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
     return jax.device_put(own, dict(homes))  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory
+from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.padding import MOST_NUMBERS, Buckets, Size, Sizes
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
@@ -83,12 +84,11 @@ class Slots:
     def __init__(
         self,
         names: Sequence[str],
-        dtype: np.dtype,
-        row: tuple[int, ...],
+        signature: FeedSignature,
         replicas: int | None = None,
     ):
         self.names, self._replicas = tuple(names), replicas
-        self._dtype, self._row = dtype, list(row)
+        self._dtype, self._row = signature.dtype, list(signature.shape)
         self._latest: tuple[list[bytes], Measured] | None = None  # the offsets of the latest batch
 
     def read(self, feed: Mapping[str, Any]) -> Batch | None:
@@ -120,7 +120,7 @@ class Slots:
         if list(map(_ROWS, lods)) != rows:
             return None
         packed, longest = list(map(_PACKED, lods)), list(map(_LONGEST, lods))
-        latest = self._latest  # another thread may change it
+        latest = self._latest  # a second thread may change it
         if latest is not None and latest[0] == packed:
             return latest[1]
         (size,) = set(map(len, packed))
@@ -146,14 +146,12 @@ def of(feed: Mapping[str, Any], replicas: int | None = None) -> list[Slots]:
     Args:
         replicas: as of `Slots`.
     """
-    kinds: dict[Any, list[str]] = {}
+    kinds: dict[tuple[FeedSignature, int], list[str]] = {}
     for name, value in feed.items():
-        if type(value) is LoDTensor and len(value._lod) == 1:
-            array = value.value
-            if type(array) is np.ndarray and array.ndim:
-                kind = array.dtype, array.shape[1:], len(value._lod[0])
-                kinds.setdefault(kind, []).append(name)
-    return [Slots(sorted(names), dtype, row, replicas) for (dtype, row, _), names in kinds.items()]
+        signature = signature_of(value)
+        if signature is not None and signature.levels == 1:
+            kinds.setdefault((signature, len(value._lod[0])), []).append(name)
+    return [Slots(sorted(names), signature, replicas) for (signature, _), names in kinds.items()]
 
 
 class Layout:
@@ -186,7 +184,7 @@ class Layout:
         return f"Layout{self._key}"
 
     def __reduce__(self) -> Any:
-        return Layout, self._key  # hashes of names are another process's own
+        return Layout, self._key  # hashes of names differ by process
 
     def holds(self, measured: Measured) -> bool:
         """Return True if the sequences of a batch fit a layout that `varies`."""
@@ -279,8 +277,7 @@ class SlotBuckets(Buckets):
         super().__init__()
         self._replicas = replicas
         self._slots: list[Slots] = []  # of the latest feed
-        # by the names of slots and how many sequences they have: the layouts of all sizes that are known
-        # for them alone, with the rows of each, the fewest first
+        # by the names of slots and their numbers of sequences: the known layouts, with their rows, in order of rows
         self._layouts: dict[Any, list[tuple[int, list[Layout]]]] = {}
         self._latest: tuple[list[Measured], list[Layout]] = [], []
 
@@ -332,7 +329,7 @@ class SlotBuckets(Buckets):
             return [Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches]
 
         found = layouts(sizes)
-        if len(sizes) == sum([len(b.names) for b in batches]):  # no other feeds change them
+        if len(sizes) == sum([len(b.names) for b in batches]):  # no further feeds change the sizes
             self._latest = [b.measured for b in batches], found
             key = tuple([(b.names, b.measured.number) for b in batches])
             if len(self._layouts) >= MOST_NUMBERS:

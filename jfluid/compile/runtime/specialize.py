@@ -81,7 +81,7 @@ class Specialized:
         self._items = placement.plan.segments[at].ops
         self._refusals = Refusals(self._items) or None
         reads = self._refusals.reads if self._refusals else set()
-        # one that is fed may hold others (`slots.Joined`)
+        # a fed value may hold several variables (`slots.Joined`)
         wanted = reads | set(placement.plan.feeds)
         self._refused_by = [(i, n) for i, n in enumerate(self._names) if reads and n in wanted]
         self.plain = placement.executables(at, lambda: function({}), entry)
@@ -168,7 +168,7 @@ class Specialized:
         else:
             items = before(self._items, position, {need.name.removeprefix(LONGEST)})
         if items or need.name.startswith(LONGEST):
-            # of fed sequences too: each replica has its own longest one
+            # also for fed sequences: the longest sequence differs by replica
             value = self._first(need, items, known, values, key)
             return self._placement.known(self._at, need.name, value, True)
         value = known_part(dict(zip(self._names, values))[need.name])

@@ -24,7 +24,7 @@ from jfluid.compile.runtime.step_state import StepState
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
-_BYTES = 10 << 10  # of Python objects for each operator, half of them of the program
+_BYTES = 10 << 10  # bytes of Python objects for each operator, half of the bytes in the program
 
 
 class _Noted:
@@ -63,7 +63,7 @@ class CompiledSegment:
         self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
         # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order,
-        # and a value in another variable's buffer costs a copy.
+        # and a value in a different variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
         self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
@@ -89,7 +89,7 @@ class CompiledSegment:
             run.__name__ = run.__qualname__ = name
             return run
 
-        # What is watched is known from tracing.
+        # Tracing finds the watched values.
         names = (self.donated, self.kept, self.gives)
         self._entry = None if check_finite else placement.entry(at, names, _Noted(own))
         self.items, self._name = segment.ops, name
@@ -183,7 +183,7 @@ class CompiledSegment:
                     )
                 value = self._placement.settled(name, value)
 
-            # Each name owns its buffer: one that is donated later must not be another's too.
+            # Each name owns its buffer: a buffer that is donated later must belong to one name.
             def own(leaf: Any) -> Any:
                 leaf = jnp.copy(leaf) if id(leaf) in entered else jnp.asarray(leaf)
                 entered.add(id(leaf))
@@ -216,7 +216,7 @@ class Step:
         donate: bool = True,
     ):
         self.plan, self.placement = plan, placement
-        # What is updated before the last segment that may refuse values must survive.
+        # Values updated before the last segment that may refuse must survive.
         self._last_refusing = _last_refusing(plan)
         self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
         self._check, self._name, self._donate = check_finite, name, donate

@@ -43,11 +43,11 @@ class StepState:
         )
         self.reads: list[tuple[str, LoDTensor]] = [(n, t) for n, t in tensors.items() if n not in placement.held]
         self._tensors = [tensor for _, tensor in self.reads]
-        # their values as the last step left them, and after them those of `_held`
+        # values of the tensors after the last step, then the values of `_held`
         self.seen: list[Any] = [_ABSENT] * len(tensors)
         self.writes: dict[str, LoDTensor] = {}
         self._wiring: tuple[list[Any], list[Any], list[Any], list[Any]] | None = None
-        self._unread: list[str] = []  # what is fed and not read; of `_wiring`
+        self._unread: list[str] = []  # feeds that the segment does not read; of `_wiring`
 
     def stale(self) -> bool:
         scope = self.scope()
@@ -125,7 +125,7 @@ class StepState:
             _refuse_absent(self.plan, absent)
         self._place([(n, t) for n, t in found if self._is_strange(n, t)])
         self._held.hold()
-        self._wiring = None  # it names those who held them before
+        self._wiring = None  # it holds the earlier holders
 
     def _place(self, strange: Sequence[tuple[str, LoDTensor]]) -> None:
         """Move values to their devices, all at once."""
