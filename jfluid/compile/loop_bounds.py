@@ -176,7 +176,7 @@ def _writes_inside(op: Operator, array: str) -> int:
             if writes and op.type == "while":
                 raise errors.UnsupportedError(
                     f"{array} is written in a loop within a loop, so that its size has no bound: "
-                    "write it in one loop, or stack what the inner one writes\n  " + other.callsite
+                    "write it in one loop, or stack the values that the inner loop writes\n  " + other.callsite
                 )
             found += writes
     return found

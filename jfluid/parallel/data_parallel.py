@@ -151,8 +151,8 @@ class DataParallel:
         if isinstance(feed, (list, tuple)):
             if len(feed) != self.replicas:
                 raise errors.FeedError(
-                    f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
-                    "or a single dict, which is divided among them"
+                    f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give a feed for each replica, "
+                    "or a single dict, which the replicas divide"
                 )
             parts = [_on_host(feeds.checked(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):

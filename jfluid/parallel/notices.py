@@ -48,7 +48,7 @@ def of_settings(execution: Any, platform: str) -> None:
     if "num_iteration_per_drop_scope" in execution._chosen:
         _warn(
             f"ExecutionStrategy.num_iteration_per_drop_scope={execution.num_iteration_per_drop_scope}: "
-            "XLA frees what a step made at the end of each step. For less memory use "
+            "XLA frees a step's memory at the end of each step. For less memory use "
             "BuildStrategy.ReduceStrategy.Reduce or fluid.optimizer.RecomputeOptimizer"
         )
 

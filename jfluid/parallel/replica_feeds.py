@@ -74,8 +74,8 @@ def the_same(name: str, parts: np.ndarray) -> np.ndarray:
 def uneven(error: Exception, replicas: int) -> errors.UnsupportedError:
     """Return the error of an operator that does not take the padding of uneven replicas."""
     return errors.UnsupportedError(
-        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
-        f"divide by {replicas}, or run the program on one device"
+        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches with a number of rows "
+        f"that {replicas} divides, or run the program on one device"
     )
 
 

@@ -120,7 +120,7 @@ def total(value: Any, kind: Kind, replicas: int) -> Any:
         rows, values = (v.reshape(-1, *v.shape[2:]) for v in (value.rows, value.values))
         return SelectedRows(rows, values, value.height, summed=True)
     if isinstance(value, Ragged):
-        raise TypeError("a gradient of what all replicas share has rows in sequences")
+        raise TypeError("the gradient of a value that all replicas share has rows in sequences")
     return value.sum(0, dtype=value.dtype) if kind is Kind.PER_REPLICA else value * replicas
 
 

@@ -128,8 +128,8 @@ class FeedSymbols:
                     continue
                 if len(own) > 1:
                     raise errors.FeedError(
-                        f"shape_buckets: dimension {at} of {name} is the product of other sizes that vary: give "
-                        "the sizes of those"
+                        f"shape_buckets: dimension {at} of {name} is a product of varying sizes: give "
+                        "the sizes of its factors"
                     )
                 found.setdefault(own[0], set()).update(sizes)
         return {symbol: sorted(sizes) for symbol, sizes in found.items()}

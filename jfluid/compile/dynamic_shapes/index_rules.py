@@ -114,7 +114,7 @@ def _dropped(run: Interpreter, operation: Operation, updates: Padded, places: Ar
     for column, i in enumerate(batch):
         if not is_constant(updates.dims[i]):
             if operation.params["mode"] != _DROPS:
-                raise NoRule("a scatter that does not drop what is out of bounds")
+                raise NoRule("a scatter that does not drop indices out of bounds")
             mask = along(run.sizes.mask(updates.dims[i]), column, places.ndim)
             places = jnp.where(mask, places, np.iinfo(places.dtype).max)
     return places

@@ -120,7 +120,7 @@ def _stack(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> 
 def _unstack(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
     (value,), axis = values, operation.params["axis"]
     if not is_constant(value.dims[axis]):
-        raise NoRule("as many results as a size that varies")
+        raise NoRule("a number of results that varies")
     dims = tuple(d for i, d in enumerate(value.dims) if i != axis)
     return [Padded(array, dims) for array in operation.bind(value.array)]
 

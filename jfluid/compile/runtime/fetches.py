@@ -112,14 +112,14 @@ def _merged(parts: list[Any], name: str) -> Any:
     """Concatenate the rows of all values in order."""
     if not all(isinstance(p, LoDTensor) for p in parts):
         raise errors.FetchError(
-            f"fetch {name}: each replica has its own {type(parts[0]).__name__}: fetch with "
-            "return_merged=False, which gives a list of them"
+            f"fetch {name}: the replicas have a {type(parts[0]).__name__} each: fetch with "
+            "return_merged=False, which gives a list of the values"
         )
     values = [np.atleast_1d(np.asarray(p.value)) for p in parts]
     if len({v.shape[1:] for v in values}) > 1:
         raise errors.FetchError(
             f"fetch {name}: replicas give shapes {[v.shape for v in values]}, which cannot be joined: "
-            "fetch with return_merged=False, which gives a list of them"
+            "fetch with return_merged=False, which gives a list of the values"
         )
     lod = []
     for levels in zip(*(p._lod for p in parts)):

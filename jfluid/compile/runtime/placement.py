@@ -435,7 +435,7 @@ class Processes(OneDevice):
                 raise errors.UnsupportedError(
                     f"{name}: shapes depend on its value, which differs by process "
                     f"({[other.tolist() for other in everywhere]}), but all processes run one "
-                    "program: give all of them the same"
+                    "program: give all processes the same value"
                 )
         return found
 
