@@ -1,7 +1,7 @@
-"""Operators with blocks inside: how each is lowered.
+"""Lowering of operators with blocks inside.
 
 Each function takes the lowering, the operator and the values by name, and returns the values of
-what the operator writes. It changes nothing else, so that gradients can be taken through it.
+the operator's outputs. It changes nothing else, so that gradients can be taken through it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ def counter(op: Operator) -> str:
 
 
 class OtherShape(errors.OpError):
-    """A variable changes its shape in a loop or a condition."""
+    """Error of a variable that changes its shape in a loop or a condition."""
 
 
 class BlockLowering(Protocol):
@@ -171,9 +171,9 @@ class _Block:
         """Return the outputs that have a value.
 
         Args:
-            values: of the outputs, before the block; others are those of the operator's place.
-            iteration: of a loop: uint32; its random numbers differ by it.
-            active: bool; arrays are written where it holds. None: in any case.
+            values: the outputs' values before the block; all further values come from the operator's environment.
+            iteration: uint32 number of a loop's iteration; random numbers differ by iteration.
+            active: bool; arrays are written if it is True. None: in any case.
         """
         found: Values = self._run(values, iteration, active)
         return found

@@ -17,11 +17,11 @@ from jfluid.ops.tensor_array import RankTable, TensorArray
 
 @dataclass(frozen=True)
 class Bound:
-    """A loop's iterations.
+    """Bound of a loop's iterations.
 
     Attributes:
-        most: their largest number.
-        exact: whether there are always so many.
+        most: largest number of iterations.
+        exact: True if the loop always runs `most` iterations.
     """
 
     most: int
@@ -30,7 +30,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class _Counter:
-    """An integer: the value of `base` at the start of the iteration plus `offset`."""
+    """Integer counter: the value of `base` at the start of the iteration plus `offset`."""
 
     base: str
     offset: int

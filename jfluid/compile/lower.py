@@ -43,14 +43,14 @@ LONGEST = "the longest sequence of "
 
 
 class Lowering:
-    """Traces operators over an environment of values by name.
+    """Lowering of operators over an environment of values by name.
 
     Args:
         items: the operators, in order.
         key: the step's random key; None when no operator draws.
         watch: collects (operator, slot, all finite) of every floating output, for
             FLAGS_check_nan_inf.
-        known: by path of an operator, what is known of its inputs and of its loops.
+        known: known inputs and loop bounds, by path of an operator.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Lowering:
 
 
 class Reached(Exception):  # no error
-    """The lowering has come to where it was to end.
+    """Signal that the lowering has come to its end point.
 
     Attributes:
         value: of the variable that was asked for.

@@ -25,9 +25,9 @@ class Segment:
     """Operators that run together: one XLA program, or one host operator.
 
     Attributes:
-        reads: its inputs, in order of first use.
-        gives: its outputs that later segments, fetches or the Scope need.
-        collective: whether one of the operators computes with the values of all replicas.
+        reads: inputs of the operators, in order of first use.
+        gives: outputs that later segments, fetches or the Scope need.
+        collective: True if an operator computes with the values of all replicas.
     """
 
     ops: list[tuple[int, Operator, OpDef]]
@@ -39,12 +39,12 @@ class Segment:
 
 @dataclass
 class Plan:
-    """A block split into segments.
+    """Block cut into segments.
 
     Attributes:
-        state: names that are read before they are written and not fed: the Scope must have them.
+        state: names that are read before a write and not fed: the Scope must have them.
         updated: persistable names that the run writes.
-        rng: whether an operator draws random numbers.
+        rng: True if an operator draws random numbers.
     """
 
     block: Block
@@ -64,7 +64,7 @@ class Plan:
 def unsupported(program: Program) -> None:
     """Raise UnsupportedOpError with all operators of the program that are not registered.
 
-    Raises UnsupportedError for those that are registered but cannot run in this release.
+    Raises UnsupportedError for registered operators that cannot run in this release.
     """
     missing: dict[str, str] = {}
     absent: dict[str, str] = {}
@@ -92,7 +92,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     """Split the global block of `program`; see Plan.
 
     Raises UnsupportedOpError for operators that are not registered, UntrustedOperatorError for
-    those that were read and would act, and FetchError for a fetch that nothing computes.
+    operators of a read program that would act, and FetchError for a fetch that nothing computes.
     """
     make_room(nesting.check(program))
     program.refuse_acting()

@@ -48,21 +48,19 @@ def lower(
     """Trace operators over values by name, and return the values with the operators' outputs.
 
     Args:
-        key: a JAX key, if one of the operators draws.
+        key: a JAX key, if an operator draws.
         watch: collects every floating output (see FLAGS_check_nan_inf).
-        known: numbers that shapes follow from, by the path of the operator that needs them and by
+        known: numbers that shapes follow from, by the path of the operator that needs the number and by
             name.
-        keys: JAX keys of operators that have one of their own, by place in `items`.
-        on_gpus: whether the program is for GPUs, where one kernel makes all updates of parameters of
-            one shape, or for CPUs, where convolutions want images with channels last; None for one
-            that is traced as it stands.
+        keys: JAX keys of operators with a key of their own, by place in `items`.
+        on_gpus: True for GPUs, where one kernel makes all updates of parameters of one shape. False for CPUs, where
+            rewrites apply. None to trace the operators as they stand.
         reversible: make loops so that gradients can be taken through all of it.
-        held: which values have their dimensions in another order, those that are given and those
-            that operators make.
-        wanted: names of the values that are read afterwards; None for all. Others are computed only where
+        held: layouts of inputs and outputs that are not in the program's layout.
+        wanted: names of the values that are read afterwards; None for all. Further values are computed only if
             an operator needs them.
 
-    Raises OpError, with the operator's place in the user's script, for one that fails.
+    Raises OpError, with the operator's place in the user's script, for an operator that fails.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
@@ -105,9 +103,9 @@ def dense(name: str, value: Any) -> Any:
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:
-    """Return the jaxpr of a function of operators; of one that runs in each of `replicas`, if there are any.
+    """Return the jaxpr of a function of operators, which runs in each of `replicas` unless that is None.
 
-    Raises NoRule if they cannot be traced.
+    Raises NoRule if the operators cannot be traced.
     """
     axes = None if replicas is None else [(AXIS, replicas)]
     try:
@@ -148,10 +146,8 @@ def laid_out(
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
     Args:
-        on_cpu: have images of convolutions channels last inside it, and gradients of weights and loops over
-            time in the form that is fastest there.
-        held: which values have their dimensions in another order, those that are given and those
-            that operators make.
+        on_cpu: apply the rewrites for CPUs, and use kernels for rows of tables and loops over time.
+        held: layouts of inputs and outputs that are not in the program's layout.
         wanted: as of `lower`.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
@@ -173,14 +169,14 @@ def laid_out(
 
 @dataclass(frozen=True)
 class First:
-    """Operators of a segment that run before it.
+    """Operators of a segment that run before the segment.
 
     Attributes:
-        name: the variable whose value they compute.
-        until: the path of the operator in a block before which the variable has that value; empty
-            for one that has it after them.
-        counting: the loop whose iterations they count; its counter is `name` then.
-        refusals: what they refuse, by the identity of an operator; `name` is the table then.
+        name: the variable that the operators compute.
+        until: the path of the operator in a block at which the variable has the wanted value; empty
+            for the value after all operators.
+        counting: the loop to count the iterations of; `name` is then the loop's counter.
+        refusals: the rules to check, by the identity of an operator; `name` is then the table.
     """
 
     items: list[Item]

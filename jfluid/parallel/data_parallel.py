@@ -31,14 +31,14 @@ _MAX_STEPS = 32
 
 
 class DataParallel:
-    """A program on the devices of places.
+    """Program on the devices of places.
 
     Args:
         program: the program of one replica.
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
-        sums: gradients to be all-reduced beside those that updates read.
+        sums: gradients to be all-reduced besides the gradients that updates read.
     """
 
     def __init__(

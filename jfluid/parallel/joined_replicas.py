@@ -1,6 +1,6 @@
-"""The replicas of one process on the CPU as one XLA program on the first device, by all threads.
+"""Replicas of one process on the CPU as one XLA program on the first device, with all threads.
 
-Parameters and the optimizer's state are there once. What replicas write for themselves, as batch
+Parameters and the optimizer's state exist once. State that replicas write separately, as batch
 norm's running statistics, is stacked beside the first replica's value, which the Scope holds.
 """
 
@@ -33,11 +33,11 @@ from jfluid.parallel.vmapped_lowering import Kind, Kinds, NotJoined, apart, tota
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[])
 @dataclass(frozen=True)
 class _OwnValues:
-    """A value of the Scope that each replica has for itself.
+    """Value of the Scope for each replica.
 
     Attributes:
-        first: the first replica's; None where a step reads it.
-        stacked: those of all replicas.
+        first: the first replica's value; None in a step's arguments.
+        stacked: the values of all replicas.
     """
 
     first: Any

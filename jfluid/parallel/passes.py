@@ -32,7 +32,7 @@ class Pass:
 
 
 class PassBuilder:
-    """The passes of a BuildStrategy."""
+    """Passes of a BuildStrategy."""
 
     def __init__(self) -> None:
         self._passes: list[Pass] = []

@@ -26,14 +26,14 @@ class Phase:
     """Operators that run together.
 
     Attributes:
-        per_replica: whether each replica runs them by itself.
-        host: whether the host runs them.
+        per_replica: True if each replica runs the operators.
+        host: True if the host runs the operators.
         given: gradients that the host has computed in each replica, to be all-reduced here.
-        reads: its inputs.
+        reads: inputs of the operators.
         reduced: gradients that are all-reduced at the end of the phase.
         per_replica_outputs: outputs that differ by replica and are needed later.
-        shared_outputs: values of the Scope that replicas write (all alike, or each its own, as
-            running statistics).
+        shared_outputs: values of the Scope that replicas write, with equal values or, as running statistics,
+            different values.
     """
 
     items: list[Item]

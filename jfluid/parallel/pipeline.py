@@ -1,11 +1,10 @@
-"""A step in sections on several devices, through which parts of the batch go one behind the other.
+"""Pipeline parallelism: a step in sections on several devices, through which parts of the batch go in turn.
 
 Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019.
 Each section's operators are an XLA program on the section's device; calls do not wait, so that
-devices work at the same time. Forward sections come first; the backward part of the last section is
-one program with its forward part, the others compute again what their gradients need. Parameters
-and what an optimizer keeps of them stay on their section's device; updates happen once, by the mean
-of the parts' gradients.
+devices work at the same time. Forward sections come first. The backward part of the last section is
+one program with its forward part; all earlier sections recompute the values that their gradients need. Parameters
+and optimizer state stay on their section's device; updates happen once, by the mean of the parts' gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,16 +82,16 @@ def _by_devices(items: Sequence[Item], forward: Sequence[int]) -> dict[int, int]
 
 
 class Sections:
-    """The operators of a plan by section.
+    """Operators of a plan by section.
 
     Attributes:
         plan: the plan with a segment for each section.
         stages: the section number of each segment.
         once, forward, middle, backward, updates: the segments, by when they run: before the parts
             of a batch; for each part; after all.
-        gradients: what is averaged over the parts.
+        gradients: gradients that are averaged over the parts.
         homes: names of the Scope -> the section where each is kept.
-        differ: names whose values differ by part.
+        differ: names of values that differ by part.
     """
 
     def __init__(self, planned: Plan, wanted: PipelineOptions):
@@ -194,7 +193,7 @@ class Sections:
 
 
 class PipelineDevices(OneDevice):
-    """The devices of a pipeline's sections."""
+    """Placement of a pipeline's sections on their devices."""
 
     pads = False
 
@@ -227,7 +226,7 @@ class PipelineDevices(OneDevice):
 
 
 class PipelineStep(Step):
-    """Runs a pipeline: parts of the batch through forward and backward sections, then the updates."""
+    """Step of a pipeline: parts of the batch run through forward and backward sections, then the updates."""
 
     placement: PipelineDevices
 

@@ -108,7 +108,7 @@ def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
 
 
 class Stacker:
-    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
+    """Stacker of replicas' feeds along a new first dimension; ragged feeds and uneven rows are padded."""
 
     def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
         self._buckets = SlotBuckets(joins)

@@ -20,15 +20,15 @@ _BUCKET = 32 << 20  # bytes of gradients that are summed in one call
 
 @dataclass(frozen=True)
 class ReplicaSharding:
-    """The sharding of the values of a step over its replicas.
+    """Sharding of a step's values over its replicas.
 
     Attributes:
         mesh: the replicas' devices, in one dimension.
         shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
         fuse: between processes, and on GPUs, sum gradients in few large buckets, not one by one.
             (On the CPUs of one process XLA combines the sums by itself, and joining arrays would
-            only cost: a step of mlp took 25 ms instead of 1.9. For GPUs it combines those of equal
-            layouts alone: of ResNet-50's 35 remained, 22 of them with nothing beside them.)
+            only cost: a step of mlp took 25 ms instead of 1.9. For GPUs it combines sums of equal
+            layouts alone: of ResNet-50's all-reduces 35 remained, and 22 of the 35 overlapped with nothing.)
     """
 
     mesh: Mesh

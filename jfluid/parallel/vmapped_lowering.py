@@ -42,10 +42,10 @@ class Kind(Enum):
 
 
 class Kinds:
-    """The kinds of values by name, followed through operators.
+    """Kinds of values by name, followed through operators.
 
     Args:
-        apart: the names that differ by replica at first. All others are alike.
+        apart: the names that differ by replica at first. All further names are replicated.
     """
 
     def __init__(self, items: Sequence[Item], apart: Iterable[str]):
@@ -130,10 +130,10 @@ def apart(value: Any, replicas: int) -> Any:
 
 
 class VmappedLowering(Lowering):
-    """Traces the operators of all replicas.
+    """Lowering of the operators of all replicas.
 
     Args:
-        replicas: how many there are.
+        replicas: the number of replicas.
         apart: names of the values that are stacked; after `run`, see `kinds`.
     """
 

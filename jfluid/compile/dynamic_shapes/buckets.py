@@ -14,16 +14,16 @@ _PATIENCE = 16
 
 
 class Buckets:
-    """The sizes for which a step is compiled.
+    """Sizes for which a step is compiled.
 
-    A batch that fits no bucket gets a coarse one, which holds many others. A finer bucket comes when the batches
-    that it would have been for have wasted enough: to compile it takes as long as many steps. Only sizes that came
+    A batch that fits no bucket gets a coarse bucket, which holds many sizes. A finer bucket is compiled when its batches
+    have wasted enough: a compilation takes as long as many steps. Only the observed sizes
     decide, and no clock: the same stream is padded in the same way each time.
 
     Args:
-        work: how many elements the feeds have at some sizes.
-        unit: of which each size is a multiple.
-        said: sizes that the user has given, the smallest first; a batch gets the smallest that holds it.
+        work: returns the number of elements of the feeds at some sizes.
+        unit: a divisor of each size.
+        said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ Samples = tuple[int, ...]
 
 
 class NoRule(Exception):
-    """A traced step cannot run at padded sizes.
+    """Error of a traced step that cannot run at padded sizes.
 
     Attributes:
         scope: name stack of the operation without a rule; empty where it is not one operation.
@@ -33,7 +33,7 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A size that varies.
+    """Size that varies.
 
     Attributes:
         samples: its size at each sample. Two symbols with the same samples are the same symbol.

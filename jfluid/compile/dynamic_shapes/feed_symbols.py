@@ -25,7 +25,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Longer:
-    """A fed dimension that is by some places longer than a symbol, as a sentence with its end."""
+    """Fed dimension that is longer than a symbol by a constant, as a sentence with its end."""
 
     name: str
     by: int
@@ -43,11 +43,11 @@ class FeedSymbols:
     """Symbols of the feeds of a segment.
 
     Attributes:
-        names: of the symbols.
-        dims: of each feed, each dimension.
-        low: smallest size of each symbol that the observed batches have.
-        high: largest one.
-        unit: number of which all sizes of a symbol are multiples, such as 32 of images.
+        names: names of the symbols.
+        dims: each dimension of each feed.
+        low: smallest observed size of each symbol.
+        high: largest observed size of each symbol.
+        unit: a divisor of all sizes of a symbol, such as 32 of images.
     """
 
     names: tuple[str, ...]
@@ -106,10 +106,10 @@ class FeedSymbols:
     def said(self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[int]]:
         """Return the sizes that the user has given for each symbol.
 
-        Raises FeedError for a dimension that is none, or a product of others.
+        Raises FeedError for a dimension that does not exist, or is a product of symbols.
 
         Args:
-            names: of the feeds.
+            names: names of the feeds.
             given: sizes by the name of a feed and its dimension.
         """
         found: dict[str, set[int]] = {}
@@ -140,10 +140,10 @@ class FeedSymbols:
 
 
 class Sampled:
-    """The samples at which a computation is traced, or its shapes are inferred.
+    """Samples at which a computation is traced, or its shapes are inferred.
 
     Args:
-        low, high: sizes of each symbol between which what the samples show holds.
+        low, high: sizes of each symbol between which the samples hold.
 
     Attributes:
         symbols: as given.
@@ -264,9 +264,9 @@ def samples_between(
 ) -> dict[str, tuple[int, ...]]:
     """Return three sizes of each symbol at which a step is traced: the lowest, one between, the highest.
 
-    No two symbols have the same sizes: those above the lowest follow from different primes, so that
-    products of symbols are told apart. Even and odd sizes are among them: a program may treat these in
-    different ways.
+    No two symbols have the same sizes: the sizes above the lowest follow from different primes, so that
+    products of symbols are told apart. The sizes include even and odd numbers: a program may treat these
+    differently.
     """
     found: dict[str, tuple[int, ...]] = {}
     used = set[int]()

@@ -1,9 +1,8 @@
 """Evaluate a traced step at padded sizes.
 
-Each operation of the trace is applied to padded arrays. An operation that computes with each element by
-itself needs nothing. An operation that mixes elements along a padded dimension (a sum, a product of
-matrices, a sort) first gets its neutral element in the padding, by a mask. Padding may hold any number,
-NaN among them: nothing of it reaches data.
+Each operation of the trace is applied to padded arrays. An elementwise operation needs no rule. An operation that mixes
+elements along a padded dimension (a sum, a matrix product, a sort) first gets its neutral element in the padding, by a
+mask. Padding may hold any number, also NaN: nothing of it reaches data.
 """
 
 import contextlib
@@ -96,7 +95,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Interpreter:
-    """Evaluates a trace at the sizes of one bucket.
+    """Evaluator of a trace at the sizes of one bucket.
 
     Args:
         table: dimensions by their samples.

@@ -62,11 +62,11 @@ Batch = tuple[Shapes, ...]  # of the feeds of each replica
 
 
 class Segment(Protocol):
-    """A segment, as a stream sees it.
+    """Interface of segments that a stream runs.
 
     Attributes:
         kept: names of arguments that are not donated.
-        items: its operators.
+        items: the segment's operators.
     """
 
     kept: list[str]
@@ -111,15 +111,15 @@ class FeedShares(Protocol):
 
 
 class Traced(Sampled):
-    """A segment that is traced at samples of the sizes that vary, when it is first evaluated.
+    """Segment that is traced at samples of the varying sizes at its first evaluation.
 
     Args:
         low, high: sizes of each symbol between which the segment runs.
-        record: returns the jaxpr of the segment for shapes of its feeds.
+        record: returns the jaxpr of the segment for shapes of the feeds.
         said: sizes of symbols that the user has given.
 
     Attributes:
-        results: dimensions of each result, once it was evaluated.
+        results: dimensions of each result, after the evaluation.
     """
 
     def __init__(
@@ -174,13 +174,13 @@ class Traced(Sampled):
         platform: str,
         witness: tuple[Mapping[str, int], Shapes],
     ) -> list[Any]:
-        """Trace the segment at the sizes of a bucket; returns its results. Raises NoRule.
+        """Trace the segment at the sizes of a bucket; return the results. Raises NoRule.
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
-            arguments: arrays, those that are fed by their number among all feeds, others by less than 0.
-            witness: sizes of a batch, and shapes of its feeds, for which the segment is traced, too: it
-                holds the samples against sizes that come.
+            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative numbers.
+            witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
+                checks that the samples hold.
         """
         batch, shapes = witness
         traces = [*self._traces, self._record(shapes)]
@@ -199,14 +199,13 @@ class Traced(Sampled):
 
 
 class ShapeStream:
-    """Runs a segment for a stream of shapes.
+    """Runner of a segment for a stream of shapes.
 
     Args:
-        exact: runs the segment, compiled for the shapes of its arguments; None where the caller does.
-        state: names of arguments whose shapes do not change.
+        exact: runs the segment, compiled for the shapes of the arguments; None if the caller does.
+        state: names of arguments with constant shapes.
         platform: "cpu" or "gpu".
-        replicas: of which each has its share of a batch, with sizes of its own. None where the batch
-            is not divided.
+        replicas: division of a batch among replicas, where the sizes of shares differ; None for an undivided batch.
     """
 
     def __init__(

@@ -25,11 +25,11 @@ _OF_KEYS = frozenset(
 
 
 class Interrupted(Exception):
-    """The interpreter was asked to stop."""
+    """Signal that the interpreter was asked to stop."""
 
 
 class NoRule(Exception):
-    """The interpreter cannot run an operation of a jaxpr."""
+    """Error of an operation of a jaxpr that the interpreter cannot run."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -53,13 +53,7 @@ class _Operation(NamedTuple):
 
 
 class Listing:
-    """A jaxpr, prepared to be run many times.
-
-    Args:
-        jaxpr: a ClosedJaxpr.
-
-    Raises NoRule if it has effects, or works with several devices.
-    """
+    """Jaxpr prepared for many runs."""
 
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
@@ -143,7 +137,7 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
 
 
 class _Alone:
-    """An operation that is compiled by itself, when it is run first."""
+    """Operation that is compiled by itself at its first run."""
 
     compiled: LruCache[Any] = LruCache(_MOST_COMPILED)
 

@@ -31,7 +31,7 @@ THREAD = "jfluid-convolutions"
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter, as the program has it ([out, in, *kernel]) or `held` ([*kernel, in, out])."""
+    """Filter of a convolution: [out, in, *kernel], or [*kernel, in, out] if `held`."""
 
     array: Array
     held: bool = False

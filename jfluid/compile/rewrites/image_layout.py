@@ -56,11 +56,10 @@ def _elementwise(equation: Any, values: list[TracedValue]) -> list[TracedValue]:
 
 
 def _maximum(equation: Any, values: list[TracedValue]) -> list[TracedValue]:
-    """Apply a maximum; that with a number, as in relu, as a selection.
+    """Apply a maximum; a maximum with a number, as in relu, becomes a selection.
 
-    XLA computes what depends on one image again in each loop that reads it, so that behind a few
-    residual blocks every loop would compute all of them. A selection depends on two: what a
-    convolution reads is then computed once, for all who read it.
+    XLA computes a function of one image again in each loop that reads it: behind a few residual blocks every loop would
+    compute all of the blocks. A selection reads two images, so a convolution's input is computed once for all readers.
     """
     (x, number), (_, scalar) = values, equation.invars
     if scalar.aval.ndim or x.order is None:

@@ -19,10 +19,10 @@ _opened_there = Executables(lambda: jax.jit(lambda values: opened(values)))
 
 
 class PlacedBatch:
-    """A batch on a device.
+    """Batch on a device.
 
     Attributes:
-        values: by name, as segments take them (see `SlotBuckets.join`).
+        values: by name, in the form that segments take (see `SlotBuckets.join`).
         signatures: the signature of each tensor.
     """
 
@@ -83,7 +83,7 @@ def batch_of(feed: Mapping[str, Any]) -> PlacedBatch | None:
 
 
 class FeedPlacer:
-    """Copies batches to devices.
+    """Copier of batches to devices.
 
     It reuses the sizes to which it has padded ragged rows, as a compiled step does.
     """

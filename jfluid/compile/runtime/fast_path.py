@@ -21,22 +21,21 @@ _MOST = 16  # repeated steps that are kept ready
 
 
 class FastPath:
-    """A repeated step: the same program, scope and fetches, feeds of the same names and signatures.
+    """Fast path of a step: the same program, scope and fetches, feeds of the same names and signatures.
 
-    Everything that a step has to look up is known then. A step of XLA evicts the host's code from
-    the core's caches, so that with small steps every function call counts.
+    All lookups of the step are done once. A step of XLA evicts the host's code from
+    the core's caches, so every function call counts in small steps.
 
     Args:
-        program: what the user runs, a Program or a CompiledProgram.
+        program: the user's Program or CompiledProgram.
         inner: the Program in it.
-        feed: the user's.
-        step: it has run.
-        fetched: gives the fetches of the step's values, where it runs in replicas; None on one
-            device.
-        key: gives the next random key of a scope.
+        feed: the user's feed.
+        step: the step, which has run.
+        fetched: returns the fetches from the step's values in replicas; None on one device.
+        key: returns the next random key of a scope.
 
     Attributes:
-        program, fetch_list: as the user gave them.
+        program, fetch_list: the user's objects.
     """
 
     def __init__(

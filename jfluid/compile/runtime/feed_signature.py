@@ -10,7 +10,7 @@ _MOST_ROWS = 2**31  # offsets are int32
 
 
 class FeedSignature(NamedTuple):
-    """Signature of a feed. A checked feed stands for all feeds of its signature.
+    """Signature of a feed: a checked feed stands for all feeds with an equal signature.
 
     Attributes:
         kind: class of the feed: an array, a tensor, or a tensor on a device.

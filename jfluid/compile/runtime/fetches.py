@@ -45,12 +45,12 @@ def _flatten(items: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class Fetched:
-    """The value of one fetch.
+    """Value of one fetch.
 
     Attributes:
-        parts: the value of each device; a single one if the program ran once.
-        divided: whether devices had parts of the batch.
-        overwritten: whether the next step overwrites it.
+        parts: the value of each device; a single value if the program ran once.
+        divided: True if the devices had parts of the batch.
+        overwritten: True if the next step overwrites the value.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Limits of JAX's caches of traced and compiled functions.
 
-These caches have no limit in bytes, and the caches of traces have no limit at all: they are cleared when they are long.
+These caches have no limit in bytes, and the caches of traces have no limit at all: long caches are cleared.
 
 JAX traces each function of `jax.numpy` anew for each shape, and keeps the trace as long as the function, which lives as
 long as the process. It keeps thousands of executables for operations outside of programs, of 1.4 MB each.

@@ -1,9 +1,9 @@
-"""Compile around a fault of XLA's for CPUs: products by one number throughout, summed afterwards.
+"""Workaround for a fault of XLA:CPU: reductions of products with a uniform factor.
 
-XLA has YNNPACK compute reductions, with the matrix product or convolution that they are of. Where each number of the
-second factor is the same (ones, a constant, the gradient of a mean), it reads memory beside the factor: the sum is
-wrong, NaN or infinite (seen in jaxlib 0.10.2). A program with such a product is compiled without YNNPACK, with which
-its reductions would take a half of the time.
+XLA has YNNPACK compute reductions together with the matrix product or convolution before the reduction. If all numbers
+of the second factor are equal (ones, a constant, the gradient of a mean), YNNPACK reads memory outside of the factor:
+the sum is wrong, NaN or infinite (seen in jaxlib 0.10.2). A program with a product of this kind is compiled without
+YNNPACK. With YNNPACK its reductions would take half of the time.
 """
 
 from collections.abc import Iterator, Sequence

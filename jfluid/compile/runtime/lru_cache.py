@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class LruCache(OrderedDict[Hashable, T]):
-    """The values of the keys that were used last.
+    """Cache of the most recently used keys.
 
     Args:
-        most: how many.
-        size: of a value; all but the latest go where they have more than `most_size` together.
+        most: most keys.
+        size: returns the size of a value; older values are dropped while all values have more than `most_size`.
     """
 
     def __init__(

@@ -39,12 +39,12 @@ _ONLY_EMITTERS = (0, 11)  # from this version on XLA has no other way
 def options(
     device: jax.Device, quickly: bool = False, operators: int = 0, numbers: int | None = None
 ) -> dict[str, str | int]:
-    """`compiler_options` of `jax.jit` for programs on a device.
+    """Return the `compiler_options` of `jax.jit` for programs on a device.
 
     Args:
         quickly: the program runs once: compile it fast rather than well.
-        operators: how many the program has.
-        numbers: how many it gives; None if its work is more than to give each of them a value.
+        operators: number of the program's operators.
+        numbers: number of elements that the program writes; None if it does more than initialize elements.
     """
     given = environment.text("XLA_FLAGS", "")
     if device.platform != "cpu":

@@ -1,9 +1,8 @@
-"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
+"""Buckets: sizes that ragged feeds are padded to, so that batches of different lengths share a program.
 
 Sizes are taken from a geometric ladder. A step remembers the sizes that it was compiled for and
-uses them again if they fit and do not waste much; after `MOST` of them a new size includes all
-earlier ones with a margin, so that the number of compilations stays small however many ragged feeds
-there are.
+uses a remembered size again if the batch fits and wastes little. After `MOST` sizes a new size includes all
+earlier sizes with a margin, so that the number of compilations stays small for any number of ragged feeds.
 """
 
 import bisect
@@ -37,13 +36,13 @@ def ladder(n: int, rungs: int = 4, smallest: int = SMALLEST) -> int:
 
 
 class Size(NamedTuple):
-    """The size that one ragged feed needs, or is padded to.
+    """Size that one ragged feed needs, or is padded to.
 
     Attributes:
-        rows: of the values.
-        numbers: of the sequences of each level; the first is always exact.
-        longest: sequence of each level.
-        uniform: whether all sequences have `longest` rows, which a compiled program may rely on.
+        rows: rows of the values.
+        numbers: sequences of each level; the first number is always exact.
+        longest: longest sequence of each level.
+        uniform: True if all sequences have `longest` rows, which a compiled program may rely on.
     """
 
     rows: int

@@ -52,17 +52,17 @@ class Need:
 
 
 class Specialized:
-    """A segment's function `(donated, kept, key) -> results`, compiled for the values on which shapes depend.
+    """Function of a segment, `(donated, kept, key) -> results`, compiled for the values that shapes depend on.
 
     Args:
         at: the segment's number in the placement's plan.
-        function: gives the pure function for known values.
-        names: of the arguments, the donated ones and the others.
-        entry: the executable on disk of the function where no value has to be known, from which those
-            of others follow; None where none is kept.
+        function: returns the pure function for known values.
+        names: names of the donated arguments, and of the kept arguments.
+        entry: cache entry of the function without known values, from which the entries for known values follow; None
+            without a cache.
 
     Attributes:
-        plain: the function where no value has to be known.
+        plain: the function without known values.
     """
 
     plain: Function

@@ -253,7 +253,7 @@ class Step:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy).
 
         Args:
-            entered: the feeds are what `placement.enter` returned.
+            entered: the feeds are results of `placement.enter`.
         """
         state = self._states.get(scope)
         if state is None or state.stale():
@@ -302,9 +302,9 @@ class Step:
             at += 1
 
     def _use_host(self, at: int, need: Unknown) -> None:
-        """Have the host run a loop or condition of segment `at`, in which shapes follow from values that change there.
+        """Move a loop or condition of segment `at` to the host, if shapes in it follow from values that change there.
 
-        What comes before the segment stays as it is: it has run. Raises `need` where the host cannot.
+        The values computed before the segment stay. Raises `need` if the host cannot run it.
         """
         if need.name is not None:
             raise need

@@ -21,10 +21,10 @@ _ABSENT = object()  # not the value of any tensor
 
 
 class StepState:
-    """The tensors of one Scope that a plan reads and writes, looked up once.
+    """Tensors of one Scope that a plan reads and writes, looked up once.
 
     Args:
-        placement: where their values belong.
+        placement: places of the values.
     """
 
     def __init__(self, plan: Plan, scope: Scope, placement: Placement):
