@@ -22,11 +22,11 @@ MOST_ITERATIONS = 1_000_000
 
 
 class Host:
-    """Runs host segments.
+    """Runner of host segments on NumPy arrays.
 
     Args:
-        compiled: makes the step of an inner block's plan.
-        place: the Executor's.
+        compiled: returns the step of an inner block's plan.
+        place: the Executor's place.
     """
 
     def __init__(self, compiled: Callable[[Plan], Any], place: Any):
