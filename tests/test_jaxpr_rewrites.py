@@ -66,3 +66,14 @@ def test_a_step_without_one_of_the_rewrites_gives_the_same_numbers(rewrite, monk
     found = jax.jit(lambda *given: _rewritten(*given))(*arguments)["weights"]
     for one, other in zip(found, jax.jit(_step)(*arguments)["weights"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_an_equation_without_results():
+    """A loop that carries nothing has neither operands nor results."""
+
+    def step(x):
+        lax.scan(lambda carry, _: (carry, None), (), None, length=3)
+        return {"x": x + 1.0}
+
+    found = jax.jit(lambda x: jaxpr_rewrites.evaluate(lambda _: step(x)))(jnp.float32(1.0))
+    assert float(found["x"]) == 2.0

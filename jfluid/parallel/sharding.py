@@ -59,8 +59,14 @@ class ReplicaSharding:
     def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
         """Move whole values to the devices; several processes take the values of the first process."""
         if not self.spans_processes:
+            if not self.on_gpus:  # JAX would compile a program that slices an array; NumPy slices it
+                values = values | {n: np.asarray(values[n]) for n in self.shares if self._is_elsewhere(n, values)}
             return placed(values, {n: self.home(n) for n in values})
         return {n: self._agreed(n, v) for n, v in values.items()}
+
+    def _is_elsewhere(self, name: str, values: Mapping[str, Any]) -> bool:
+        value = values.get(name)
+        return isinstance(value, jax.Array) and value.sharding != self.home(name)
 
     def _agreed(self, name: str, value: Any) -> jax.Array:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:

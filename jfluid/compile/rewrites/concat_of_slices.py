@@ -51,9 +51,9 @@ class ConcatOfSlices(Rewrite):
         """Return a concatenation as a transpose, or the results of a function that reads slices; None otherwise."""
         if equation.primitive.name == "ffi_call":
             return self._called(equation, values)
-        shape = equation.outvars[0].aval.shape
-        if equation.primitive.name != "concatenate" or len(shape) != 2 or equation.params["dimension"]:
+        if equation.primitive.name != "concatenate" or equation.params["dimension"]:
             return None
+        shape = equation.outvars[0].aval.shape
         strips = stacked([self._columns.get(v) for v in values])
         if strips is None or strips.shape != shape:
             return None
