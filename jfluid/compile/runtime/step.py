@@ -16,6 +16,7 @@ from jfluid.compile.plan import Plan, with_host_loop
 from jfluid.compile.rewrites import matmul_epilogues
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import Beside, Together
+from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import refuses
@@ -127,7 +128,7 @@ class CompiledSegment:
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
         identity: Sequence[Any],
         beside: Beside,
-    ) -> Function:
+    ) -> Executables:
         """See `dynamic_shapes.stream.Segment.padded`."""
         own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
         assert padder is not None  # a stream asks
@@ -151,7 +152,9 @@ class CompiledSegment:
         run.__name__ = run.__qualname__ = f"{name}_padded"
         together = Together([_Noted(own), beside])
         entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        return self._placement.executables(at, lambda: run, entry)
+        found = self._placement.executables(at, lambda: run, entry)
+        assert isinstance(found, Executables)  # so it is where a placement pads
+        return found
 
     def _trace(
         self,
