@@ -91,7 +91,7 @@ class Buckets:
         self._came[form] += 1
 
     def _candidates(self) -> list[Sizes]:
-        """Return the sizes that came, and the least that hold two of them."""
+        """Return the observed sizes, and the smallest sizes that hold each pair of observed sizes."""
         few = [dict(form) for form, _ in self._came.most_common(_FEW_FORMS)]
         joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
         return [*map(dict, self._came), *joined]

@@ -396,7 +396,7 @@ class ShapeStream:
         shares: Sequence[Sequence[Any]],
         kept: tuple[Any, ...],
     ) -> tuple[Any, ...]:
-        """Return the arguments `kept` at the sizes of a bucket, and behind them the true sizes."""
+        """Return the arguments `kept` at the sizes of a bucket, followed by the true sizes."""
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arguments: list[Any] = list(kept)
         for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
