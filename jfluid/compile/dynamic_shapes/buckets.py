@@ -69,7 +69,7 @@ class Buckets:
         return next((s for s in self._said.get(name, ()) if s >= size), 0)
 
     def _fits(self, need: Mapping[str, int], bucket: Mapping[str, int]) -> bool:
-        """True if a bucket holds a batch, and has the sizes that the user has given."""
+        """Return True if a bucket holds a batch, and has the sizes that the user has given."""
         given = {n: self._given(n, size) for n, size in need.items()}
         return all(bucket[n] == given[n] if given[n] else bucket[n] >= size for n, size in need.items())
 
